@@ -89,6 +89,7 @@ check: setup ## everything that CI runs
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.plain_english
 
 types: setup
 	$(BIN)/mypy

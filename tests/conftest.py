@@ -18,7 +18,7 @@ from service.db.repositories.catalog import document_values
 from service.db.session import Database
 from service.domain.tracking.document_values import defaults
 from tests.integration.fixtures import client, embedded, script_path
-from tests.marks import FRESH_SEEDS, RULES, SOAK
+from tests.marks import FRESH_SEEDS, ONE_SET, RULES, SOAK
 from tests.postgres import new_postgres
 
 settings.register_profile(
@@ -48,10 +48,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests of rules on PostgreSQL to `make soak`."""
+    """Leave rules on PostgreSQL, and further parameters of costly tests, to `make soak`."""
+    tried = set()
     for item in items:
-        if item.get_closest_marker(RULES.name) and "[postgresql" in item.name:
+        is_rule = item.get_closest_marker(RULES.name) and "[postgresql" in item.name
+        test = item.nodeid.partition("[")[0]
+        if is_rule or (item.get_closest_marker(ONE_SET.name) and test in tried):
             item.add_marker(SOAK)
+        elif not item.get_closest_marker(SOAK.name):
+            tried.add(test)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ def soak(*values: Any) -> Any:
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite", soak("postgresql")], indirect=True)
 """Of a test with a database whose subject is a rule and no statement of SQL: `make test` tries it
 on SQLite alone."""
+ONE_SET = pytest.mark.one_set
+"""Of a costly test with parameters: `make test` tries its first set of parameters alone."""
 RULES = pytest.mark.rules
 """Of a module whose subject is rules and not SQL: `make test` tries its tests on SQLite alone."""
 

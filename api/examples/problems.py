@@ -9,7 +9,7 @@ from api.examples.parts import ARRAY_ID, JOB_ID, OTHER_ID, WEBHOOK_ID
 from api.problems import title
 from dray.errors import CODES
 
-_UNIQUE = "take a key of its own for each request, and the same key only to send one again"
+_UNIQUE = "use a new key for each request, and the same key only to repeat a request"
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
@@ -17,8 +17,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "a random UUID does well",
     },
     "bad_cursor": {
-        "detail": "the cursor is not one that this listing gave out",
-        "hint": "take next_cursor from the page before, unchanged, or leave it out",
+        "detail": "the cursor was not returned by this listing",
+        "hint": "use next_cursor of the previous page, unchanged, or leave it out",
     },
     "unauthorized": {
         "detail": "this server asks for a token",
@@ -49,23 +49,23 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "client_not_found": {
         "detail": f"job {JOB_ID} has no client 7",
-        "hint": f"`dray federate clients {JOB_ID}` shows those that are invited",
+        "hint": f"`dray federate clients {JOB_ID}` shows the invited clients",
     },
     "not_federated": {
         "detail": f"job {JOB_ID} has no clients outside of the cluster",
-        "hint": "`federated: {http: {}}` in its document gives it some",
+        "hint": "set `federated: {http: {}}` in its document",
     },
     "too_many_clients": {
-        "detail": "federated.clients is 2, and 2 of them are invited",
-        "hint": f"`dray federate revoke {JOB_ID} CLIENT` makes room for another one",
+        "detail": "federated.clients is 2, and 2 of them are already invited",
+        "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
         "detail": "the round '000000000012-9f86d081884c7d65' is over",
-        "hint": "ask for the round again",
+        "hint": "request the round again",
     },
     "bad_update": {
         "detail": "part 0 of the update is missing",
-        "hint": "send it, and then the update",
+        "hint": "send this part, and then the update",
     },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, as many as a user may have",
@@ -78,7 +78,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "job_not_found": {
         "detail": f"there is no job {OTHER_ID}",
-        "hint": "`dray ls` shows the jobs there are",
+        "hint": "`dray ls` shows the existing jobs",
     },
     "artifact_not_found": {
         "detail": f"the job {JOB_ID} has no artifact artifact-0",
@@ -90,24 +90,24 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "experiment_not_found": {
         "detail": "no job has the experiment 'digits'",
-        "hint": "a job is in one by its label: `labels: {experiment: ...}`",
+        "hint": "the label `experiment` assigns jobs: `labels: {experiment: ...}`",
     },
     "invalid_search": {
         "detail": "column 14: expected a number, found the end",
         "pointer": "/where",
     },
     "not_comparable": {
-        "detail": f"{JOB_ID} is one job",
-        "hint": "name another one, or pin a baseline of its experiment: "
+        "detail": f"{JOB_ID} is a single job, and has no baseline",
+        "hint": "name another job, or pin a baseline of its experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {
-        "detail": f"{JOB_ID} would have 33 tags, and 32 is the most",
+        "detail": f"{JOB_ID} would have 33 tags: at most 32 are allowed",
         "pointer": "/add_tags",
     },
     "annotations_changed": {
         "detail": f"tags and notes of {JOB_ID} have changed: their revision is 4",
-        "hint": "read them again, and put your change into what is there now",
+        "hint": "read them again, and apply your change to the present tags and notes",
     },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
@@ -115,8 +115,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "it takes GET, POST",
     },
     "idempotency_in_flight": {
-        "detail": "a request with this Idempotency-Key is being worked on",
-        "hint": "send it again in a moment: it will then answer as the first did",
+        "detail": "a request with this Idempotency-Key is being processed",
+        "hint": "repeat it in a moment: the answer will then be that of the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -128,9 +128,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "job_not_waiting": {
-        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
-        "moved",
-        "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
+        "detail": f"the job {JOB_ID} is RUNNING: only a waiting job can be held, released or moved",
+        "hint": f"`dray preempt {JOB_ID}` makes it leave its slots and wait again",
     },
     "too_many_requests": {
         "detail": "2 questions of this kind are answered of a caller at a time, and 16 more wait",
@@ -147,7 +146,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
-        "hint": "`dray queue ls` shows the queues there are",
+        "hint": "`dray queue ls` shows the existing queues",
     },
     "decision_not_found": {
         "detail": "no round 17 of the scheduler is kept",
@@ -161,7 +160,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "priority_too_high": {
         "detail": "is 90, above 70, the highest of the queue 'night'",
         "pointer": "/priority",
-        "hint": "an admin may raise the job above it once it is submitted",
+        "hint": "an admin can raise the job's priority after its submission",
     },
     "invalid_queue": {
         "detail": "is 4 GPU, below the quota of 8 GPU",
@@ -214,20 +213,20 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray ls` shows the jobs and sweeps there are",
     },
     "invalid_trial": {
-        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is no valid "
-        "job: /train/optimizer momentum is an option of sgd, not of adamw",
+        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is not a "
+        "valid job: /train/optimizer momentum is an option of sgd, not of adamw",
         "pointer": "/sweep/parameters",
-        "hint": "leave out the values that do not go together",
+        "hint": "leave out the values that can't be combined",
     },
     "sampler_unavailable": {
-        "detail": "this server has no Optuna",
+        "detail": "Optuna is not installed on this server",
         "pointer": "/sweep/sampler",
-        "hint": "take random or grid; the operator installs it by pip install 'dray[optuna]'",
+        "hint": "use random or grid; the operator can run pip install 'dray[optuna]'",
     },
     "dependency_not_found": {
         "detail": f"there is no job or array {OTHER_ID}",
         "pointer": "/after/0/job",
-        "hint": "`dray ls` shows the jobs there are",
+        "hint": "`dray ls` shows the existing jobs",
     },
     "dependency_never_satisfied": {
         "detail": "this job could never start: it was to start after the success of "
@@ -253,10 +252,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't go on from all that {OTHER_ID} left: /train/seed is 1, and was 0: "
-        "the samples would come in another order",
+        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was "
+        "0: the samples would come in another order",
         "pointer": "/train/seed",
-        "hint": "change it, or let init_from.take be weights",
+        "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to answer this request; the server's log says why",

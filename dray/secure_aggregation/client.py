@@ -31,26 +31,27 @@ SERVER = "server"
 
 
 class MaskingClient:
-    """One client in one round. Its secrets are in this object alone: a client that was restarted is
-    lost to the round, and takes part in the next one.
+    """One client in one round. Only this object has its secrets: a client that is restarted is lost
+    to the round, and can take part in the next one.
 
-    A message of the server that is not what the protocol allows is refused by MessageRefused, and
-    then the object is as if it had not come.
+    A message of the server that the protocol does not allow raises MessageRefused, and leaves the
+    object unchanged.
     """
 
     def __init__(self, name: str, settings: MaskingSettings, version: int = VERSION) -> None:
-        """name: as the server calls this client in the roster. version: the server's."""
+        """name: the name of this client in the server's roster. version: the server's version of
+        the protocol."""
         self._name = name
         self._version = min(version, VERSION)
-        """That which client and server know, and from the roster on that of the round."""
+        """The newest version that client and server know; after the roster, the round's version."""
         self._settings = settings
         self.phase = MaskingPhase.ADVERTISE_KEYS
-        """That of the message which `answer` gives next."""
+        """The phase of the message that `answer` returns next."""
         self._sealing = KeyPair()
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Known from the roster on: the others, their places and the own one, and all that was said.
+        # Known from the roster on: the other clients, the places of all, and what was agreed on.
         self._others: dict[str, RosterEntry] = {}
         self._places: dict[str, int] = {}
         self._least = 0
@@ -66,11 +67,11 @@ class MaskingClient:
         self._confirmed = b""
 
     def provide(self, values: Values, weight: int = 1) -> None:
-        """The update, (num_values,) floats of any width, and its weight in the sum, which the
-        server does not learn. Before the answer in masked_input.
+        """Set the update, (num_values,) floats of any width, and its weight in the sum, which the
+        server does not learn. To be called before the answer in masked_input.
 
-        ValueError if the values are of another length or not finite, or the weight is not between
-        1 and `settings.max_weight`.
+        Raises ValueError if the values have another length or are not finite, or the weight is not
+        between 1 and `settings.max_weight`.
         """
         FixedPoint.check(values, self._settings.num_values)
         if not 1 <= weight <= self._settings.max_weight:
@@ -80,9 +81,9 @@ class MaskingClient:
         self._update = values, weight
 
     def answer(self, message: bytes = b"") -> bytes:
-        """The message for the server in this phase; `message` is the server's for it, of which
-        there is none in the first. If a transport fails, the same answer is sent again: another
-        can't be had."""
+        """Return the message for the server in this phase. message: the server's message of this
+        phase; empty in the first. If a transport fails, send the same answer again: a phase has one
+        answer."""
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 answer = self._advertise_keys()
@@ -127,7 +128,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "digests")
 
     def _as_of_the_round(self, message: MaskingMessage, *fields: str) -> bytes:
-        """The message, without the fields that version 1 does not have where the round is of it."""
+        """The encoded message; in a round of version 1, without `fields`, which it does not
+        have."""
         if self._has_digests:
             return message.to_bytes()
         return message.model_copy(update=dict.fromkeys(fields)).to_bytes()
@@ -168,7 +170,7 @@ class MaskingClient:
         delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
         if self._has_digests and digests.keys() != delivered.keys():
-            raise MessageRefused(SERVER, "it has not one pair of digests for each share")
+            raise MessageRefused(SERVER, "it lacks digests for a share, or has too many")
         self._check_enough([*delivered, self._name], self._least, "have shared their keys")
         assert self._encoding is not None
         values, weight = self._update
@@ -200,7 +202,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "unusable")
 
     def _unsealed(self) -> dict[str, bytes]:
-        """The pairs of shares of others that can be read and, in version 2, fit their digests."""
+        """The other clients' pairs of shares that can be read and, in version 2, match their
+        digests."""
         found = {}
         for name, sealed in self._delivered.items():
             pair = keys.unseal(self._sealing_key(name, self._name), sealed)
@@ -226,17 +229,17 @@ class MaskingClient:
         return self._as_of_the_round(sent, "own_seed")
 
     def _confirms(self, name: str, code: bytes) -> bool:
-        """Whether a survivor has been told the same survivors."""
+        """Whether a survivor received the same list of survivors."""
         return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
     def _code(self, sender: str, other: str) -> bytes:
-        """By which a client, this one or the other, says to the other of the two that it was told
-        of the same masks and survivors."""
+        """The code with which `sender`, this client or `other`, proves to the other of the two that
+        it received the same masks and survivors."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
         return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 
     def _sealing_key(self, sender: str, recipient: str) -> bytes:
-        """Of the shares on this way; the two ways of a pair have two keys."""
+        """The key that seals shares from sender to recipient; each direction has its own key."""
         other = recipient if sender == self._name else sender
         way = sender.encode(), recipient.encode()
         return self._sealing.agree(

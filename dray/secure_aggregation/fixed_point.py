@@ -22,7 +22,7 @@ Ring = npt.NDArray[Any]
 """Unsigned integers of 32 or 64 bits, little-endian, that add up modulo 2**bits."""
 Values = npt.NDArray[np.floating[Any]]
 LEAST_LEVELS = 2**15
-"""Of a value between 0 and the limit: with fewer, values far below it would be lost in rounding."""
+"""Fewest levels between 0 and the limit: with fewer, rounding would lose values far below it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Aggregate:
     weight: int
     """The sum of the weights."""
     clients: tuple[str, ...]
-    """Those whose updates are in the sum."""
+    """The clients whose updates are in the sum."""
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
@@ -43,11 +43,11 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The way of values to numbers of the ring, and of their sum back to values.
+    """The encoding of values as numbers of the ring, and the decoding of their sum.
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
-    weight of its client. The weight itself comes last, as one number more, so it is as hidden as
-    the values are. The power is the largest with which the sum of all clients can't overflow.
+    weight of its client. The weight itself is one more number at the end, and is hidden like the
+    values. The power is the largest with which the sum over all clients can't overflow.
     """
 
     num_values: int
@@ -57,7 +57,7 @@ class FixedPoint:
 
     @classmethod
     def of(cls, settings: MaskingSettings, num_clients: int) -> FixedPoint:
-        """ValueError if the numbers of the ring are too small for such values."""
+        """Raises ValueError if the numbers of the ring are too small for such values."""
         most = settings.max_weight * num_clients
         found = cls(settings.num_values, settings.limit, settings.bits, most)
         if most >= 2 ** (settings.bits - 1) or found.limit * found.scale < LEAST_LEVELS:
@@ -76,7 +76,7 @@ class FixedPoint:
 
     @property
     def max_error(self) -> float:
-        """Bound on the difference between a mean of clipped values and its result, besides the
+        """Bound on the difference between a mean of clipped values and its result, without the
         rounding of float64."""
         return 0.5 / self.scale
 
@@ -86,14 +86,14 @@ class FixedPoint:
 
     @staticmethod
     def check(values: Values, num_values: int) -> None:
-        """ValueError if these are no values that can be encoded."""
+        """Raises ValueError if the values can't be encoded."""
         if values.shape != (num_values,):
             raise ValueError(f"an update has the shape {values.shape}, not ({num_values},)")
         if not np.isfinite(values).all():
             raise ValueError("an update has values that are not finite")
 
     def encode(self, values: Values, weight: int) -> Ring:
-        """(num_values,) that were checked -> (num_values + 1,)."""
+        """Encode (num_values,) checked values as (num_values + 1,) numbers."""
         whole = np.empty(self.num_values + 1, np.int64)
         exact = np.clip(values.astype(np.float64), -self.limit, self.limit)
         exact *= self.scale
@@ -107,14 +107,14 @@ class FixedPoint:
         return Aggregate(signed[:-1] / self.scale, int(signed[-1]), clients)
 
     def read(self, masked: bytes) -> Ring:
-        """The numbers of a message of masked_input."""
+        """The numbers in a message of masked_input."""
         return np.frombuffer(masked, self.dtype)
 
     def zeros(self) -> Ring:
         return np.zeros(self.num_values + 1, self.dtype)
 
     def add_mask(self, total: Ring, seed: bytes, sign: Literal[1, -1]) -> None:
-        """Add the numbers that a seed gives, in place, or take them away."""
+        """Add the numbers that a seed gives to the total, in place, or subtract them."""
         apply = np.add if sign == 1 else np.subtract
         start = 0
         for piece in keystream(seed, total.nbytes):

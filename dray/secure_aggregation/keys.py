@@ -24,7 +24,7 @@ from dray.secure_aggregation.messages import MaskingSettings
 NONCE = bytes(12)
 """Each key seals one message, so all can have the same."""
 COUNTER_AND_NONCE = bytes(16)
-"""Likewise of ChaCha20, whose keys make one mask each."""
+"""Each key of ChaCha20 makes one mask, so all can have the same."""
 PIECE_BYTES = 1 << 16
 ZEROS = memoryview(bytes(PIECE_BYTES))
 MASKS = b"masks"
@@ -37,7 +37,7 @@ class KeyPair:
     """An X25519 key pair (RFC 7748)."""
 
     def __init__(self, private: bytes | None = None) -> None:
-        """Drawn by the system's random source, unless it is given."""
+        """private: by default drawn by the system's random source."""
         self._private = (
             X25519PrivateKey.generate()
             if private is None
@@ -54,8 +54,8 @@ class KeyPair:
         return self._private.public_key().public_bytes_raw()
 
     def agree(self, public: bytes, *purpose: bytes) -> bytes:
-        """The key that the owners of both pairs can compute, and nobody else. ValueError if
-        `public` is a point that gives all the same key."""
+        """The key that only the owners of the two pairs can compute. Raises ValueError if `public`
+        is a point that gives every pair the same key."""
         if (secret := self._secrets.get(public)) is None:
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             self._secrets[public] = secret
@@ -63,23 +63,23 @@ class KeyPair:
 
 
 def joined(*parts: bytes) -> bytes:
-    """One byte string that no other parts give."""
+    """Join the parts into a byte string that differs from that of any other parts."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def transcript_of(settings: MaskingSettings, roster: bytes) -> bytes:
-    """A digest of all that was agreed on. Keys are bound to it, so clients that were told different
-    things have no keys in common."""
+    """A digest of the settings and the roster. Keys are bound to it, so clients that received
+    different rosters have no keys in common."""
     return hashlib.sha256(joined(settings.to_bytes(), roster)).digest()
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """AES-GCM, by a key that seals nothing else."""
+    """Encrypt by AES-GCM, with a key that seals nothing else."""
     return AESGCM(key).encrypt(NONCE, text, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """None if it was sealed by another key, or changed."""
+    """Decrypt; None if the text was sealed by another key, or changed."""
     try:
         return AESGCM(key).decrypt(NONCE, sealed, None)
     except InvalidTag:
@@ -87,7 +87,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
 
 
 def commitment_of(seed: bytes) -> bytes:
-    """It tells nothing of a seed of 32 random bytes, and fits no other."""
+    """A digest that reveals nothing of a seed of 32 random bytes, and matches no other seed."""
     return hashlib.sha256(b"dray seed" + seed).digest()
 
 
@@ -97,16 +97,16 @@ def digest_of(share: bytes) -> bytes:
 
 
 def keystream(seed: bytes, num_bytes: int) -> Iterator[bytes]:
-    """ChaCha20's output for a key that is used once, in pieces that fit into a processor's cache:
-    all of them are of PIECE_BYTES, but for the last one."""
+    """ChaCha20's output for a key that is used once, in pieces that fit into a processor's cache.
+    Each piece has PIECE_BYTES, except the last one."""
     encryptor = Cipher(algorithms.ChaCha20(seed, COUNTER_AND_NONCE), mode=None).encryptor()
     for start in range(0, num_bytes, PIECE_BYTES):
         yield encryptor.update(ZEROS[: num_bytes - start])
 
 
 def split(secret: bytes, threshold: int, num_shares: int) -> list[bytes]:
-    """Shares at 1, 2 ... `num_shares`. Any `threshold` of them give the secret, fewer tell nothing
-    of it."""
+    """Shares at 1, 2 ... `num_shares`. Any `threshold` of them give the secret; fewer reveal
+    nothing of it."""
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "big"))
     shares = []
@@ -119,14 +119,14 @@ def split(secret: bytes, threshold: int, num_shares: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """The secret, of as many shares as the threshold, by their places. None if these are no shares
-    of one secret, as far as that can be seen."""
+    """Reconstruct the secret from `threshold` shares, by place. None if the shares evidently do not
+    belong to one secret."""
     secret = int.from_bytes(value_at(0, shares), "big")
     return secret.to_bytes(KEY_BYTES, "big") if secret < 2 ** (8 * KEY_BYTES) else None
 
 
 def value_at(place: int, shares: Mapping[int, bytes]) -> bytes:
-    """The value at a place that is none of theirs of the polynomial on which these shares are."""
+    """The value, at a place without a share, of the polynomial through these shares."""
     factors = _factors(place, tuple(shares))
     values = (int.from_bytes(share, "big") for share in shares.values())
     value = sum(f * v for f, v in zip(factors, values, strict=True)) % PRIME

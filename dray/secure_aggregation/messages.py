@@ -1,7 +1,7 @@
 """The messages of a round, its errors, and what both sides know before it.
 
-All but the masked update are JSON. A client's message says nothing of its sender: the transport
-knows who sent it.
+All messages except the masked update are JSON. A client's message does not name its sender, which
+the transport knows.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 VERSION = 2
-"""Of the protocol. In version 2 clients commit to shares, so that those who lie about one are found
-([reconstruction.py](reconstruction.py)). A round is of version 2 if all of its clients are. The
-fields of messages that are None in version 1 are left out there."""
+"""Version of the protocol. In version 2 clients commit to shares, so that a client that lies about
+a share is found ([reconstruction.py](reconstruction.py)). A round has version 2 if all of its
+clients have. Fields that are None in version 1 are left out of its messages."""
 MAX_CLIENTS = 1000
-"""In a round. Each client has a message for each other one, so their number counts squared."""
+"""Most clients in a round. Each client has a message for each other client, so the number of
+messages grows with the square."""
 LEAST_CLIENTS = 3
-"""A sum of two updates tells each of the two clients what the other one sent."""
+"""A sum of two updates shows each of the two clients what the other one sent."""
 MAX_MESSAGE_BYTES = 1 << 20
-"""Of every message but the masked update, whose size is known exactly."""
+"""Largest size of a message, except the masked update, whose size is known exactly."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 SEALED_BYTES = 2 * SHARE_BYTES + 16
@@ -31,12 +32,12 @@ ClientName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Share = Annotated[bytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Digests = Annotated[bytes, Field(min_length=2 * KEY_BYTES, max_length=2 * KEY_BYTES)]
-"""SHA-256 of a share of a masking key, and of one of a seed."""
+"""SHA-256 of a share of a masking key, and of a share of a seed."""
 Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
 
 
 def least_clients(threshold: float, num_clients: int) -> int:
-    """The number of clients, of a round with so many, that must stay to its end."""
+    """The number of clients that must stay to the end of a round with `num_clients`."""
     return max(LEAST_CLIENTS, math.ceil(threshold * num_clients))
 
 
@@ -90,12 +91,12 @@ class MaskingSettings(MaskingMessage):
     limit: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """The largest absolute value in an update. Values beyond it are clipped to it."""
     bits: Literal[32, 64]
-    """Of each value that a client sends."""
+    """Bits of each value that a client sends."""
     max_weight: Annotated[int, Field(ge=1)]
     """The largest weight of a client."""
 
     def least_clients(self, num_clients: int) -> int:
-        """The number of clients, of so many in the roster, that must stay to the end."""
+        """The number of clients that must stay to the end, of a roster with `num_clients`."""
         return least_clients(self.threshold, num_clients)
 
     @property
@@ -110,14 +111,14 @@ class PublicKeys(MaskingMessage):
     sealing_key: Key
     """For the shares that pass through the server, and for the codes."""
     masking_key: Key
-    """For the masks that it has in common with each other client."""
+    """For the masks that the client shares with each other client."""
 
 
 class KeyAdvertisement(PublicKeys):
-    """Of a client: its keys, and the newest version that it and the server know."""
+    """A client's message: its keys, and the newest version that it and the server know."""
 
     version: Annotated[int, Field(ge=2, le=2**31)] | None = None
-    """None of a client of version 1."""
+    """None for a client of version 1."""
 
 
 class RosterEntry(PublicKeys):
@@ -125,61 +126,62 @@ class RosterEntry(PublicKeys):
 
 
 class Roster(MaskingMessage):
-    """To every client: all clients of the round and their keys."""
+    """The message to every client: all clients of the round and their keys."""
 
     clients: Annotated[list[RosterEntry], Field(max_length=MAX_CLIENTS)]
     version: Annotated[int, Field(ge=2, le=2**31)] | None = None
-    """That of the round: the oldest of its clients'."""
+    """The version of the round: the oldest version of its clients."""
 
 
 class SharedKeys(MaskingMessage):
-    """Of a client: the shares of its secrets."""
+    """A client's message: the shares of its secrets."""
 
     commitment: Key
-    """SHA-256 of the seed of its own mask, by which the server knows that it is put together
-    right."""
+    """SHA-256 of the seed of its own mask, with which the server checks the reconstructed seed."""
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
-    """By recipient: a share of its masking key and one of its seed, sealed."""
+    """A share of its masking key and a share of its seed, sealed, for each recipient."""
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """By client of the roster, this one too, of its shares."""
+    """The digests of its shares, by client of the roster, this client included."""
 
 
 class DeliveredShares(MaskingMessage):
-    """To each client: the shares for it, by sender. The senders and the client itself are those
-    with whom masks are made."""
+    """The message to each client: the shares for it, by sender. The senders and the client itself
+    make masks with each other."""
 
     shares: Annotated[dict[ClientName, Sealed], Field(max_length=MAX_CLIENTS)]
     digests: Annotated[dict[ClientName, Digests], Field(max_length=MAX_CLIENTS)] | None = None
-    """By sender, of the shares for this client."""
+    """The digests of the shares for this client, by sender."""
 
 
 class Survivors(MaskingMessage):
-    """To each survivor: the clients whose masked updates are in the sum."""
+    """The message to each survivor: the clients whose masked updates are in the sum."""
 
     clients: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)]
 
 
 class ConsistencyCodes(MaskingMessage):
-    """Of a survivor, by recipient; and to each survivor, by sender."""
+    """A survivor's message, with codes by recipient; and the message to each survivor, with codes
+    by sender."""
 
     codes: Annotated[dict[ClientName, Key], Field(max_length=MAX_CLIENTS)]
     unusable: Annotated[list[ClientName], Field(max_length=MAX_CLIENTS)] | None = None
-    """Of a survivor: the clients whose shares for it can't be read, or do not fit their digests."""
+    """In a survivor's message: the clients whose shares for it can't be read, or do not match their
+    digests."""
 
 
 class RevealedShares(MaskingMessage):
-    """Of a survivor: what the server needs to remove the masks."""
+    """A survivor's message: the shares that the server needs to remove the masks."""
 
     seeds: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
-    """Of each survivor, a share of the seed of its own mask."""
+    """A share of the seed of each survivor's own mask."""
     masking_keys: Annotated[dict[ClientName, Share], Field(max_length=MAX_CLIENTS)]
-    """Of each client that was lost, a share of its masking key."""
+    """A share of the masking key of each client that was lost."""
     own_seed: Key | None = None
-    """The seed of its own mask, which then no shares are needed for."""
+    """The seed of the survivor's own mask. With it, no shares of that seed are needed."""
 
 
 def missing_package(error: ModuleNotFoundError) -> ImportError:
-    """Says what to install, where a machine has `dray` alone."""
+    """The error that names the package to install on a machine that has `dray` alone."""
     return ImportError(
         f"secure aggregation needs the package {error.name}: pip install 'dray[client]'",
         name=error.name,
@@ -187,7 +189,7 @@ def missing_package(error: ModuleNotFoundError) -> ImportError:
 
 
 class MessageRefused(Exception):
-    """A message was not what the protocol allows. The round goes on without it."""
+    """The protocol does not allow a message. The round goes on without it."""
 
     def __init__(self, sender: str, reason: str) -> None:
         """sender: the name of the client, or "server"."""
@@ -195,13 +197,13 @@ class MessageRefused(Exception):
 
 
 class TooFewClients(Exception):
-    """So many clients were lost that the round has no result."""
+    """Too many clients were lost for the round to have a result."""
 
 
 class WrongShares(Exception):
-    """The shares of a client's secret do not give it, so the round has no result. That says nothing
-    of who lied: `MaskingServer.liars` does."""
+    """A client's secret can't be reconstructed from its shares, so the round has no result. Any
+    client may have lied: `MaskingServer.liars` names the liars."""
 
     def __init__(self, client: str, reason: str) -> None:
-        """client: the one whose secret it is."""
-        super().__init__(f"the secret of {client} can't be put together from its shares: {reason}")
+        """client: the owner of the secret."""
+        super().__init__(f"the secret of {client} can't be reconstructed from its shares: {reason}")

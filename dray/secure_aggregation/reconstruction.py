@@ -1,11 +1,11 @@
-"""Secrets from shares of which some are wrong, and the clients that lied about theirs.
+"""Reconstruct secrets from shares of which some are wrong, and find the clients that lied.
 
 The owner of a secret commits to it, and in version 2 to each of its shares as well. The holder of a
 share compares it with that digest before it reveals anything, and states which shares it can't use.
-So a share that differs from its digest later is its holder's lie, and shares that fit their digests
-and do not give the secret are their owner's: no honest client can be made to look like a liar,
-however many lie. In version 1 a wrong share is its owner's lie or its holder's, and the two can't
-be told apart.
+So a share that differs from its digest later is its holder's lie, and shares that match their
+digests but do not give the secret are their owner's lie. An honest client never looks like a liar,
+however many clients lie. In version 1 a wrong share is its owner's lie or its holder's, and nothing
+shows which.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dray.secure_aggregation import keys
 from dray.secure_aggregation.messages import WrongShares
 
 MAX_SUBSETS = 200
-"""Subsets of shares that are tried in a round, besides the first of each secret."""
+"""Most subsets of shares to try in a round, without the first subset of each secret."""
 
 Shares = Mapping[str, bytes]
-"""By holder."""
+"""Shares by holder."""
 
 
 class Reconstruction:
     """The secrets of one round."""
 
     def __init__(self, places: Mapping[str, int], least: int) -> None:
-        """places: of the clients of the roster. least: the number of shares that give a secret."""
+        """places: the place of each client of the roster. least: shares that a secret needs."""
         self._places = places
         self._least = least
         self._subsets_left = MAX_SUBSETS
@@ -38,7 +38,7 @@ class Reconstruction:
         self.liars: dict[str, str] = {}
         """The clients that have lied, each with its first lie."""
         self.disputes: list[tuple[str, str]] = []
-        """(owner, holder) of shares that do not fit, where either of the two has lied."""
+        """(owner, holder) of each wrong share, where one of the two has lied."""
 
     def blame(self, client: str, lie: str) -> None:
         self.liars.setdefault(client, lie)
@@ -46,27 +46,29 @@ class Reconstruction:
     def checked(
         self, owner: str, shares: Shares, digests: Mapping[str, bytes] | None
     ) -> dict[str, bytes]:
-        """The shares of a secret that fit the owner's digests; blames the holders of the others.
+        """The shares of a secret that match the owner's digests; blames the holders of the others.
 
-        shares: those that their holders could use when they got them. digests: by holder; None in
-        version 1, where every share is taken.
+        shares: the shares that their holders could use on receipt. digests: by holder; None in
+        version 1, which accepts every share.
         """
         usable = {}
         for holder, share in shares.items():
             if digests is None or keys.digest_of(share) == digests[holder]:
                 usable[holder] = share
             else:
-                self.blame(holder, f"its share of a secret of {owner} is not the one that it got")
+                self.blame(
+                    holder, f"its share of a secret of {owner} is not the share that it received"
+                )
         return usable
 
     def secret(
         self, owner: str, usable: Shares, fits: Callable[[bytes], bool], *, has_digests: bool
     ) -> bytes:
-        """The secret of a client, of shares that were `checked`. WrongShares if it can't be put
-        together. fits: whether a secret is the one that the owner has committed to."""
+        """Reconstruct the secret of a client from `checked` shares. Raises WrongShares if it can't.
+        fits: whether a secret matches the owner's commitment."""
         if len(usable) < self._least:
             raise WrongShares(
-                owner, f"{self._least} are needed, and {len(usable)} of them can be used"
+                owner, f"{self._least} shares are needed, and {len(usable)} are usable"
             )
         for number, holders in enumerate(self._subsets(usable)):
             found = self._combine(holders, usable)
@@ -75,11 +77,11 @@ class Reconstruction:
                     self._note_wrong(owner, holders, usable, has_digests=has_digests)
                 return found
         if has_digests:
-            self.blame(owner, "its shares do not give the secret that it has committed to")
-        raise WrongShares(owner, "they do not give the secret that it has committed to")
+            self.blame(owner, "its shares do not match its commitment")
+        raise WrongShares(owner, "they do not match its commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
-        """Sets of holders that are enough; first those that were doubted least."""
+        """Sets of `least` holders, the least doubted holders first."""
         order = sorted(shares, key=lambda name: (self._num_doubts[name], self._places[name]))
         yield order[: self._least]
         generator = random.Random(0)
@@ -100,9 +102,10 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """Note whose shares of a secret are not on the polynomial of these holders' shares."""
+        """Blame, or doubt, the owners of shares that are not on the polynomial through the shares
+        of `holders`."""
         if has_digests:
-            self.blame(owner, "its shares do not fit together")
+            self.blame(owner, "its shares belong to no single secret")
             return
         known = {self._places[name]: shares[name] for name in holders}
         for holder in shares.keys() - {*holders}:

@@ -32,18 +32,18 @@ from dray.secure_aggregation.reconstruction import Reconstruction
 
 class MaskingServer:
     """Collects the messages of each phase until its owner calls `advance`, at a deadline or when
-    all are there. Masked updates are added up as they come, and not kept.
+    every client has answered. Masked updates are added up on arrival, and not kept.
 
-    It may be in parts, each of which receives the masked updates of some clients and all other
-    messages of all clients; the results of `partial_sum` of all parts are added up.
+    A server may have several parts. Each part receives the masked updates of some clients, and all
+    other messages of all clients; the results of `partial_sum` of all parts are added up.
     """
 
     def __init__(self, settings: MaskingSettings, oldest_version: int = 1) -> None:
-        """oldest_version: that of the clients that may take part."""
+        """oldest_version: the oldest version with which a client may take part."""
         self._settings = settings
         self._oldest_version = oldest_version
         self.version = VERSION
-        """That of the round, once the roster is known."""
+        """The version of the round, once the roster is known."""
         self.phase = MaskingPhase.ADVERTISE_KEYS
         self._answered: dict[str, bytes] = {}
         """The digest of each message of the phase, by client."""
@@ -61,13 +61,13 @@ class MaskingServer:
         self._revealed: dict[str, RevealedShares] = {}
         self._reconstruction = Reconstruction({}, 0)
         self.lost_secrets: frozenset[str] = frozenset()
-        """The clients whose secrets could not be put together, so that the round has no result."""
+        """The clients whose secrets could not be reconstructed, so that the round has no result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
-        """The seed of each mask that is in the sum, with the sign with which it goes out of it."""
+        """The seed of each mask in the sum, with the sign that removes the mask."""
 
     @property
     def answered(self) -> frozenset[str]:
-        """Those whose message of this phase has been taken."""
+        """The clients whose message of this phase was accepted."""
         return frozenset(self._answered)
 
     @property
@@ -79,20 +79,20 @@ class MaskingServer:
 
     @property
     def liars(self) -> Mapping[str, str]:
-        """The clients that have lied about shares, each with what it did; known from the last
-        phase on, also if it fails. No client is among them that has followed the protocol."""
+        """The clients that have lied about shares, each with its lie; known from the last phase on,
+        also if that fails. A client that has followed the protocol is never among them."""
         return self._reconstruction.liars
 
     @property
     def disputes(self) -> Sequence[tuple[str, str]]:
-        """In version 1: pairs of clients (owner, holder) of which one has lied about a share."""
+        """In version 1: (owner, holder) of each share about which one of the two has lied."""
         return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
-        """Take a client's message of a phase. The same one again is no error.
+        """Accept a client's message of a phase. The same message again is no error.
 
-        MessageRefused, which names the client, if it is late, not expected or malformed, or another
-        one than it has sent before.
+        Raises MessageRefused, which names the client, if the message is late, not expected or
+        malformed, or differs from an earlier message of this phase.
         """
         if phase is not self.phase or phase is MaskingPhase.ENDED:
             raise MessageRefused(client, f"it is of {phase}, and the round is in {self.phase}")
@@ -114,15 +114,15 @@ class MaskingServer:
         self._answered[client] = digest
 
     def received_elsewhere(self, clients: Iterable[str]) -> None:
-        """In masked_input: another part of the server has the masked updates of these clients."""
+        """Note, in masked_input, that another part of the server has these clients' updates."""
         assert self.phase is MaskingPhase.MASKED_INPUT
         self._answered.update(dict.fromkeys(clients, b""))
 
     def advance(self) -> Mapping[str, bytes]:
-        """End the phase; the message for each client that may answer in the next one.
+        """End the phase; returns the message for each client that may answer in the next one.
 
-        TooFewClients if fewer than `least` have answered; more may still come then. WrongShares, in
-        the last phase, if a client's secrets can't be put together.
+        Raises TooFewClients if fewer than `least` have answered; more may still answer then. Raises
+        WrongShares, in the last phase, if a client's secrets can't be reconstructed.
         """
         came = sorted(self._answered)
         if len(came) < self.least:
@@ -143,8 +143,8 @@ class MaskingServer:
                 after = MaskingPhase.MASKED_INPUT
             case MaskingPhase.MASKED_INPUT:
                 self._survivors = tuple(came)
-                told = Survivors(clients=came).to_bytes()
-                messages, after = dict.fromkeys(came, told), MaskingPhase.CONSISTENCY_CHECK
+                survivors = Survivors(clients=came).to_bytes()
+                messages, after = dict.fromkeys(came, survivors), MaskingPhase.CONSISTENCY_CHECK
             case MaskingPhase.CONSISTENCY_CHECK:
                 codes = {name: self._codes[name].codes for name in came}
                 messages = {
@@ -165,8 +165,8 @@ class MaskingServer:
         return self.decode(self.partial_sum())
 
     def partial_sum(self, part: int = 0, num_parts: int = 1) -> Ring:
-        """The masked updates that this part of the server has received, with a share of the masks
-        removed. All parts together are the sum without masks, modulo 2**bits."""
+        """The sum of the masked updates that this part of the server has received, with its share
+        of the masks removed. All parts together give the sum without masks, modulo 2**bits."""
         assert self.phase is MaskingPhase.ENDED
         assert self._encoding is not None
         total = self._encoding.zeros() if self._sum is None else self._sum.copy()
@@ -175,11 +175,11 @@ class MaskingServer:
         return total
 
     def decode(self, total: Ring) -> Aggregate:
-        """The result, of the sum of all parts."""
+        """The result that the sum of all parts encodes."""
         assert self._encoding is not None
         return self._encoding.decode(total, self._survivors)
 
-    # Each phase: what is taken, and what is said at its end.
+    # For each phase: the messages that are accepted, and the answer at its end.
 
     def _take_keys(self, client: str, message: bytes) -> None:
         found = KeyAdvertisement.from_bytes(message, client)
@@ -191,7 +191,7 @@ class MaskingServer:
             )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
-            raise MessageRefused(client, "it has a key that is there already")
+            raise MessageRefused(client, "it has a key that was sent before")
         if len(self._keys) == MAX_CLIENTS:
             raise MessageRefused(client, f"the round has {MAX_CLIENTS} clients already")
         for key in (found.sealing_key, found.masking_key):
@@ -219,14 +219,16 @@ class MaskingServer:
     def _take_shares(self, client: str, message: bytes) -> None:
         found = SharedKeys.from_bytes(message, client)
         if found.shares.keys() != self._places.keys() - {client}:
-            raise MessageRefused(client, "it has not one share for each other client of the roster")
+            raise MessageRefused(
+                client, "it lacks a share for a client of the roster, or has too many"
+            )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._places.keys() if self.version > 1 else set()):
-            raise MessageRefused(client, "it has not one pair of digests for each client")
+            raise MessageRefused(client, "it lacks digests for a client, or has too many")
         self._shared[client] = found
 
     def _digests_for(self, client: str, senders: Iterable[str]) -> dict[str, bytes] | None:
-        """By sender, of the shares for a client."""
+        """The digests of the shares for a client, by sender."""
         if self.version == 1:
             return None
         return {name: (self._shared[name].digests or {})[client] for name in senders}
@@ -244,9 +246,9 @@ class MaskingServer:
     def _take_codes(self, client: str, message: bytes) -> None:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
-            raise MessageRefused(client, "it has not one code for each other survivor")
+            raise MessageRefused(client, "it lacks a code for a survivor, or has too many")
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
-            raise MessageRefused(client, "it calls shares unusable that it did not get")
+            raise MessageRefused(client, "it lists shares as unusable that it did not receive")
         self._codes[client] = found
 
     def _take_revealed(self, client: str, message: bytes) -> None:
@@ -259,12 +261,12 @@ class MaskingServer:
 
     @property
     def _lost(self) -> set[str]:
-        """Clients with whom others have masks, and whose masked updates did not come."""
+        """Clients that share masks with others, but sent no masked update."""
         return {*self._shared} - {*self._survivors}
 
     def _find_masks(self) -> None:
-        """Put together the seeds of all masks that are in the sum. WrongShares, after all have been
-        tried: each may show another liar."""
+        """Reconstruct the seeds of all masks in the sum. Raises WrongShares after it has tried all
+        of them, since each may reveal another liar."""
         removals: list[tuple[bytes, Literal[1, -1]]] = []
         errors: dict[str, WrongShares] = {}
         for name in self._survivors:
@@ -288,7 +290,7 @@ class MaskingServer:
         self._removals = removals
 
     def _seed(self, name: str) -> bytes:
-        """Of the own mask of a survivor: as it reveals it itself, or else of its shares."""
+        """The seed of a survivor's own mask: revealed by the survivor, or else from its shares."""
         shares = self._shares(name, {at: one.seeds for at, one in self._revealed.items()})
 
         def fits(seed: bytes) -> bool:
@@ -298,11 +300,11 @@ class MaskingServer:
         if revealed is not None and (seed := revealed.own_seed) is not None:
             if fits(seed):
                 return seed
-            self._reconstruction.blame(name, "its seed is not the one that it has committed to")
+            self._reconstruction.blame(name, "its seed does not match its commitment")
         return self._reconstruction.secret(name, shares, fits, has_digests=self.version > 1)
 
     def _masking_key(self, name: str) -> bytes:
-        """Of a client that was lost."""
+        """The masking key of a client that was lost, from its shares."""
         shares = self._shares(name, {at: one.masking_keys for at, one in self._revealed.items()})
 
         def fits(key: bytes) -> bool:
@@ -313,8 +315,8 @@ class MaskingServer:
     def _shares(
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
-        """The shares of a secret of this client, by holder, that were usable when they got there
-        and were not changed since. revealed: by holder and owner."""
+        """The shares of a secret of this client, by holder, that were usable when the holder
+        received them and have not changed since. revealed: shares by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()
@@ -329,7 +331,8 @@ class MaskingServer:
 
 
 def _for_each(sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """By recipient and sender, of the senders alone, what was sent by sender and recipient."""
+    """Turn messages by sender and recipient into messages by recipient and sender, for recipients
+    that are senders as well."""
     return {
         name: {each: parts[name] for each, parts in sent.items() if each != name} for name in sent
     }

@@ -38,11 +38,11 @@ from dray.train.reporting import (
     save_checkpoint,
 )
 from dray.train.reporting import Observer as Observer
+from dray.train.reporting import append as append
 from dray.train.reporting import emit as emit
 from dray.train.reporting import known as known
 from dray.train.reporting import observe as observe
 from dray.train.reporting import store_artifact as store_artifact
-from dray.train.reporting import tell as tell
 from dray.train.reporting import wait_until_written as wait_until_written
 from dray.train.storage_room import StorageError
 

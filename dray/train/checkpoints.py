@@ -28,7 +28,7 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 """Exceptions raised while reading a malformed document."""
 KNOWN_WITHIN_S = 3.0
 """Longest time to wait until the service has stored the reports; a running one needs less."""
-MAX_TOLD = 100
+MAX_PASSED_OVER = 100
 MAX_WHY_CHARS = 1000
 
 Report = Callable[[str, Mapping[str, Any]], float]
@@ -69,26 +69,25 @@ class Checkpoint:
 
 
 def staying(
-    in_order: Sequence[str], *, keep: int, told: Mapping[str, float], known: Known
+    in_order: Sequence[str], *, keep: int, reported: Mapping[str, float], known: Known
 ) -> set[str]:
-    """URLs of the checkpoints to keep: the `keep` newest, and the `keep` newest of those that the
-    service knows, and of those that it may know. If the node is lost before it has reported the
-    others, only these can be found.
+    """URLs of the checkpoints to keep: the `keep` newest, the `keep` newest that the service knows,
+    and the `keep` newest that it may know. If the node is lost before it has reported the others,
+    only the known ones can be found.
 
-    in_order: URLs, the newest last. told: end of each checkpoint's report on the spool; the service
-    knows every checkpoint that is not listed.
+    in_order: URLs, the newest last. reported: end of each checkpoint's report on the spool; the
+    service knows every checkpoint that is not listed.
     """
     kept = set(in_order[-keep:])
     for limit in known:
-        kept.update([url for url in in_order if told.get(url, 0.0) <= limit][-keep:])
+        kept.update([url for url in in_order if reported.get(url, 0.0) <= limit][-keep:])
     return kept
 
 
-def await_known(told: Collection[float], known: Callable[[], Known]) -> None:
-    """Return when the service has stored the reports that end at `told`, or after
-    KNOWN_WITHIN_S."""
+def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> None:
+    """Return when the service has stored the reports with these ends, or after KNOWN_WITHIN_S."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
-    while known().stored < max(told, default=0.0) and time.monotonic() < deadline:
+    while known().stored < max(report_ends, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
@@ -107,7 +106,7 @@ class ScriptCheckpoints:
         self._known = known
         self._kept = list(earlier)
         """Checkpoints in the order in which they were saved."""
-        self._told: dict[str, float] = {}
+        self._report_ends: dict[str, float] = {}
         self._saved: dict[int, SavedCheckpoint] = {}
         self._keep = 1
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -126,7 +125,7 @@ class ScriptCheckpoints:
             return None
         body = {"step": step, "url": ref.url, "size_bytes": size, "metrics": dict(metrics)}
         body["manifest_sha256"] = ref.manifest_sha256
-        self._told[ref.url] = self._report("checkpoint", body)
+        self._report_ends[ref.url] = self._report("checkpoint", body)
         self._saved[step] = SavedCheckpoint(step, ref.url, size)
         self._kept.append(ref)
         self._keep = keep
@@ -151,14 +150,14 @@ class ScriptCheckpoints:
             receipt = {"step": ref.step, "url": ref.url, "sha256": ref.manifest_sha256}
             break
         if leaves_receipt:
-            self._report("resumed", {**receipt, "passed_over": passed_over[:MAX_TOLD]})
+            self._report("resumed", {**receipt, "passed_over": passed_over[:MAX_PASSED_OVER]})
         return found
 
     def tidy(self) -> None:
         """At the end of a process that saved: delete superseded checkpoints once the service knows
         the newest."""
         if self._saved and len(self._kept) > self._keep:
-            await_known(self._told.values(), self._known)
+            await_known(self._report_ends.values(), self._known)
             self._drop_superseded()
 
     def _folder_for(self, ref: CheckpointRef) -> Path:
@@ -168,7 +167,7 @@ class ScriptCheckpoints:
 
     def _drop_superseded(self) -> None:
         in_order = [ref.url for ref in self._kept]
-        kept = staying(in_order, keep=self._keep, told=self._told, known=self._known())
+        kept = staying(in_order, keep=self._keep, reported=self._report_ends, known=self._known())
         for old in [ref for ref in self._kept if ref.url not in kept]:
             self._kept.remove(old)
             try:
@@ -237,7 +236,7 @@ def fetch(ref: CheckpointRef, scratch: Path) -> Path:
     try:
         text = files.read(f"{ref.url}/{MANIFEST}")
         if hashlib.sha256(text).hexdigest() != ref.manifest_sha256:
-            raise BrokenCheckpoint("its manifest is not the one that was committed")
+            raise BrokenCheckpoint("its manifest differs from the committed one")
         for entry in json.loads(text)["files"]:
             _check(entry, ref.url, scratch, local)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -256,7 +255,7 @@ def _check(entry: Mapping[str, Any], url: str, scratch: Path, local: Path | None
     else:
         found = files.measure(local / path)
     if found != (entry["size_bytes"], entry["sha256"]):
-        raise BrokenCheckpoint(f"its file {path} is not as it was committed")
+        raise BrokenCheckpoint(f"its file {path} differs from the committed one")
 
 
 def drop(ref: CheckpointRef) -> None:

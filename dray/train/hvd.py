@@ -32,7 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 State = TypeVar("State", bound="TorchState")
 BUCKET_BYTES = 32 << 20
-"""Gradients are exchanged together, up to so many bytes."""
+"""Most bytes of gradients in one exchange."""
 COMMIT_FILE = "state.pt"
 
 
@@ -138,7 +138,7 @@ def allreduce(
 def allreduce_(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp = Average
 ) -> Tensor:
-    """As `allreduce`, into the tensor itself."""
+    """Like `allreduce`, in place."""
     import torch
     from torch import distributed
 
@@ -187,7 +187,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """As `broadcast`, into the tensor itself."""
+    """Like `broadcast`, in place."""
     from torch import distributed
 
     if size() > 1:
@@ -233,7 +233,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
 ) -> Any:
-    """The same optimizer; its `step` first exchanges the gradients of all ranks.
+    """Have the optimizer exchange the gradients of all ranks before each `step`; returns it.
 
     named_parameters, backward_passes_per_step: not needed. The parameters are the optimizer's own,
     and gradients of several backward passes add up until `step`. A parameter without a gradient
@@ -343,7 +343,7 @@ class TorchState:
         for name, value in given.items():
             setattr(self, name, value)
 
-    if TYPE_CHECKING:  # the attributes are those that are given
+    if TYPE_CHECKING:  # the attributes are the given names
 
         def __getattr__(self, name: str) -> Any: ...
 

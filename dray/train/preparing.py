@@ -37,15 +37,15 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a prepared script is."""
+    """The progress of a prepared script."""
 
     step: int
     """Optimizer steps done."""
     epoch: int
-    """Of the batch at hand, from 0."""
+    """Epoch of the current batch, from 0."""
     batch: int
-    """Number of the batch at hand in its epoch, from 0: also in a process that began in the middle
-    of an epoch, where `enumerate(loader)` counts from 0."""
+    """Index of the current batch in its epoch, from 0. In a process that began in the middle of an
+    epoch, `enumerate(loader)` counts from 0 as well, but `batch` does not."""
     total_steps: int | None
     """Steps of the whole training, if they are known."""
 
@@ -93,8 +93,8 @@ def init(
     seed: the order of the data and all random numbers follow from it: the global generators of
     Python, NumPy and torch are seeded here by the seed and the rank, and at each batch again; by
     default the order follows from torch's initial seed. checkpoint_every_steps,
-    checkpoint_every_s: a checkpoint is saved beside the training after so many steps or seconds,
-    whichever comes first; None for never. keep: the newest checkpoints to keep.
+    checkpoint_every_s: steps or seconds, whichever come first, after which a checkpoint is saved
+    while the training goes on; None for never. keep: the newest checkpoints to keep.
 
     Raises ValueError for a number that makes no sense, RuntimeError if it is called twice.
     """
@@ -202,21 +202,21 @@ def prepare(
     """Join the other ranks and restore the newest state: a peer's, a checkpoint's, or none.
 
     Returns the model and the optimizer themselves, and a loader that hands out this rank's share of
-    each global batch: the loader's `batch_size` is that of all ranks together. From here on the
+    each global batch: the loader's `batch_size` is the total over all ranks. From here on the
     gradients are averaged over the ranks at the end of each backward pass.
 
     model, optimizer: one of each, or a list of each. Called again before the loop, it adds others;
         one of the calls gives the loader. Every optimizer that steps parameters of these models
         must be among them.
     broadcast_buffers: whether all ranks take the buffers of rank 0, such as running means, as in
-        DDP. Where they do not, a rank that is replaced gets those of another rank.
+        DDP. If they do not, a replacement gets the buffers of another rank.
     blocks: a pattern of the names of the model's blocks, such as `layers.*`: the units that are
         sharded (FSDP2), and with `recompute` recomputed in the backward pass, with
         `compile_blocks` compiled.
     tensor_plan: torch's parallel styles by names of modules, for ranks that divide each layer.
     shard, tensor: how many ranks hold one model, and compute each layer together; further ranks are
-        replicas. The job document's `parallel` says so where there is one. Outside of dray `shard`
-        is by default every rank that `tensor` leaves if there are blocks.
+        replicas. A job document sets them by `parallel`. Outside of dray, `shard` defaults to the
+        number of ranks divided by `tensor` if there are blocks.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
@@ -290,7 +290,7 @@ def _prepare_more(
     if session.has_begun:
         raise RuntimeError("prepare() was called after the first batch: call it before the loop")
     if loader is not None and prepared.loader is not None:
-        raise RuntimeError("prepare() was given a second loader: positions are those of one loader")
+        raise RuntimeError("prepare() was given a second loader: positions belong to one loader")
     session.add(models, optimizers)
     if loader is None:
         return None
@@ -328,8 +328,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """How far the training is. total_steps: of the whole training, from which the time that is left
-    is computed, and after which the loader ends; `epochs` knows it by itself."""
+    """The progress of the training. total_steps: steps of the whole training, from which the
+    remaining time is computed, and after which the loader ends; unnecessary with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -345,8 +345,8 @@ def no_sync() -> AbstractContextManager[None]:
 
 
 def checkpoint() -> None:
-    """Have a checkpoint saved before the next batch, beside the training. To be called by every
-    rank or by rank 0."""
+    """Have a checkpoint saved before the next batch, while the training goes on. To be called by
+    every rank or by rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 

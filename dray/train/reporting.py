@@ -47,7 +47,7 @@ class Context:
     rank: int
     world_size: int
     local_rank: int
-    """Number of this process among those of the job on its node. `LOCAL_RANK` is the index of
+    """Index of this process among the job's processes on its node. `LOCAL_RANK` is the index of
     the GPU to use, which is 0 where each process sees only its own GPU."""
     artifact_url: str | None
     """The folder to which `save_artifact` copies files."""
@@ -90,7 +90,7 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """As `dray.train.report` with a step."""
+    """Like `dray.train.report` with a step."""
     number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(f"report() was given {len(values)} keys; at most {MAX_KEYS} fit a step")
@@ -127,7 +127,7 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
 
 
 def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
-    """As `save_artifact`, for dray's own loop: raises StorageError without waiting."""
+    """Like `save_artifact`, for dray's own loop: raises StorageError without waiting."""
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"save_artifact() found no file at {source.absolute()}")
@@ -146,8 +146,8 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     url = f"{base.rstrip('/')}/{target}"
     size, sha256 = files.store(source, url)
     _saved_bytes[target] = size
-    told = tell("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
-    if math.isinf(told) or not _is_written():
+    body = {"path": target, "url": url, "size_bytes": size, "sha256": sha256}
+    if math.isinf(append("artifact", body)) or not _is_written():
         raise StorageError(f"the disk of this node has no room to report the artifact {target}")
     saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
@@ -161,8 +161,8 @@ def _check_room(target: str, size: int) -> None:
     if limit and others + size > limit:
         before = f" after {others:,} bytes of other artifacts" if others else ""
         raise ValueError(
-            f"the artifact {target} has {size:,} bytes{before}; those of a rank may have "
-            f"{limit:,} together (DRAY_OUTPUT_LIMIT_BYTES)"
+            f"the artifact {target} has {size:,} bytes{before}; all artifacts of a rank may "
+            f"have {limit:,} together (DRAY_OUTPUT_LIMIT_BYTES)"
         )
 
 
@@ -237,12 +237,12 @@ def emit(kind: str, body: Mapping[str, Any]) -> bool:
 
     This is for dray's own loop; scripts use `report` and `save_artifact`.
     """
-    return 0 < tell(kind, body) < math.inf
+    return 0 < append(kind, body) < math.inf
 
 
-def tell(kind: str, body: Mapping[str, Any]) -> float:
-    """As `emit`; returns the offset of the frame's end on the spool (see `known`), infinite if the
-    frame was dropped, 0 if there is no spool."""
+def append(kind: str, body: Mapping[str, Any]) -> float:
+    """Like `emit`, but returns the offset of the frame's end on the spool (see `known`), infinite
+    if the frame was dropped, 0 if there is no spool."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     if directory is None:
         return 0.0
@@ -283,7 +283,7 @@ def known() -> Known:
 
 _observer: Observer | None = None
 _saved_bytes: dict[str, int] = {}
-"""Of the artifacts that this process has saved, by name."""
+"""Bytes of the artifacts that this process has saved, by name."""
 _lock = CallLock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()
@@ -296,7 +296,7 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
     if _job_checkpoints is None:
         refs = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
         earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
-        _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
+        _job_checkpoints = ScriptCheckpoints(earlier, append, known)
         # The writer may be closed first, but still writes frames that are appended later.
         atexit.register(_tidy, os.getpid(), _job_checkpoints)
     return _job_checkpoints

@@ -7,10 +7,9 @@ deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` u
 frames that are not vital are dropped and counted. While the disk takes nothing, the writer keeps
 frames itself: the vital ones, and of the others up to `WAITING_BYTES`.
 
-A file beside the segments holds two offsets: up to the first the service has stored the frames, and
-up to the second they were sent to it and may be stored. A writer reads it before it deletes a file
-that a newer one supersedes. Without a reader there is no such file.
-"""
+A file next to the segments holds two offsets. The service has stored the frames up to the first;
+frames up to the second were sent to it and may be stored. A writer reads it before it deletes a
+file that a newer one supersedes. Without a reader there is no such file."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _FAULTS = frozenset(
 _FAULTS_OF_FILES = frozenset({errno.ENOTCONN, errno.ETIMEDOUT})
 """Faults where the error names a file; without one, a socket raised them."""
 # Libraries that write files by themselves (safetensors, torch.save) raise errors of their own.
-_SAYS_SO = re.compile(
+_STORAGE_ERROR = re.compile(
     r"no space left on device|disk quota exceeded|input/output error|stale file handle"
     r"|file too large|StorageFull|PytorchStreamWriter failed writing"
     r"|read-only file system|remote i/o error"
@@ -50,7 +50,7 @@ def is_storage_fault(error: BaseException) -> bool:
             seen.errno in _FAULTS or (seen.errno in _FAULTS_OF_FILES and seen.filename is not None)
         ):
             return True
-        if type(seen).__name__ in _RAISED_BY_LIBRARIES and _SAYS_SO.search(str(seen)):
+        if type(seen).__name__ in _RAISED_BY_LIBRARIES and _STORAGE_ERROR.search(str(seen)):
             return True
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return False
@@ -65,7 +65,7 @@ def wait_for_room(
     storage faults are raised at once.
     """
     began = time.monotonic()
-    is_told = False
+    is_logged = False
     while True:
         try:
             write()
@@ -76,14 +76,14 @@ def wait_for_room(
                 raise StorageError(
                     f"{what} could not be written within {WAIT_S:g} s: {error}"
                 ) from error
-            if not is_told:
+            if not is_logged:
                 log(f"{what} can't be written and waits for room, {WAIT_S:g} s at most: {error}")
-                is_told = True
+                is_logged = True
         else:
             break
         waiting()
         time.sleep(PAUSE_S)
-    if is_told:
+    if is_logged:
         log(f"{what} was written after {time.monotonic() - began:.0f} s")
 
 

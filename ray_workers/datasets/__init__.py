@@ -1,12 +1,12 @@
 """Data sets by URL, as arrays that may be larger than memory.
 
-The files of a source are fetched once per node, checked, and turned into plain numpy files that all
-ranks of the node map into their memory. So any sample can be read at once by its number, and the
-order of samples is a matter of arithmetic alone.
+The files of a source are fetched once per node, checked, and converted to plain numpy files that
+all ranks of the node map into their memory. So any sample can be read directly by its number, and
+the order of samples is only arithmetic.
 
-All functions raise `ray_workers.training.core.errors.DataError` for a fault that would be the same
-in another attempt, in one sentence that names the source, the file, the line or sample, and the
-fault.
+For a fault that would recur in another attempt, all functions raise
+`ray_workers.training.core.errors.DataError`, with one sentence that names the source, the file, the
+line or sample, and the fault.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ __all__ = [
 
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
-    """For formats `images`, `npz` and scikit-learn's sets of images."""
+    """Open a data set of format `images` or `npz`, or one of scikit-learn's sets of images."""
     if data.scheme == "sklearn":
         return toy_datasets.images(toy_datasets.name_of(data))
     return images.open_images(data, policy)
 
 
 def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
-    """For formats `images` and `npz`."""
+    """Open a data set of format `images` or `npz` with masks."""
     return masks.open_masked_images(data, policy)
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
-    """For formats `csv`, `parquet`, `npz` and scikit-learn's tables."""
+    """Open a data set of format `csv`, `parquet` or `npz`, or one of scikit-learn's tables."""
     if data.scheme == "sklearn":
         return toy_datasets.table(toy_datasets.name_of(data), classifies=classifies)
     return tables.open_table(data, policy, classifies=classifies)
 
 
 def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
-    """For format `text`. `tokenizer` is the URL of a `tokenizer.json`; None for bytes."""
+    """Open a data set of format `text`. tokenizer: URL of a `tokenizer.json`; None for bytes."""
     return text.open_text(data, policy, tokenizer)
 
 
 def preload() -> None:
-    """Load the data that the forkserver shares with its ranks. Starts no thread."""
+    """Load the data that the forkserver shares with its ranks. Starts no threads."""
     toy_datasets.images("digits")

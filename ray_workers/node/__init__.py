@@ -1,1 +1,1 @@
-"""The agent and the forkserver of a node, and the files and processes that they look after."""
+"""The agent and the forkserver of a node, and the files and processes that they manage."""

@@ -1,7 +1,7 @@
 """The node agent: one detached actor per node, which keeps the node ready to start ranks.
 
 The agent runs the forkserver, which has torch imported, so that a rank starts in milliseconds. It
-serves the spool files of the node's ranks, also after those ranks and their supervisor are dead.
+serves the spool files of the node's ranks, even after the ranks and their supervisor are dead.
 """
 
 from __future__ import annotations
@@ -82,15 +82,14 @@ from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from ray_workers.shared.spool_reader import SpoolRead
 
 ORPHANS_BOUND_S = 10.0
-"""How long processes of dead nodes on this machine may take to be gone before this node is
-refused."""
+"""How long processes of dead nodes on this machine may take to end before this node is refused."""
 QUARANTINE_PERIOD_S = 3.0
 """Pause between two checks of the slots in quarantine."""
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A node's description of itself when it joins."""
+    """A node's description of itself, sent when it joins."""
 
     node_id: str
     hostname: str
@@ -98,17 +97,17 @@ class NodeReport:
     version: str
     python: str
     storage_nonce: str | None
-    """The storage's nonce file as this node reads it; None if it can't be read."""
+    """The contents of the storage's nonce file as this node reads it; None if it is unreadable."""
     problem: str | None
-    """Why ranks can't be started here, such as a failed import of torch."""
+    """Why ranks can't start here, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why the folder for reports and temporary files takes no file; None if it does."""
+    """Why no file can be written to the folder for reports and temporary files; None if one can."""
     quarantined: tuple[Quarantined, ...]
-    """Slots that are kept from every job."""
+    """Slots in quarantine, which no job gets."""
     idle_workers: int | None
-    """Ray worker processes of the node that wait for an actor, or are starting."""
+    """Number of Ray worker processes on the node that wait for an actor, or are starting."""
     has_silo_source: bool
-    """Whether the node has the data of a silo, and carries ranks of silos alone."""
+    """Whether the node has the data of a silo, and so carries only ranks of silos."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -119,13 +118,13 @@ class NodeAgent:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # Files of this process and of those it starts are this user's alone, however this node's
-        # Ray was started.
+        # Files of this process and of its children are private to this user, however Ray was
+        # started on this node.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()
         self._parents = {self._raylet, os.getppid()}
-        """Of Ray's workers here, which may be forked (`worker_forks`)."""
+        """Parents of Ray's workers here, since workers may be forked (`worker_forks`)."""
         session_records.write_owner(self._directory, self._raylet)
         self._socket_path = socket_path(deployment_id, self._node_id)
         self._forkserver = ForkserverManager(
@@ -146,7 +145,7 @@ class NodeAgent:
         self._code_fetches = CodeFetches()
 
     def _begin(self) -> None:
-        """Start the background tasks with the first call."""
+        """Start the background tasks at the first call."""
         if not self._tasks:
             self._tasks = [
                 asyncio.ensure_future(self._forkserver.run()),
@@ -155,7 +154,7 @@ class NodeAgent:
             ]
 
     async def describe(self, nonce_path: Path | None) -> NodeReport:
-        """Answer once ranks can be started here, or say why they can't."""
+        """Answer once ranks can start here, or state why they can't."""
         self._begin()
         problem = await self._problem()
         return NodeReport(
@@ -173,15 +172,15 @@ class NodeAgent:
         )
 
     async def ping(self) -> float | None:
-        """Answer since when the forkserver is silent. A stopped agent does not answer at all."""
+        """Return since when the forkserver is silent. A stopped agent does not answer at all."""
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
-        """Why ranks can't be started here: no forkserver, or processes of a dead node."""
+        """Why ranks can't start here: no forkserver, or live processes of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # This node need not wait for its own orphans: the slots of their attempts do.
+        # This node need not wait for its own orphans; the slots of their attempts do.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
@@ -192,8 +191,8 @@ class NodeAgent:
         return await self._forkserver.problem()
 
     async def running(self, job_id: str, attempt: int, ranks: Sequence[int] | None = None) -> int:
-        """How much is left of an attempt, or of these ranks of it, here: processes, and GPUs with
-        memory of dead ones."""
+        """The number of processes of an attempt, or of these ranks of it, that are left here, plus
+        the number of GPUs with memory of dead processes."""
         return len(await self._left(job_id, attempt, ranks))
 
     async def _left(
@@ -202,15 +201,15 @@ class NodeAgent:
         try:
             tasks = await list_tasks(self._socket_path)
         except ForkFailed:
-            tasks = []  # the ranks died with it; processes that they started are in the records
+            tasks = []  # the ranks died with it; the records list processes that they started
         directory = session_records.sessions_dir(self._directory)
         return await asyncio.to_thread(
             attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory, ranks
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """The rest of an attempt whose processes were asked to end. Those that the forkserver
-        has not killed yet, because a rank actor that is stopped stands for them, are killed."""
+        """Return the remains of an attempt whose processes were asked to end. Kill processes that
+        the forkserver has not killed because the rank actor that holds them is stopped."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -221,8 +220,8 @@ class NodeAgent:
         return left
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
-        """Keep an attempt's slots on this node until nothing is left of it, and give them back
-        then; False if nothing is left already."""
+        """Hold an attempt's slots on this node until nothing of the attempt is left, and then
+        release them. False if nothing is left already."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -240,7 +239,7 @@ class NodeAgent:
             since=known.since if known else time.time(),
         )
         self._book.put(entry)
-        print(f"keeps slots from use: {entry}", flush=True)  # noqa: T201
+        print(f"slots in quarantine: {entry}", flush=True)  # noqa: T201
         return True
 
     async def _slots(self) -> list[placement_groups.HeldSlots]:
@@ -249,7 +248,7 @@ class NodeAgent:
         ]
 
     async def _tend_quarantine(self) -> None:
-        """Give slots in quarantine back once nothing is left of their attempt."""
+        """Release slots in quarantine once nothing of their attempt is left."""
         while True:
             for entry in self._book.entries():
                 try:
@@ -268,7 +267,7 @@ class NodeAgent:
         held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
         await placement_groups.give_back(held)
         self._book.remove(*key)
-        print(f"clean again, given back: {entry}", flush=True)  # noqa: T201
+        print(f"slots are clean and released: {entry}", flush=True)  # noqa: T201
 
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
@@ -289,7 +288,7 @@ class NodeAgent:
     async def stacks(
         self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
     ) -> dict[int, str]:
-        """The stacks of all threads of these ranks, of those that write them within `wait_s`."""
+        """The stacks of all threads of these ranks, without ranks that write none in `wait_s`."""
         directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
         try:
             found = await stack_collector.collect(
@@ -298,19 +297,19 @@ class NodeAgent:
         except ForkFailed:
             return {}  # every process died with it
         masker = self._spools.masker(job_id, attempt)
-        told = {}
+        shown = {}
         for rank, text in found.items():
             silo = self._spools.silo(job_id, attempt, rank)
-            told[rank] = masker.text(text if silo is None else silo.stacks(text))
-        return told
+            shown[rank] = masker.text(text if silo is None else silo.stacks(text))
+        return shown
 
     async def observe(
         self, job_id: str, attempt: int, with_pace: bool, with_system_metrics: bool
     ) -> NodeObservation:
-        """The training processes of an attempt, also the dead ones; the pace and the system metrics
-        if they are asked."""
+        """Observe the training processes of an attempt, including dead ones. Pace and system
+        metrics are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        if with_system_metrics:  # first, because it takes time, in which the ranks go on
+        if with_system_metrics:  # first, because the ranks make progress meanwhile
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {
                 rank: values
@@ -325,14 +324,14 @@ class NodeAgent:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
-        """The work of each living training process so far, by its rank and incarnation."""
+        """The work of each live training process so far, by its rank and incarnation."""
         seen = [one for one in self._observe_ranks(job_id, attempt) if one.state]
         found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
         """How many times slower than usual the slowest process of an attempt or of Ray runs here
-        for want of a CPU (`ray_workers.shared.processes.machine_pace`)."""
+        because it waits for a CPU (`ray_workers.shared.processes.machine_pace`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
@@ -348,9 +347,9 @@ class NodeAgent:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's folders, its temporary files, its pages and its spools, all of whose
-        frames are stored; the spools last, since an attempt is found again by them. And those that
-        it left on nodes of this machine that are dead."""
+        """Delete an attempt's folders, temporary files, pages and spools, also its spools on dead
+        nodes of this machine. All frames are stored. The spools are deleted last, since an attempt
+        is found by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)
@@ -361,7 +360,7 @@ class NodeAgent:
     async def put_code(
         self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
     ) -> CodeProblem | None:
-        """Put a job's code into its directory; why that can't be, if it can't."""
+        """Put a job's code into its directory. Returns the problem if that fails, else None."""
         directory = work_root(self._deployment_id) / job_id
         try:
             if isinstance(code, RemoteCodeRef):
@@ -377,8 +376,8 @@ class NodeAgent:
         return None
 
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
-        """How far the node is with what a job needs; begins with it if nobody has. Harmless to
-        repeat."""
+        """Return the state of a job's needs on the node, and begin to prepare them if that has not
+        begun. Idempotent."""
         if silo_gate.has_source(os.environ):  # a setup command is code of a user
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
@@ -396,8 +395,8 @@ class NodeAgent:
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def forget(self, needs: NodeNeeds) -> None:
-        """None of an owner's jobs has these needs any more: end what is prepared for them alone.
-        Harmless to repeat."""
+        """Stop preparing needs that no job has any more. `needs.policy.owner` has no job left with
+        these needs. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:
@@ -406,17 +405,17 @@ class NodeAgent:
             )
 
     async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:
-        """Make the folders of a script's attempt; why that can't be, if it can't."""
+        """Create the folders of a script's attempt. Returns the reason if that fails, else None."""
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`; once nothing of the attempt runs here."""
+        """`FolderKeeper.sizes`. Call once nothing of the attempt runs here."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(
         self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
     ) -> FilesKept | str:
-        """`FolderKeeper.keep`; once nothing of the attempt runs here."""
+        """`FolderKeeper.keep`. Call once nothing of the attempt runs here."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
         masker = self._spools.masker(job_id, attempt)
         if isinstance(kept, str):

@@ -1,4 +1,4 @@
-"""The remains of an attempt on a node: its slots are given back once there are none."""
+"""The remains of an attempt on a node, whose slots are released once nothing remains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """False if nothing is left."""
+    """Remains of an attempt; false if there are none."""
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]
-    """Memory that is still held for dead processes, by GPU."""
+    """Bytes that are still held for dead processes, by GPU."""
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.gpu_bytes)
@@ -27,16 +27,16 @@ class AttemptResidue:
         return len(self.pids) + len(self.gpu_bytes)
 
     def sentence(self) -> str:
-        """The reason for a person why the slots are not free."""
-        said = []
+        """The reason why the slots are not free, for users."""
+        reasons = []
         if self.pids:
             shown = ", ".join(_shown(pid) for pid in self.pids[:3])
             more = f" and {len(self.pids) - 3} more" if len(self.pids) > 3 else ""
-            said.append(f"not gone after SIGKILL: {shown}{more}")
+            reasons.append(f"not gone after SIGKILL: {shown}{more}")
         for gpu, amount in self.gpu_bytes.items():
             size = f"{amount / 2**20:.0f} MiB" if amount else "memory"
-            said.append(f"GPU {gpu}: {size} held for processes that are gone")
-        return "; ".join(said) or "nothing is left"
+            reasons.append(f"GPU {gpu}: {size} held for processes that are gone")
+        return "; ".join(reasons) or "nothing is left"
 
 
 def _shown(pid: int) -> str:
@@ -52,23 +52,23 @@ def of_attempt(
     gpu_memory: GpuMemory,
     ranks: Sequence[int] | None = None,
 ) -> AttemptResidue:
-    """The processes and the GPU memory that are left of an attempt, or of these ranks of it.
+    """The processes and the GPU memory that remain of an attempt, or of these ranks of it.
 
-    directory: the records of the node's sessions; tasks: the list of its forkserver, empty if that
-    is dead. Processes that a dead forkserver left are sent SIGKILL.
+    directory: the records of the node's sessions. tasks: the forkserver's list, empty if the
+    forkserver is dead. Sends SIGKILL to processes that a dead forkserver left.
     """
 
-    def is_meant(one: tuple[str, int, int]) -> bool:
+    def matches(one: tuple[str, int, int]) -> bool:
         return one[:2] == (job_id, attempt) and (ranks is None or one[2] in ranks)
 
-    mine = [task for task in tasks if is_meant((task["job_id"], task["attempt"], task["rank"]))]
+    mine = [task for task in tasks if matches((task["job_id"], task["attempt"], task["rank"]))]
     pids = {int(pid) for task in mine for pid in task["left"] or [task["pid"]]}
     orphans.reap(directory)
     listed = {task["pid"] for task in mine}
     unlisted = [
         record
         for record in session_records.read_sessions(directory)
-        if is_meant((record.job_id, record.attempt, record.rank)) and record.pid not in listed
+        if matches((record.job_id, record.attempt, record.rank)) and record.pid not in listed
     ]
     members = find_members([record.session() for record in unlisted])
     held: dict[str, int] = {}

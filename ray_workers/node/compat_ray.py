@@ -1,8 +1,8 @@
 """Every private name of Ray that dray uses, each behind a function of its own.
 
-Each function's docstring says why no public name does. All of them worked with Ray 2.54 to 2.60;
-tests/unit/workers/node/test_compat_ray.py fails, and names the function, where Ray has changed one.
-Ray is imported when a function is called, so that this module can be imported without Ray.
+Each function's docstring states why no public name serves. All of them worked with Ray 2.54 to
+2.60; tests/unit/workers/node/test_compat_ray.py fails, and names the function, if Ray changed one.
+Functions import Ray when called, so that this module can be imported without Ray.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PRESTARTED_LANGUAGE = 0
-"""Python, in Ray's common.proto."""
+"""Python in Ray's common.proto."""
 RAYLET_PID = "RAY_RAYLET_PID"
-"""Environment variable of workers, with their raylet's pid."""
+"""Environment variable of workers that contains their raylet's pid."""
 
 
 def actor_id_of(actor: Any) -> str:
-    """The id of an actor, in hexadecimal digits. The handle has no public one, and the actor's own
-    runtime context can only be asked in its process."""
+    """The id of an actor in hexadecimal digits. The handle has no public id, and the actor's own
+    runtime context exists only in its process."""
     text: str = actor._actor_id.hex()
     return text
 
 
 def process_of(actor: Any) -> tuple[int, str] | None:
-    """(pid, node id) of the process that runs an actor; None where it has none. The state API says
-    the same over HTTP, by way of the dashboard, which need not run."""
+    """(pid, node id) of the process that runs an actor; None if there is none. The state API
+    returns the same over HTTP, through the dashboard, which need not run."""
     from ray._private.state import actors
 
     entry = actors(actor_id_of(actor))
@@ -40,7 +40,7 @@ def process_of(actor: Any) -> tuple[int, str] | None:
 
 
 def available_by_node() -> dict[str, dict[str, float]]:
-    """The free resources of each node. `ray.available_resources` adds all nodes up."""
+    """The free resources of each node. `ray.available_resources` is only the sum of all nodes."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -48,8 +48,8 @@ def available_by_node() -> dict[str, dict[str, float]]:
 
 
 def drained_nodes() -> dict[str, float]:
-    """By node that is being drained: the Unix time at which it goes, inf if it has none. `ray
-    drain-node` is public, and nothing that lists what it has done."""
+    """The Unix time at which each node that is being drained goes; inf if it has none. `ray
+    drain-node` is public, but no public function lists drained nodes."""
     from ray._private.state import state
 
     found: dict[str, int] = state.get_draining_nodes()
@@ -58,16 +58,16 @@ def drained_nodes() -> dict[str, float]:
 
 def put_once(key: str, value: str, namespace: str) -> bool:
     """Write a value into the cluster's key-value store unless the key has one; True if it had one.
-    Ray has no public store that takes a value once."""
+    Ray has no public store that accepts a value only once."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    there: bool = _internal_kv_put(key, value, False, namespace=namespace)
-    return there
+    existed: bool = _internal_kv_put(key, value, False, namespace=namespace)
+    return existed
 
 
 def export_class(actor_class: Any) -> bytes:
-    """Write the code of an actor class into the cluster's table of functions, unless this process
-    has done so; where it lies there, for `use_exported_class`."""
+    """Write the code of an actor class into the cluster's function table, unless this process has
+    done so. Returns the code's key there, for `use_exported_class`."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__
@@ -82,9 +82,9 @@ def export_class(actor_class: Any) -> bytes:
 
 
 def use_exported_class(actor_class: Any, place: bytes) -> None:
-    """Create actors of the class from the code that another process of the same Ray job has
-    exported. By its public functions Ray exports a class once for each process that creates an
-    actor, under a key of its own, and keeps the code until the job ends."""
+    """Create actors of the class from the code that another process of the same Ray job exported.
+    With public functions Ray exports a class once for each process that creates an actor, under a
+    key of its own, and keeps the code until the job ends."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__
@@ -99,8 +99,8 @@ def prestart_workers(
     metadata: Sequence[tuple[str, str]],
     limit_s: float,
 ) -> None:
-    """Have a raylet start idle worker processes; Ray's own start calls the same RPC, and no public
-    function does. ImportError or AttributeError where this Ray has none."""
+    """Have a raylet start idle worker processes. Ray's own start calls the same RPC, and no public
+    function does. Raises ImportError or AttributeError if this Ray has no such RPC."""
     grpc: Any = importlib.import_module("grpc")
     messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
     stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
@@ -115,26 +115,26 @@ def prestart_workers(
 
 
 def start_workers_by(script: str) -> str | None:
-    """Have the `ray start` of this process start Ray's workers by another script, in a Python that
-    knows the standard library alone; the path of Ray's own. None, and Ray's own is used, where this
-    Ray takes no other: `ray start` has no option for it."""
+    """Have this process's `ray start` start Ray's workers by another script, in a Python with the
+    standard library alone. Returns the path of Ray's own script, or None, and changes nothing, if
+    this Ray does not support it: `ray start` has no option for it."""
     from ray._private import services
     from ray._private.parameter import RayParams
     from ray._private.workers import default_worker
 
     if "worker_path" not in inspect.signature(RayParams).parameters:
         return None
-    services._site_flags = lambda: ["-I", "-S"]  # those of the command for workers alone
+    services._site_flags = lambda: ["-I", "-S"]  # used by the command for workers alone
     changed = functools.partialmethod(RayParams.__init__, worker_path=script)
     RayParams.__init__ = changed  # type: ignore[method-assign,assignment]
     return default_worker.__file__
 
 
 def import_for_forks(modules: Iterable[str]) -> None:
-    """Import what Ray's own worker script imports, and these modules.
+    """Import these modules and the imports of Ray's own worker script.
 
-    Ray draws a random id for each class of actors, by a generator that forked processes would have
-    copies of, and all of them would draw the same ids. So these ids come from the system.
+    Ray draws a random id for each class of actors from a generator. Forked processes would have
+    copies of its state and draw the same ids, so these ids come from the operating system.
     """
     import ray.actor
     from ray import ActorClassID
@@ -155,7 +155,7 @@ def import_for_forks(modules: Iterable[str]) -> None:
 
 
 def random_id() -> bytes:
-    """An id as Ray draws them."""
+    """A random id, drawn in the same way as Ray's own ids."""
     from ray import ActorClassID
 
     drawn: bytes = ActorClassID.from_random().binary()
@@ -163,12 +163,11 @@ def random_id() -> bytes:
 
 
 def raylet_pid() -> int:
-    """The raylet of this Ray worker process, which a worker that was forked is no child of. Ray
-    tells it to its workers so that they end with the raylet, and has no public call for it."""
+    """The pid of this Ray worker's raylet, which is not the parent of a forked worker. Ray passes
+    the pid to workers so that they end with the raylet, and has no public call for it."""
     return int(os.environ.get(RAYLET_PID) or os.getppid())
 
 
 def nvml() -> Any:
-    """NVIDIA's bindings that come with Ray, for a node without those of its own (`pynvml`).
-    ImportError where Ray brings none."""
+    """NVIDIA's bindings in Ray, for a node without `pynvml`. ImportError if Ray has none."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

@@ -1,7 +1,7 @@
-"""The spools of a node: what ranks here report, as it may leave the node.
+"""The spools of a node: the reports of its ranks, masked so that they may leave the node.
 
-They outlive the ranks, their supervisor and their node: those of dead nodes of this machine are
-read as well.
+Spools outlive the ranks, their supervisor and their node. Spools of dead nodes of this machine are
+read too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
-"""Shortest pause between two checks of the spools while one waits; each is a few stat calls."""
+"""Shortest pause between two checks of the spools; each check is a few stat calls."""
 MAX_POLL_S = 0.5
 POLL_SHARE = 0.1
-"""Of the time for which nothing has come: the ranks of long steps need the processor."""
+"""Longest pause as a share of the quiet time, since ranks with long steps need the processor."""
 
 
 class NodeSpools:
@@ -37,7 +37,7 @@ class NodeSpools:
         self._silos = SiloGate()
 
     def of(self, job_id: str, attempt: int) -> Path:
-        """The folder with the spools of an attempt."""
+        """The folder of the spools of an attempt."""
         return spool_dir(self._deployment_id, self._node_id, job_id, attempt)
 
     def masker(self, job_id: str, attempt: int) -> Masker:
@@ -45,13 +45,13 @@ class NodeSpools:
         return self._maskers.of(self.of(job_id, attempt))
 
     def silo(self, job_id: str, attempt: int, rank: int) -> SiloRules | None:
-        """The rules for reports of a rank that is of a silo; None of another rank."""
+        """The rules for reports of a silo's rank; None for other ranks."""
         return self._silos.silo(self.of(job_id, attempt), rank)
 
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """New frames of each spool of an attempt; waits up to `wait_s` for the first.
+        """Return new frames of each spool of an attempt; waits up to `wait_s` for the first.
 
         The service has stored all frames before `cursor`; they are deleted here.
         """
@@ -74,8 +74,7 @@ class NodeSpools:
     def read_left(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
     ) -> dict[str, bytes]:
-        """New frames of each spool that an attempt left on nodes of this machine that are dead; as
-        `read`."""
+        """Like `read`, return new frames of an attempt's spools on dead nodes of this machine."""
         found: dict[str, bytes] = {}
         for spools in self._of_dead_nodes():
             directory = spools / job_id / str(attempt)
@@ -98,20 +97,20 @@ class NodeSpools:
         ]
 
     def attempts(self) -> list[tuple[str, int]]:
-        """(job, attempt) of the spools on this node, and on nodes of this machine that are dead."""
+        """(job, attempt) of the spools on this node, and on dead nodes of this machine."""
         roots = (spools_of(self._directory), *self._of_dead_nodes())
         jobs = [job for spools in roots for job in entries(spools)]
         return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
 
     def drop(self, job_id: str, attempt: int) -> None:
-        """Delete the spools of an attempt, also those on nodes of this machine that are dead."""
+        """Delete the spools of an attempt, also on dead nodes of this machine."""
         left = (spools / job_id / str(attempt) for spools in self._of_dead_nodes())
         for directory in (self.of(job_id, attempt), *left):
             spool_reader.remove(directory)
             self._maskers.forget(directory)
 
     def _let_out(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Whole lines of a spool as they may leave this node."""
+        """Whole lines of a spool, reduced to the content that may leave this node."""
         return mask_frames(self._silos.frames(spools, key, data), self._maskers.of(spools))
 
     def _of_dead_nodes(self) -> list[Path]:

@@ -1,7 +1,7 @@
 """Orphans: processes of dead forkservers on this machine, found by their records and ended.
 
-A process is only ever killed for its mark, or as the leader that a record names by pid and start
-time: a pid alone may belong to another process by now.
+A process is only killed because of its mark, or as a leader that a record names by pid and start
+time, since the same pid may belong to another process by now.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ CHECK_S = 0.05
 
 @dataclass(frozen=True)
 class Orphan:
-    """A session whose forkserver is dead and that still has processes."""
+    """A session with live processes whose forkserver is dead."""
 
     record: SessionRecord
     pids: tuple[int, ...]
 
 
 def reap(directory: Path) -> list[Orphan]:
-    """Send SIGKILL once to all processes of sessions whose forkserver is dead, and answer them.
+    """Send SIGKILL once to all processes of sessions whose forkserver is dead, and return them.
 
-    Records of sessions of which nothing is left are removed, unless they name a GPU.
+    Records of empty sessions are removed, unless they name a GPU.
     """
     orphans = []
     for record in session_records.read_sessions(directory):
@@ -55,7 +55,7 @@ def reap(directory: Path) -> list[Orphan]:
 
 
 def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
-    """End the orphans of the nodes with these folders; answer those not gone in time. Blocks."""
+    """End the orphans of the nodes with these folders; returns orphans not gone in time. Blocks."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
@@ -67,8 +67,8 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 
 def remove_folders(nodes: Iterable[Path]) -> list[Path]:
-    """Delete the folders of these nodes, which are gone; those that were deleted. Of one with
-    spools that the service has yet to read, these stay, and by whose they are."""
+    """Delete the folders of these nodes, which are gone, and return the deleted folders. If the
+    service has yet to read a node's spools, they stay, with the file that names the owner."""
     removed = []
     for node in nodes:
         spools = spools_of(node)
@@ -83,12 +83,12 @@ def remove_folders(nodes: Iterable[Path]) -> list[Path]:
 
 
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
-    """`remove_folders` of the nodes whose raylet is gone and of which no process is left."""
+    """Apply `remove_folders` to nodes whose raylet and processes are all gone."""
 
     def is_over(node: Path) -> bool:
         sessions = session_records.read_sessions(session_records.sessions_dir(node))
         if any(record.has_parent for record in sessions):
-            return False  # its forkserver is still ending
+            return False  # the node's forkserver is still ending
         return not any(find_members([record.session() for record in sessions]).values())
 
     return remove_folders(filter(is_over, session_records.dead_nodes(deployment_root, own)))

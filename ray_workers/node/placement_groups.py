@@ -1,8 +1,8 @@
-"""Releasing an attempt's slots: each is given back once its processes are seen gone.
+"""Releases the slots of an attempt, each once its processes are gone.
 
-Slots are placement groups with a lifetime of their own, so that the sudden end of a supervisor
-does not offer a GPU to others while a process still holds it. The service releases a group that has
-no supervisor any more by the group's name.
+Slots are placement groups whose lifetime does not depend on the supervisor, so that the sudden end
+of a supervisor does not offer a GPU to others while a process still holds it. The service finds a
+group without a supervisor by the group's name and releases it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.names import agent_name
 
 EMPTY_BOUND_S = 20.0
-"""How long the processes of an attempt may take to be gone before their slots go into quarantine:
-longer than the forkserver's own limit (`forkserver.server.STUCK_S`)."""
+"""Seconds after which slots of an attempt whose processes are not gone are quarantined; longer than
+the forkserver's own limit (`forkserver.server.STUCK_S`)."""
 RELEASE_TIMEOUT_S = 30.0
-"""How long Ray may take to list slots as free before that is an error."""
+"""Seconds in which Ray has to list slots as free before that is an error."""
 ANSWER_LIMIT_S = 10.0
-"""How long a node agent may take to search for processes of an attempt."""
+"""Seconds in which a node agent has to search for processes of an attempt."""
 CHECK_S = 0.02
 
 
@@ -48,7 +48,7 @@ class HeldSlots:
 
 
 def slots_name(job_id: str, attempt: int, number: int) -> str:
-    """Name of an attempt's placement group; no two of them have the same number."""
+    """The name of an attempt's placement group. No two groups of an attempt share a number."""
     return f"dray:{job_id}:{attempt}:slots:{number}"
 
 
@@ -74,11 +74,11 @@ async def held_slots() -> list[HeldSlots]:
 async def release(
     job_id: str, attempt: int, node_ids: Iterable[str], slots: Sequence[PlacementGroup]
 ) -> frozenset[str]:
-    """Give back the slots of an attempt whose processes were asked to end; answer the nodes whose
+    """Release the slots of an attempt whose processes were asked to end, and return the nodes whose
     slots are in quarantine.
 
-    node_ids: every node that may run a process of the attempt. TimeoutError if Ray does not take
-    the slots back in time; the call may be repeated.
+    node_ids: every node that may run a process of the attempt. Raises TimeoutError if Ray does not
+    remove the slots in time; the call may be repeated.
     """
     busy = await busy_nodes(job_id, attempt, node_ids)
     kept = frozenset([node for node in busy if await _quarantine(job_id, attempt, node)])
@@ -92,8 +92,8 @@ async def release(
 async def busy_nodes(
     job_id: str, attempt: int, node_ids: Iterable[str], ranks: Sequence[int] | None = None
 ) -> set[str]:
-    """The nodes on which processes of the attempt are not gone after `EMPTY_BOUND_S`. ranks: only
-    the processes of these."""
+    """The nodes on which processes of the attempt are not gone after `EMPTY_BOUND_S`. ranks: check
+    only the processes of these ranks."""
     busy, deadline = set(node_ids), time.monotonic() + EMPTY_BOUND_S
     while busy and time.monotonic() < deadline:
         answers = await asyncio.gather(*(is_empty(job_id, attempt, node, ranks) for node in busy))
@@ -106,8 +106,7 @@ async def busy_nodes(
 async def is_empty(
     job_id: str, attempt: int, node_id: str, ranks: Sequence[int] | None = None
 ) -> bool:
-    """Whether no process of the attempt, or of these ranks of it, is left there, or the node itself
-    is gone."""
+    """Whether no process of the attempt, or of these ranks, is left on the node, or it is gone."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt, ranks))
@@ -116,19 +115,19 @@ async def is_empty(
 
 
 async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
-    """Have the node's agent keep the attempt's slots; False if nothing of it is left meanwhile."""
+    """Have the node's agent keep the attempt's slots; False if nothing of it is left by then."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         call: Any = agent.quarantine.remote(job_id, attempt)
         return bool(await result_within(ANSWER_LIMIT_S, call))
     except (ValueError, RayActorError, TimeoutError):
-        # The agent does not answer. The slots stay taken, and are released later, as groups
-        # without a supervisor are.
+        # The agent does not answer. The slots stay taken, and are released later, like groups
+        # without a supervisor.
         return node_id in await asyncio.to_thread(alive_nodes)
 
 
 async def give_back(slots: Sequence[PlacementGroup]) -> None:
-    """Remove placement groups, the newest first, and wait until Ray lists them as gone."""
+    """Remove placement groups, newest first, and wait until Ray lists them as removed."""
     for group in reversed(slots):
         await asyncio.to_thread(remove_placement_group, group)
     deadline = time.monotonic() + RELEASE_TIMEOUT_S

@@ -1,8 +1,8 @@
 """The allow-list of environment variables that reach a rank; without ray or torch.
 
-The forkserver is started with these alone, so that a rank finds no others in itself or in
-/proc/PID/environ of its parent. The node's credentials for storage are a list of their own: dray's
-own code gets them, also as a rank of a recipe, and a user's script does not.
+The forkserver is started with these variables alone, so that a rank finds no others in its own
+environment or its parent's /proc/PID/environ. A separate list has the node's credentials for
+storage: dray's own code gets them, also as a rank of a recipe, and a user's script does not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Final
 from ray_workers.shared.paths import NODE_TMPDIR
 
 RANK_ENV: Final = "DRAY_RANK_ENV"
-"""Names of more variables, separated by commas."""
+"""Names of additional variables, separated by commas."""
 NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
-"""Set for an embedded Ray, which is one node: loopback, where Ray takes the machine's address."""
+"""The address of the node. Set to loopback for an embedded Ray, which is one node; Ray itself would
+use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
-"""The mark of an embedded Ray, by which what a crash left behind is found; not a secret."""
+"""The mark of an embedded Ray, by which processes that a crash left are found; not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
-"""How far a rank stands back behind others of its machine (nice(1)), if further than Ray's workers
-do. Set for an embedded Ray, where the processes that look after ranks must not stand back too."""
+"""Niceness of ranks (nice(1)), if above that of Ray's workers. Set for an embedded Ray, where the
+processes that manage ranks must keep a higher priority."""
 
 _NAMES: Final = frozenset(
     {
@@ -49,7 +50,7 @@ _NAMES: Final = frozenset(
         *("PYTHONPERFSUPPORT", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC"),
         *("PYTHONUNBUFFERED", "PYTHONUSERBASE", "PYTHONUTF8", "PYTHONVERBOSE", "PYTHONWARNINGS"),
         *("PYTHON_CPU_COUNT", "PYTHON_GIL"),
-        *("NCCL_IB_PKEY", "UCX_IB_PKEY"),  # a partition of an InfiniBand network: no secret
+        *("NCCL_IB_PKEY", "UCX_IB_PKEY"),  # a partition of an InfiniBand network, not a secret
         RAY_INSTANCE,
         RANK_NICENESS,
         NODE_TMPDIR,
@@ -65,29 +66,29 @@ _SECRET: Final = re.compile(
     r"(KEY|TOKEN|SECRET|CRED|CREDENTIAL|PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|AUTH|COOKIE|\bPAT)"
     r"S?\d*\b"
 )
-"""Words, or ends of words, of names that no prefix lets through, as in NVIDIA_API_KEY."""
+"""Words, or ends of words, that exclude a name despite its prefix, such as NVIDIA_API_KEY."""
 _CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
-"""Prefixes of the variables that fsspec's object stores read."""
+"""Prefixes of variables that fsspec's object stores read."""
 
 
 def _passes(name: str, value: str, added: Collection[str]) -> bool:
     upper = name.upper()  # proxies are read in lower case too
     if name in added or (upper in _NAMES and (name == upper or upper.endswith("_PROXY"))):
         return True
-    # A cache may also be a server, whose URL holds a password.
+    # A cache may also be a server, whose URL contains a password.
     is_cache_folder = name.endswith(_CACHE_SUFFIXES) and value.startswith(("/", "~"))
-    speaks_of_secret = _SECRET.search(upper.replace("_", " ")) is not None
-    return (name.startswith(_PREFIXES) or is_cache_folder) and not speaks_of_secret
+    names_secret = _SECRET.search(upper.replace("_", " ")) is not None
+    return (name.startswith(_PREFIXES) or is_cache_folder) and not names_secret
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a node that a rank may see."""
+    """The variables of a node's environment that a rank may see."""
     added = {name.strip() for name in environment.get(RANK_ENV, "").split(",")}
     return {name: value for name, value in environment.items() if _passes(name, value, added)}
 
 
 def credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """The node's own variables for access to storage; for code of dray alone."""
+    """The node's own variables for access to storage, for code of dray alone."""
     return {k: value for k, value in environment.items() if k.startswith(_CREDENTIALS)}
 
 

@@ -1,6 +1,6 @@
-"""The gate of a rank that starts on a node: its task as the node allows it, and what may leave.
+"""The gate of a rank that starts on a node: the task that the node allows, and what may leave.
 
-An open rank gets and passes on everything; a silo's data stay on their node (`silo_gate`).
+An ordinary rank gets and reports everything; a silo's data stay on their node (`silo_gate`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class RankGate:
     """The gate of one rank."""
 
     task: RankTask
-    """As the node's owner allows it."""
+    """The task, as the node's owner allows it."""
     passes_output: bool
-    """Whether its output may leave the node; else it is kept there."""
+    """Whether the rank's output may leave the node; otherwise the output is kept there."""
     passes_progress: bool
-    """Whether its step, loss and speed may be shown elsewhere by its actor."""
+    """Whether the rank's actor may show its step, loss and speed elsewhere."""
 
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
-    """Make the gate of a rank that is about to start, and note a silo for the node's agent.
-    RuntimeError on a node that takes no such rank."""
+    """Return the gate of a rank that is about to start, and note a silo for the node's agent.
+    Raises RuntimeError if the node accepts no such rank."""
     if silo_gate.silo_of(task) is None:
-        if silo_gate.has_source(environ):  # the scheduler places none here
+        if silo_gate.has_source(environ):  # the scheduler assigns no such rank to this node
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)
         return RankGate(task, passes_output=True, passes_progress=True)
     task = silo_gate.at_home(task, environ)
@@ -43,8 +43,8 @@ def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
 
 @contextlib.contextmanager
 def keeping_errors(task: RankTask) -> Iterator[None]:
-    """Raise errors of a start. The error of a silo loses its message, which may describe the
-    node."""
+    """Raise errors of a start. The message of a silo's error is kept on the node, since it may
+    describe the node."""
     try:
         yield
     except Exception as error:

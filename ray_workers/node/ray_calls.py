@@ -1,4 +1,4 @@
-"""Calls of Ray: answers within a limit, errors in a line, and the end of an actor."""
+"""Helpers for calls of Ray: a time limit, errors in one line, and the end of an actor."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ END_LIMIT_S = 20.0
 
 
 async def result_within(limit_s: float, ref: Any) -> Any:
-    """The answer of a remote call; TimeoutError when it takes longer: a stopped process never
-    answers."""
+    """Return the result of a remote call. Raises TimeoutError if it takes longer, since a stopped
+    process never answers."""
     async with asyncio.timeout(limit_s):
         return await ref
 
 
 def brief(error: BaseException) -> str:
-    """The last line of an error that has words, without the module of the error's class: Ray's
-    messages hold whole remote tracebacks."""
+    """The last line of an error that contains words, without the module of the error's class.
+    Ray's messages contain whole remote tracebacks."""
     lines = [line for line in str(error).splitlines() if re.search(r"\w", line)]
     if not lines:
         return type(error).__name__
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1].strip())
 
 
-# `ray.kill` asks the process to exit. A raylet that can't connect to the process takes it for dead
-# already (seen with Ray 2.60), so that a stopped process stays, with all that its children hold.
+# `ray.kill` asks the process to exit. If a raylet can't connect to the process, it considers the
+# process dead (seen with Ray 2.60), so a stopped process stays, with everything its children hold.
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:
-    """Have Ray give the actor up, and its process killed where it runs. Blocking."""
+    """Have Ray abandon the actor, and kill its process. Blocks."""
     process = compat_ray.process_of(actor)
     ray.kill(actor, no_restart=not may_restart)
     if process is not None:
@@ -51,7 +51,7 @@ def end_actor(actor: Any, *, may_restart: bool = False) -> None:
 
 @ray.remote
 def _kill_worker(pid: int) -> None:
-    """SIGKILL a Ray worker process of this node, unless its pid belongs to another by now."""
+    """SIGKILL a Ray worker process of this node, unless its pid now belongs to another process."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

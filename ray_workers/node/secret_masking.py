@@ -1,8 +1,8 @@
-"""Masking of a job's secrets in all text that leaves its node: frames, errors, stacks and names.
+"""Masks a job's secrets in all text that leaves its node: frames, errors, stacks and names.
 
-A rank masks what it reports where it can, but a script may put a value into a metric's name or a
-tag. The node agent, through which all of it leaves the node, masks it again. It knows an attempt's
-secrets by a file beside the spools, which has their names and no value.
+A rank masks its reports where it can, but a script may put a value into a metric's name or a tag.
+The node agent, through which all text leaves the node, masks it again. The agent knows an attempt's
+secrets from a file next to the spools, which contains their names but no value.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXACT: Final = frozenset(
         *("state", "cause", "code", "then"),
     }
 )
-"""Fields of frames in which dray itself writes addresses, hashes and words of its own: a secret of
-few characters may be in a hash by chance, and has to be left there."""
+"""Fields of frames in which dray itself writes addresses, hashes and words of its own. A short
+secret may be in a hash by chance, and must stay there."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def note_secrets(task: RankTask) -> None:
-    """Leave for the node's agent the names of the secrets that a rank is about to get."""
+    """Record, for the node's agent, the names of the secrets that a rank is about to get."""
     names = (task.spec.get("environment") or {}).get("secrets")
     path = Path(task.spool_dir).with_name(_NAMES)
     if not names or path.exists():
@@ -41,7 +41,7 @@ def note_secrets(task: RankTask) -> None:
 
 
 class Maskers:
-    """The maskers of attempts, by the folder of their spools; each is read once."""
+    """The maskers of attempts, by the folder of their spools; each is created once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Masker] = {}
@@ -51,7 +51,7 @@ class Maskers:
             try:
                 folder, names, owner = json.loads((spools / _NAMES).read_text())
             except FileNotFoundError:
-                return Masker({})  # its ranks get none, or have not begun
+                return Masker({})  # the attempt's ranks get no secrets, or have not begun
             self._known[spools] = Masker(_readable(folder, names, owner))
         return self._known[spools]
 
@@ -65,13 +65,13 @@ def _readable(folder: str, names: list[str], owner: str | None) -> dict[str, str
         try:
             found |= read_secrets(folder, [name], owner)
         except SecretUnavailable:
-            continue  # a rank that can't read it has not got it either
+            continue  # a rank that can't read the secret does not have it either
     return found
 
 
 def mask_frames(data: bytes, masker: Masker) -> bytes:
-    """Whole lines of a spool without values of secrets. Each line keeps its length, since offsets
-    count by it; spaces take the room of what is left out."""
+    """Mask values of secrets in whole lines of a spool. Each line keeps its length, since offsets
+    count on it; spaces replace the removed text."""
     if not masker.longest:
         return data
     return b"".join(_masked_line(line, masker) for line in data.splitlines(keepends=True))
@@ -83,12 +83,12 @@ def _masked_line(line: bytes, masker: Masker) -> bytes:
         frame = json.loads(line)
         body, kind = frame["body"], frame["kind"]
     except (ValueError, KeyError, TypeError):
-        return nothing  # no frame
+        return nothing  # not a frame
     masked = _masked(body, masker)
     if masked == body:
         return line
     if kind == FrameKind.ARTIFACT:
-        return nothing  # the address of the file has the value as well
+        return nothing  # the file's address contains the value too
     text = _encode({**frame, "body": masked}).encode()
     return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 

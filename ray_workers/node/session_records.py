@@ -1,8 +1,8 @@
-"""Records of a node's processes, by which those that outlive their parents are found.
+"""Records of a node's processes, by which processes that outlive their parents are found.
 
-A forkserver that is killed takes its ranks with it, but not the processes that they started; and
-when a whole node dies, no process of it is left to end the others. So each session that is forked
-has a small file under the node's folder, and the node itself has one that names its raylet.
+A killed forkserver takes its ranks with it, but not the processes that they started. When a whole
+node dies, no process of the node is left to end the others. So each forked session has a small file
+in the node's folder, and the node itself has a file that names its raylet.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class SessionRecord:
     gpus: str = ""
     """CUDA_VISIBLE_DEVICES of the rank."""
     shares_gpus: bool = False
-    """Whether other jobs may have memory there as well."""
+    """Whether other jobs may have memory on these GPUs too."""
 
     @property
     def is_of_this_place(self) -> bool:
-        """Whether its pids mean anything here."""
+        """Whether the record's pids are valid on this host and in this container."""
         return self.place == place()
 
     @property
@@ -50,7 +50,7 @@ class SessionRecord:
 
     @property
     def has_parent(self) -> bool:
-        """Whether the forkserver that looks after it is alive."""
+        """Whether the session's forkserver is alive."""
         return self.is_of_this_boot and started_ticks(self.server_pid) == self.server_started
 
     @property
@@ -58,8 +58,8 @@ class SessionRecord:
         return [name for name in self.gpus.split(",") if name]
 
     def session(self) -> Session:
-        """The session to search for when its forkserver is dead. Its number counts only while the
-        leader lives, since it may be another session's afterwards."""
+        """The session to search for when its forkserver is dead. Its number is used only while the
+        leader lives, since another session may have the number afterwards."""
         return Session(self.pid, self.started, self.mark, started_ticks(self.pid) != self.started)
 
 
@@ -80,12 +80,12 @@ def write_session(directory: Path, record: SessionRecord) -> None:
 
 
 def read_sessions(directory: Path) -> list[SessionRecord]:
-    """The records of a node, without those that are incomplete or removed meanwhile."""
+    """The records of a node. Records that are incomplete or removed meanwhile are skipped."""
     return _read(sorted(_files(directory)))
 
 
 def sessions_of(directory: Path, job_id: str, attempt: int) -> list[SessionRecord]:
-    """Those of one attempt, oldest process first."""
+    """The records of one attempt, oldest process first."""
     paths = [p for p in entries(_folder(directory, job_id, attempt)) if p.suffix == ".json"]
     return sorted(_read(paths), key=lambda record: record.started)
 
@@ -115,7 +115,7 @@ def remove_session(directory: Path, record: SessionRecord) -> None:
 
 
 def write_owner(runtime_dir: Path, raylet: int) -> None:
-    """Write down the raylet of this node, if that process is one."""
+    """Record the raylet of this node, if the process is a raylet."""
     raylet = raylet if command(raylet) == "raylet" else 0
     owner = {
         "place": place(),
@@ -129,7 +129,7 @@ def write_owner(runtime_dir: Path, raylet: int) -> None:
 
 
 def is_dead_node(runtime_dir: Path) -> bool:
-    """Whether the node of this folder is certainly gone; False for one without a record."""
+    """Whether the node of this folder is certainly gone; False if it has no record."""
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]

@@ -1,7 +1,7 @@
-"""Work of a node for which several jobs may wait, such as an environment that is being built.
+"""Work of a node for which several jobs may wait, such as the build of an environment.
 
-Each piece is done once, however many jobs ask how far it is. A failure is
-answered for a while before another try.
+Each piece of work is done once, however many jobs ask for its state. A failure is returned from
+memory for a while before another try.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 from ray_workers.shared.node_needs import BuildState
 
 FIRST_ANSWER_S = 2.0
-"""How long a question waits for work that is under way: most is over by then."""
+"""Seconds that a request waits for running work, most of which ends by then."""
 FAILURE_KEPT_S = 10.0
-"""How long a failure that is final is answered from memory before another try."""
+"""Seconds for which a final failure is returned from memory before another try."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
-"""Between tries of work that met a server or a disk at fault."""
+"""Pauses between tries of work whose server or disk is at fault."""
 
 
 KNOWN_S = 600.0
-"""How long a failure is remembered that nobody asks about."""
+"""Seconds for which a failure is remembered without requests."""
 WANTED_S: Final = 60.0
-"""How long work goes on without a question about it, as while the service is started again."""
+"""Seconds for which work continues without requests, such as during a restart of the service."""
 
 Owner = str | None
 
@@ -37,27 +37,27 @@ class NotDone(Exception):
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """most_tries: before it is FAILED."""
+        """most_tries: failures after which the state is `state`; until then it is UNREACHABLE."""
         super().__init__(message)
         self._state = state
         self._most_tries = most_tries
 
     def state_after(self, tries: int) -> BuildState:
-        """FAILED, or UNREACHABLE where another try may help, once so many have failed."""
+        """The state after this many failed tries."""
         return BuildState.UNREACHABLE if tries < self._most_tries else self._state
 
 
 class Abandoned(Exception):
-    """The work was ended because no job needs it any more; it fails for none."""
+    """The work was ended because no job needs it any more; this is a failure for no job."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a piece of work is."""
+    """The state of a piece of work."""
 
     state: BuildState
     message: str
-    """Why it failed."""
+    """Why the work failed."""
 
 
 @dataclass
@@ -69,17 +69,17 @@ class _Failure:
 
 
 class SharedWork:
-    """The work of one kind, by key. For one event loop."""
+    """The work of one kind, by key. Use from one event loop."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Standing]] = {}
         self._failed: dict[str, _Failure] = {}
 
     async def standing(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
-        """How far the work is; begins it if nobody has. Harmless to repeat.
+        """Return the state of the work, and begin the work if that has not happened. Idempotent.
 
-        work: raises NotDone where it fails, and Abandoned where it was ended; of other errors
-        another try is taken to help.
+        work: raises NotDone if it fails, and Abandoned if it was ended. After any other error,
+        another try is assumed to help.
         """
         self._forget()
         failure = self._failed.get(key)
@@ -95,7 +95,7 @@ class SharedWork:
         try:
             await work()
         except Abandoned:
-            return Standing(BuildState.BUILDING, "")  # for a job that asks since, with the next try
+            return Standing(BuildState.BUILDING, "")  # the next request begins another try
         except NotDone as error:
             failure = error
         except Exception as error:  # a full disk, a folder of another user
@@ -120,26 +120,26 @@ class SharedWork:
 
 
 class WantedWork:
-    """The users that want each piece of work, by key. For one event loop; `is_wanted` and `owners`
-    for any thread."""
+    """The users that want each piece of work, by key. Use from one event loop; `is_wanted` and
+    `owners` from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}
-        """By key and user, when they asked last, by `time.monotonic`."""
+        """When each user last asked, by key and user, by `time.monotonic`."""
 
     def want(self, key: str, owner: Owner) -> None:
         self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """None of the user's jobs needs it any more."""
+        """Note that no job of the user needs the work any more."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:
         return bool(self.owners(key))
 
     def owners(self, key: str) -> list[Owner]:
-        """The users that want it, who asked first before the others."""
+        """The users that want the work, in the order of their first requests."""
         now = time.monotonic()
         asked = tuple(self._asked.get(key, {}).items())
         return [owner for owner, at in asked if now - at < WANTED_S]

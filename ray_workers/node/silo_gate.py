@@ -1,9 +1,10 @@
-"""The gate of a federated silo: it decides what of its ranks may leave their node.
+"""The gate of a federated silo, which decides what data of its ranks may leave their node.
 
-A rank whose data must stay on its node writes its reports as any rank does. The node agent, through
-which all of it leaves the node, lets out what the owner of the node has opened, and the metrics
-that both the job and the owner name. It knows a silo by a file beside the spools, so that nothing
-depends on the code of the rank. The owner decides by variables of the node's Ray; a job has no say.
+A rank whose data must stay on its node writes its reports like any other rank. The node agent,
+through which all of them leave the node, passes what the owner of the node has opened, and the
+metrics that both the job and the owner name. The agent recognises a silo by a file next to the
+spools, so that nothing depends on the rank's code. The owner decides by variables of the node's
+Ray; a job can't change the decision.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
 FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and takes ranks of silos alone"
 OUTPUT: Final = "output.log"
-"""The output of a silo's ranks, and errors of their starts, where they are not opened."""
+"""The output of a silo's ranks, and errors of their starts, unless they are opened."""
 _NOTE: Final = ".silo-"
-"""Of a rank, before its number."""
+"""Prefix of the file of a silo's rank, before the rank's number."""
 _AGGREGATOR: Final = 0
-"""Rank that may run on a silo's node and has none of its data."""
+"""The rank that may run on a silo's node without having its data."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Opening(StrEnum):
-    """Something that the owner of a silo's node may open."""
+    """A kind of data that the owner of a silo's node may open."""
 
     LOGS = "logs"
-    """Lines of its ranks' output, and the messages and tracebacks of their errors."""
+    """Lines of the ranks' output, and the messages and tracebacks of their errors."""
     STACKS = "stacks"
-    """Stacks of its ranks' threads, in bundles of hangs."""
+    """Stacks of the ranks' threads, in bundles of hangs."""
     FILES = "files"
-    """Artifacts, sample pictures and checkpoints that its ranks save."""
+    """Artifacts, sample pictures and checkpoints that the ranks save."""
     SYSTEM_METRICS = "system_metrics"
-    """Processors and memory that its ranks use."""
+    """Processors and memory that the ranks use."""
 
 
 OPENED_BY: Final = {
@@ -55,20 +56,20 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-"""The words that let frames of a kind leave as they are; of other kinds none does."""
+"""The opening that lets frames of a kind leave unchanged; frames of other kinds never do."""
 
 
 @dataclass(frozen=True)
 class SiloRules:
-    """A silo of an attempt on this node, with what its owner allows."""
+    """A silo of an attempt on this node, and what its owner allows."""
 
     name: str
     opens: Set[Opening]
     metrics: Set[str]
 
     def frames(self, data: bytes) -> bytes:
-        """Whole lines of a spool, of which only what may leave. Each line keeps its length, since
-        offsets count by it; spaces take the room of what stays."""
+        """Reduce whole lines of a spool to what may leave. Each line keeps its length, since
+        offsets count on it; spaces replace the removed text."""
         return b"".join(self._line(line) for line in data.splitlines(keepends=True))
 
     def _line(self, line: bytes) -> bytes:
@@ -79,23 +80,23 @@ class SiloRules:
             if OPENED_BY.get(kind) in self.opens:
                 return line
             kept = self._closed(kind, body)
-            told = {"kind": kind, "time": _number(frame["time"]), "body": kept}
+            reduced = {"kind": kind, "time": _number(frame["time"]), "body": kept}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return nothing  # no frame
+            return nothing  # not a frame
         if kept is None:
             return nothing
-        text = _encode(told).encode()
+        text = _encode(reduced).encode()
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The part that may leave of a frame of a kind that is not open; None for none."""
+        """The part that may leave of a frame whose kind is not open; None if no part may."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
         return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        # Short, so that it has room in the line that it replaces.
+        # Short, so that it fits into the line that it replaces.
         numbers = ("raised_at", "seat", "incarnation")
         return {
             "cause": Cause(body["cause"]),
@@ -112,7 +113,7 @@ class SiloRules:
 
 
 def _number(value: Any) -> float:
-    """As it is; TypeError for anything else."""
+    """Return the number unchanged. Raises TypeError for anything else."""
     if type(value) not in (int, float):
         raise TypeError
     number: float = value
@@ -120,25 +121,25 @@ def _number(value: Any) -> float:
 
 
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """The words of the list that the node's owner has set; ValueError for one that is none."""
+    """The openings that the node's owner has set. Raises ValueError for an unknown word."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)
 
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
-    """Those metrics of a job that may leave: all, unless the owner lists some."""
+    """The metrics of a job that may leave: all, unless the owner lists some."""
     if METRICS not in environ:
         return frozenset(asked)
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
 
 
 def has_source(environ: Mapping[str, str]) -> bool:
-    """Whether the node's owner names a silo's data: then it carries ranks of silos alone."""
+    """Whether the node's owner names a silo's data; the node then carries only ranks of silos."""
     return bool(environ.get(SOURCE))
 
 
 def silo_of(task: RankTask) -> Mapping[str, Any] | None:
-    """The silo of the document that a rank is; None of a rank that is none."""
+    """The silo of the document whose rank this is; None if the rank is not a silo's."""
     silos = (task.spec.get("federated") or {}).get("silos")
     if not silos or task.rank == _AGGREGATOR:
         return None
@@ -152,7 +153,7 @@ def folder_of(task: RankTask) -> Path:
 
 
 def keep(task: RankTask, text: str) -> None:
-    """Add to the silo's output, which stays on its node, as far as there is room."""
+    """Append to the silo's output, which stays on its node, if the disk has space."""
     folder = folder_of(task)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -161,13 +162,13 @@ def keep(task: RankTask, text: str) -> None:
 
 
 def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
-    """The task of a silo as its node's owner allows it: its files stay here unless they are opened,
-    it gets no other job's, and it sends no metric that may not leave."""
+    """The task of a silo as its node's owner allows it. Its files stay here unless they are opened,
+    it gets no other job's files, and it sends no metric that may not leave."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)
     if own and task.silo_source not in (None, "", own):
-        raise ValueError(f"{SOURCE} names other data than the job document: leave out its `source`")
+        raise ValueError(f"{SOURCE} names other data than the job document: omit its `source`")
     source = own or task.silo_source
     policy = task.data_policy
     if own:
@@ -192,7 +193,7 @@ def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
 
 
 def note_silo(task: RankTask) -> None:
-    """Leave for the node's agent what it must know of a silo that is about to start."""
+    """Record, for the node's agent, the facts about a silo that is about to start."""
     silo = silo_of(task)
     if silo is None:
         return
@@ -210,8 +211,8 @@ class SiloGate:
         self._environ = environ
 
     def silo(self, spools: Path, rank: int) -> SiloRules | None:
-        """None of a rank that is no silo, or has not begun. A rank that took the place of another
-        may count anew; where there is a silo, every rank but the aggregator is one."""
+        """The rules of a rank; None if it is not a silo's, or has not begun. A rank that replaced
+        another may have a new number; if there is a silo, every rank but the aggregator is one."""
         notes = [path for path in entries(spools) if path.name.startswith(_NOTE)]
         if not notes or rank == _AGGREGATOR:
             return None
@@ -221,6 +222,6 @@ class SiloGate:
         return SiloRules(name, opens, owner_metrics(self._environ, set(metrics)))
 
     def frames(self, spools: Path, key: str, data: bytes) -> bytes:
-        """The data of a spool as they may leave the node."""
+        """Reduce the data of a spool to what may leave the node."""
         silo = self.silo(spools, parse_key(key)[0])
         return data if silo is None else silo.frames(data)

@@ -1,6 +1,6 @@
 """Collects the current stacks of all threads of an attempt's ranks.
 
-On DUMP_SIGNAL each rank adds its stacks to a file beside its page
+On DUMP_SIGNAL each rank appends its stacks to a file next to its page
 (`ray_workers.shared.processes.stack_writer`).
 """
 
@@ -20,12 +20,12 @@ STACK_LIMIT_BYTES = 64 << 10
 CHECK_S = 0.02
 """Pause between two checks of a stack file."""
 QUIET_S = 1.0
-"""A stack file that has not grown for so long counts as complete."""
+"""Seconds without growth after which a stack file counts as complete."""
 
 
 @dataclass
 class _Growing:
-    """A stack file to which a rank is adding its stacks."""
+    """A stack file to which a rank is appending its stacks."""
 
     path: Path
     start: int
@@ -60,7 +60,7 @@ async def collect(
     ranks: Iterable[int],
     wait_s: float,
 ) -> dict[int, str]:
-    """The stacks of the ranks that run here, without ranks that wrote none in time.
+    """Return the stacks of the ranks that run here, without ranks that wrote none in time.
 
     A stopped rank is continued, and its handler runs first. Raises ForkFailed without a forkserver.
     """

@@ -29,21 +29,21 @@ from ray_workers.training.core.workload import Workload
 
 
 class BuildWorkload(Protocol):
-    """Builds a workload."""
+    """A function that builds a workload."""
 
     def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
-        """Model and data on the CPU, the same on every rank. Raises DataError. own: the samples are
-        these, and the document's data only say what the model is."""
+        """Build model and data on the CPU, the same on every rank. own: take samples from this
+        data set; the document's data only determine the model. Raises DataError."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     build: BuildWorkload
     load: Callable[[Path], Any]
-    """The result's folder -> an object with `predict`."""
+    """Loads the folder of a result and returns an object with `predict`."""
     private_data: Callable[[Any, JobSpec, Path], PrivateData] | None = None
-    """(such an object, document, path) -> the data of a client outside of the cluster. None where
-    there are no such clients."""
+    """Returns the data of a client outside of the cluster, given that object, the document and a
+    path. None if the recipe supports no such clients."""
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -57,13 +57,13 @@ RECIPES: Mapping[str, Recipe] = {
     "tabular_regression": Recipe(tabular.build_regression, tabular.load, private_data.of_table),
     "language_model": Recipe(language_model.build, language_model.load),
 }
-"""The recipes by name, as a job document's `recipe` has it."""
+"""The recipes by the name that `recipe` has in a job document."""
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     """The trained model in the folder of a job's artifacts: an `image_classification.Classifier`,
-    `image_segmentation.Segmenter`, `tabular.Predictor` or `language_model.Generator`, each with a
-    `predict` that says what it takes. Raises FileNotFoundError if the folder holds no result."""
+    `image_segmentation.Segmenter`, `tabular.Predictor` or `language_model.Generator`. The docstring
+    of its `predict` describes its inputs. Raises FileNotFoundError if the folder has no result."""
     path = Path(folder)
     recipe = results.read_config(path)["recipe"]
     loaded = RECIPES[recipe].load(path)

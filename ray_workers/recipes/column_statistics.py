@@ -1,4 +1,4 @@
-"""The statistics by which a table's numbers are standardised: of its training rows, in float64."""
+"""Statistics to standardise the numbers of a table, computed from training rows in float64."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.device_dataset import Rows
 
 BLOCK = 65_536
-"""Rows that are summed up together."""
+"""Rows that are summed together."""
 MAX_RATIO = 64.0
-"""float32 has 24 bits. Of numbers whose mean is this many deviations from 0, it holds 18 of their
-difference from the mean; beyond, the mean is subtracted in float64."""
+"""float32 has 24 bits. If the mean of numbers is this many deviations from 0, 18 bits are left for
+their difference from the mean; beyond that, the mean is subtracted in float64."""
 
 Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Of the columns of numbers, (F,), and of the target of a regression as one more column."""
+    """Statistics of the columns of numbers, (F,), with a regression's target as the last one."""
 
     mean: Numbers
     deviation: Numbers
-    """1 for a column that never changes."""
+    """Standard deviation; 1 for a constant column."""
     offsets: Numbers
-    """The numbers that are subtracted in float64: near the mean, or 0."""
+    """Numbers that are subtracted in float64: near the mean, or 0."""
     fill: Numbers | None
-    """(F + C,): what stands for missing numbers and categories; None if nothing does."""
+    """(F + C,): replacements of missing numbers and categories; None if nothing is replaced."""
 
     @property
     def has_offsets(self) -> bool:
         return bool(self.offsets.any())
 
     def write_to(self, model: TableModel) -> None:
-        """Write the model's buffers."""
+        """Write the statistics to the model's buffers."""
         count = model.num_numeric
         mean, deviation = (
             torch.from_numpy(one).float() for one in (self.mean - self.offsets, self.deviation)
@@ -63,8 +63,8 @@ class ColumnStatistics:
 
 
 def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics:
-    """Raises DataError for a column that training has no value of, or whose values differ by less
-    than float32 can hold."""
+    """Compute the statistics. Raises DataError for a column without values in the training rows, or
+    whose values differ by less than float32 can represent."""
     fill = imputation.learn(table, training, filling) if filling.filled else None
     numbers = None if fill is None else fill[: table.numeric.shape[1]]
     mean, deviation, is_exact = _of_columns(table.numeric, training, numbers)
@@ -78,7 +78,7 @@ def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics
     for at in np.flatnonzero((deviation > 0) & (deviation < np.finfo(np.float32).tiny)).tolist():
         raise DataError(
             f"the values of the column {shortened(names[at])} differ by {deviation[at]:.3g}, which "
-            "is less than a float32 can hold; give them in a smaller unit"
+            "is less than float32 can represent; use a smaller unit"
         )
     deviation[deviation == 0] = 1.0
     is_far = np.abs(mean) > MAX_RATIO * deviation
@@ -90,10 +90,10 @@ def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics
 def _of_columns(
     columns: npt.NDArray[np.floating], rows: Rows, fill: Numbers | None
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """(mean, deviation, 1 where float32 holds every value), each (F,), over the given rows, which
-    may be more than fit in memory. fill: (F,) for the values that are NaN.
+    """(mean, deviation, 1 if float32 represents every value), each (F,), over the given rows, which
+    need not fit into memory. fill: (F,) replacements of NaN.
 
-    The first row is subtracted from all, so that no digits of a large mean are lost.
+    The first row is subtracted from all rows, so that no digits of a large mean are lost.
     """
 
     def blocks() -> Iterator[Numbers]:
@@ -106,7 +106,7 @@ def _of_columns(
     for block in blocks():
         total += (block - first).sum(axis=0)
         is_exact &= (block == block.astype(np.float32)).all(axis=0)
-    mean = total / len(rows)  # less the first row
+    mean = total / len(rows)  # relative to the first row
     squares = np.zeros(len(first))
     for block in blocks():
         squares += np.square(block - first - mean).sum(axis=0)

@@ -1,4 +1,4 @@
-"""A trained model as a file that runs without dray: ONNX, or an ExportedProgram of torch."""
+"""Exports a trained model to a file that runs without dray: ONNX, or torch's ExportedProgram."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_workers.training.core import compat_torch
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
-"""The file within an ExportedProgram that describes the model; in ONNX, metadata `about` does."""
+"""The file in an ExportedProgram that describes the model; ONNX has it in its metadata `about`."""
 
 
 def export(
@@ -32,12 +32,12 @@ def export(
     path: str | os.PathLike[str],
     about: Mapping[str, Any],
 ) -> Path:
-    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; answers its path.
+    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; returns its path.
 
-    inputs: name of its one input. example: (N, ...) of that; N is free, the rest stays as it is.
-    about: a description of its inputs and outputs, as JSON data. The output is the input of
-    `predict`'s decision: a number for each class, or the number that a regression predicts.
-    Raises ValueError for another ending, ImportError where the packages of `dray[onnx]` are absent.
+    inputs: name of its one input. example: an input (N, ...); N is free, the rest is fixed.
+    about: a description of inputs and outputs, as JSON data. The output is what `predict` decides
+    by: a number for each class, or the number that a regression predicts.
+    Raises ValueError for another suffix, ImportError without the packages of `dray[onnx]`.
     """
     target = Path(path)
     if target.suffix not in (ONNX, PROGRAM):
@@ -83,8 +83,7 @@ def _write_onnx(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep torch from naming the packages that it would convert other models with, and from
-    warning of its own deprecated calls."""
+    """Silence torch's advice on packages, and its warnings about its own deprecated calls."""
     logger = logging.getLogger(compat_torch.ONNX_REGISTRATION_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)

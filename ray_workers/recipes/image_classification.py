@@ -29,8 +29,8 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """The workload of a job: the same model and split for the same seed, on every rank. own: where
-    the samples come from, if not from the document's data.
+    """Build the workload of a job: the same model and split for the same seed, on every rank. own:
+    take samples from this data set instead of the document's.
 
     Raises DataError.
     """
@@ -77,24 +77,24 @@ def _samples(images: Images, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained model with the names of its classes. `ImageForm.tensor` describes its inputs."""
+    """A trained model and the names of its classes. `ImageForm.tensor` describes its inputs."""
 
     model: nn.Module
     labels: Sequence[str]
     form: ImageForm
 
     def predict(self, images: Any) -> list[str]:
-        """The likeliest label of each image."""
+        """Return the likeliest label of each image."""
         outputs = outputs_of(self.model, self.form.tensor(images))
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
-        """(N, classes): how likely each label is, in the order of `labels`."""
+        """Return (N, classes) probabilities, in the order of `labels`."""
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
+        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
         `images`, float32 (N, channels, height, width) in 0..1."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})

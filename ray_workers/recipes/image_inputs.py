@@ -1,4 +1,4 @@
-"""Images as people have them, made into what a trained model takes."""
+"""Converts images in the forms that people have to the inputs of a trained model."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ WHITE = 255
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The form of images that a model takes."""
+    """The form of images that a model accepts."""
 
     shape: Shape
-    """(channels, height, width) that it was trained on."""
+    """(channels, height, width) of the training images."""
     size: tuple[int, int] | None
-    """(height, width) that files and images of Pillow are scaled to; None leaves them."""
+    """(height, width) to which files and images of Pillow are scaled; None does not scale."""
     is_fixed: bool
     """Whether arrays must be of `shape` too."""
 
     def tensor(self, images: Any) -> Tensor:
         """float32 (N, channels, height, width), in 0..1.
 
-        images: one, or a sequence of: a path, an image of Pillow's, or an array. Arrays may also be
-        a batch, with the channels first or last; whole numbers count to 255, others to 1. Raises
-        DataError for a file that is no image, ValueError for an array of another form.
+        images: one image, or a sequence: a path, an image of Pillow, or an array. An array may also
+        be a batch, with channels first or last; whole numbers are in 0..255, others in 0..1. Raises
+        DataError for a file that is not an image, ValueError for an array of another form.
         """
         batch = self._batch(images)
         if self.is_fixed and tuple(batch.shape[1:]) != self.shape:
             raise ValueError(
-                f"the images are {_described(batch.shape[1:])}, and the model was trained on "
-                f"{_described(self.shape)}. Files and images of Pillow are scaled by themselves"
+                f"the images are {_described(batch.shape[1:])}, but the model was trained on "
+                f"{_described(self.shape)}. Only files and images of Pillow are scaled for you"
             )
         return batch
 
@@ -56,7 +56,7 @@ class ImageForm:
         sizes = {tuple(one.shape[1:]) for one in every}
         if len(sizes) > 1:
             found = ", ".join(sorted(map(_described, sizes)))
-            raise ValueError(f"images of one call must be of one size, and these are {found}")
+            raise ValueError(f"images of one call must have the same size, but these are {found}")
         return torch.cat(every)
 
     def _of_pillow(self, image: Any) -> Tensor:
@@ -83,14 +83,14 @@ class ImageForm:
             array = array.permute(0, 3, 1, 2)
         if array.ndim != 4 or array.shape[1] != channels:
             raise ValueError(
-                f"an array of the shape {given} holds no images with {channels} channels: it takes "
-                f"(N, {channels}, height, width), or one image, or the channels last"
+                f"an array of the shape {given} holds no images with {channels} channels: expected "
+                f"(N, {channels}, height, width), or one image, or channels last"
             )
         return _scaled(array)
 
 
 def _is_one_image(images: Any) -> bool:
-    """A file's path, or an image of Pillow's, which need not be imported to know."""
+    """Whether the argument is a path or an image of Pillow, without importing Pillow."""
     return isinstance(images, str | os.PathLike) or hasattr(images, "getexif")
 
 

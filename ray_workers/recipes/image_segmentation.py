@@ -1,4 +1,4 @@
-"""Recipe: say of every pixel of an image what it shows."""
+"""Recipe: classify every pixel of an image."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """The workload of a job: the same model and split for the same seed, on every rank. own: where
-    the samples come from, if not from the document's data.
+    """Build the workload of a job: the same model and split for the same seed, on every rank. own:
+    take samples from this data set instead of the document's.
 
     Raises DataError.
     """
@@ -78,12 +78,12 @@ def _samples(images: MaskedImages, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A trained model with the names of its classes. `ImageForm.tensor` describes its inputs, which
-    may have any size; files and images of Pillow are scaled if those of the training were."""
+    """A trained model and the names of its classes. `ImageForm.tensor` describes its inputs, which
+    may have any size; files and images of Pillow are scaled if the training images were."""
 
     model: nn.Module
     labels: Sequence[str]
-    """Names of classes, by their numbers in masks; the first is the background."""
+    """Names of the classes, by their numbers in masks; the first is the background."""
     form: ImageForm
 
     def predict(self, images: Any) -> Tensor:
@@ -91,13 +91,13 @@ class Segmenter:
         return outputs_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
-        """(N, classes, height, width): how likely each class is, in the order of `labels`."""
+        """Return (N, classes, height, width) probabilities, in the order of `labels`."""
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(images)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
-        `images`, float32 (N, channels, height, width) in 0..1, of the training's size."""
+        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
+        `images`, float32 (N, channels, height, width) in 0..1, of the training images' size."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})
 

@@ -1,7 +1,7 @@
-"""Values in place of those that a table lacks: statistics of its training rows.
+"""Replacements of missing values in a table: statistics of its training rows.
 
-They are those of scikit-learn's SimpleImputer: the mean, the median (of an even number of values
-the mean of the middle two) or the most frequent value (of several, the smallest).
+Defined as in scikit-learn's SimpleImputer: the mean, the median (for an even number of values the
+mean of the middle two) or the most frequent value (the smallest, if there are several).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ray_workers.training.data.device_dataset import Rows
 
 BLOCK_ROWS = 65_536
 SAMPLE_VALUES = 1 << 26
-"""Medians and most frequent values of a larger table are those of rows at equal distances, with
-about so many values: a quarter of a gibibyte."""
+"""For a larger table, medians and most frequent values are computed from rows at equal distances
+with about this many values, a quarter of a GiB."""
 _FILLED: frozenset[Missing] = frozenset({"mean", "median", "most_frequent", "indicator"})
 
 
@@ -32,15 +32,15 @@ class Imputation:
     """The treatment of missing values by column."""
 
     filled: Mapping[str, Missing] = field(default_factory=dict)
-    """How missing values are filled in, for each column where they are."""
+    """The replacement of missing values, for each column that has them."""
     indicated: Sequence[str] = ()
-    """Columns of numbers and dates that have a 0/1 column besides."""
+    """Columns of numbers and dates with an additional 0/1 column."""
     own_category: Sequence[str] = ()
-    """Columns of categories in which what is missing is a category of its own."""
+    """Columns of categories in which missing values are a category of their own."""
 
 
 def chosen(table: Table, data: Data) -> Imputation:
-    """By the job document. Only columns with missing values get a 0/1 column or a category."""
+    """The document's treatment. Only columns with missing values get a 0/1 column or a category."""
     numeric = dict.fromkeys(table.numeric_sources)
     names = (*numeric, *table.category_names)
     ways = {name: data.missing_in(name) for name in names}
@@ -53,19 +53,19 @@ def chosen(table: Table, data: Data) -> Imputation:
 
 
 def learn(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
-    """(F + C,): the value of each column, NaN where none is filled in. Categories are coded
-    as the model takes them. Raises DataError for a column that training has no value of."""
+    """(F + C,): the replacement for each column, NaN if nothing is replaced. Categories have the
+    model's codes. Raises DataError for a column without values in the training rows."""
     numbers, codes = _numbers(table, training, imputation), _codes(table, training, imputation)
     return np.concatenate([numbers, codes])
 
 
 def means(numeric: npt.NDArray[np.floating], rows: Rows) -> npt.NDArray[np.float64]:
-    """(F,): of the values that are there; NaN where none is."""
+    """(F,): means of the known values; NaN if there are none."""
     total, count = np.zeros(numeric.shape[1]), np.zeros(numeric.shape[1])
     for block in _blocks(numeric, rows):
-        is_there = ~np.isnan(block)
-        total += block.sum(axis=0, dtype=np.float64, where=is_there)
-        count += is_there.sum(axis=0)
+        is_known = ~np.isnan(block)
+        total += block.sum(axis=0, dtype=np.float64, where=is_known)
+        count += is_known.sum(axis=0)
     with np.errstate(invalid="ignore"):
         found: npt.NDArray[np.float64] = total / count
     return found
@@ -92,7 +92,7 @@ def _numbers(table: Table, training: Rows, imputation: Imputation) -> npt.NDArra
 
 
 def _codes(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
-    """The most frequent one of each column, or the one after all of them."""
+    """The most frequent code of each column, or the code after all of them."""
     names = table.category_names
     filled = np.full(len(names), np.nan)
     counts = [np.zeros(len(vocabulary), dtype=np.int64) for vocabulary in table.vocabularies]

@@ -1,4 +1,4 @@
-"""Running a trained model, and pixels as its input: what recipes have in common."""
+"""Computation of a trained model's outputs, and its inputs of pixels, shared by recipes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The model's outputs for all inputs, on the CPU: float32, or float64 if the model's are."""
+    """The model's outputs for all inputs, on the CPU: float32, or float64 for a float64 model."""
     device = device_of(model)
     pieces = [
         at_least_float32(model(piece.to(device))).cpu() for piece in torch.split(inputs, BATCH_SIZE)
@@ -33,8 +33,8 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def chances_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """float64 probabilities of the classes, along the second dimension: float32 would round those
-    near 1 to it, and so make different samples equal."""
+    """float64 probabilities of the classes, along the second dimension. float32 would round
+    probabilities near 1 to 1, and so make different samples equal."""
     return outputs_of(model, inputs).double().softmax(dim=1)
 
 

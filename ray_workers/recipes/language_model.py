@@ -31,10 +31,10 @@ TOKENIZER = "tokenizer.json"
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """The text cut into windows of `context_length` tokens, of which the last are for validation.
-    own: where the text comes from, if not from the document's data.
+    """Build a workload from windows of `context_length` tokens. Those at the end are for
+    validation. own: take the text from this data set instead of the document's.
 
-    A sample's loss is the mean over its tokens. Raises DataError.
+    The loss of a sample is the mean over its tokens. Raises DataError.
     """
     options = document.model
     assert isinstance(options, spec.Gpt | spec.Imported)
@@ -42,7 +42,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     if own is not None:
         tokens = tokens_like(public, open_text(own, policy, options.tokenizer))
     length = options.context_length or CONTEXT_LENGTH
-    num_windows = (len(tokens.ids) - 1) // length  # each window's last target is the next's first
+    num_windows = (len(tokens.ids) - 1) // length  # a window's last target starts the next window
     if num_windows < 2:
         raise DataError(
             f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two "
@@ -66,17 +66,17 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
 
 
 def _about(tokens: Tokens) -> list[str]:
-    """Sentences for the job's log on a division by the names of files."""
-    said = []
+    """Sentences on a division by the names of files, for the job's log."""
+    lines = []
     if tokens.num_training is not None:
-        said.append(
+        lines.append(
             f"the names of the files divide the text: {tokens.num_training:,} tokens for training "
             f"and {len(tokens.ids) - tokens.num_training:,} for validation; "
             "data.validation_fraction is not used"
         )
     if tokens.num_left_out:
-        said.append(f"{tokens.num_left_out:,} files for testing are left out")
-    return said
+        lines.append(f"{tokens.num_left_out:,} files for testing are left out")
+    return lines
 
 
 def _network(
@@ -117,7 +117,7 @@ def _writer(document: spec.JobSpec, tokens: Tokens) -> WriteResults:
 
 @dataclass(frozen=True)
 class Generator:
-    """A trained model with what turns text into tokens and back."""
+    """A trained model and its tokenizer."""
 
     model: nn.Module
     context_length: int
@@ -127,8 +127,8 @@ class Generator:
     def predict(
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
     ) -> str:
-        """The text that follows the prompt, token by token: the likeliest at a temperature of 0,
-        else drawn. Raises ValueError for an empty prompt."""
+        """Return the text that follows the prompt, token by token: the likeliest token if the
+        temperature is 0, else a random one. Raises ValueError for an empty prompt."""
         ids = self._encode(prompt)
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)
@@ -137,23 +137,23 @@ class Generator:
         return self._decode(ids[known:])
 
     def predict_proba(self, prompt: str) -> npt.NDArray[np.float32]:
-        """(vocabulary,): how likely each token is to come after the prompt."""
+        """Return (vocabulary,) probabilities of the token after the prompt."""
         found: npt.NDArray[np.float32] = self._next(self._encode(prompt)).softmax(dim=0).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
-        `tokens`, int64 (N, context_length), and gives (N, context_length, vocabulary): for each
-        place what comes after it. A shorter text may be filled up at its end, which no place
-        before sees."""
+        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
+        `tokens`, int64 (N, context_length), and its output (N, context_length, vocabulary): for
+        each position, the logits of the next token. A shorter text may be padded at its end, which
+        does not affect earlier positions."""
         example = torch.zeros(2, self.context_length, dtype=torch.int64)
         about = {"context_length": self.context_length}
         return export(self.model, "tokens", example, path, about)
 
     def _next(self, ids: list[int]) -> Tensor:
-        """The model's outputs for the token after these. ValueError if there are none."""
+        """The model's outputs for the token after these. Raises ValueError if there are none."""
         if not ids:
-            raise ValueError("the prompt is empty: give at least one character to go on from")
+            raise ValueError("the prompt is empty: give at least one character to continue from")
         return outputs_of(self.model, torch.tensor([ids[-self.context_length :]]))[0, -1]
 
     def _encode(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The metrics of the recipes, from torchmetrics; served as `val/{name}`."""
+"""The metrics of the recipes, from torchmetrics, which are reported as `val/{name}`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from torchmetrics.utilities import dim_zero_cat
 from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
-"""Scores (samples times classes) up to which the area under the curve is exact; each rank keeps
-them all. Beyond, they count how many fall into each of some bins."""
+"""Most scores (samples times classes) for which the area under the curve is exact. Each rank keeps
+all of them. Beyond that, the scores in each of some bins are counted."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
-"""Half of the bins are for log-odds between this and its negative: of a thousand classes, nearly
-all chances are below a hundredth. The bins get wider further out, where they have no end."""
+"""Half of the bins are for log-odds between this and its negative. With a thousand classes, nearly
+all probabilities are below a hundredth. The outer bins are wider, and the last is unbounded."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
-    """accuracy: share of the samples that are right. f1 and auroc: the mean over the classes, the
-    latter of each class against the rest. Update with (N, num_classes) logits and (N,) labels."""
+    """accuracy: share of correct samples. f1 and auroc: mean over the classes; auroc of each class
+    against the rest. Update with (N, num_classes) logits and (N,) labels."""
     exact = num_samples * num_classes <= MOST_EXACT_SCORES
     return MetricCollection(
         {
@@ -41,8 +41,8 @@ def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
 
 
 def of_numbers() -> MetricCollection:
-    """mae, mse: in the target's units, and their square. r2: 1 is perfect, 0 the mean. All are
-    added up in float64. Update with (N,) predictions and (N,) targets."""
+    """mae: in the target's unit; mse: in its square. r2: 1 is perfect, 0 is as good as the mean.
+    All are summed in float64. Update with (N,) predictions and (N,) targets."""
     metrics: dict[str, Metric | MetricCollection] = {
         "mae": MeanAbsoluteError().set_dtype(torch.float64),
         "mse": MeanSquaredError().set_dtype(torch.float64),
@@ -52,12 +52,12 @@ def of_numbers() -> MetricCollection:
 
 
 def of_pixels(num_classes: int) -> MetricCollection:
-    """dice, iou: of each class but the background, over the pixels of all images together; then
-    the mean over those classes that a mask or a prediction has. Where none has any it is 1.
-    accuracy: share of all pixels that are right.
+    """dice, iou: for each class but the background, over the pixels of all images together; then
+    the mean over the classes that occur in a mask or a prediction; 1 if none does.
+    accuracy: share of correct pixels.
 
     Update with (N, num_classes, H, W) logits and (N, H, W) class numbers. Counts are whole numbers,
-    so the results do not depend on how images are shared out.
+    so the results do not depend on the distribution of images over ranks.
     """
     return MetricCollection(
         {
@@ -69,18 +69,18 @@ def of_pixels(num_classes: int) -> MetricCollection:
 
 
 def of_tokens() -> MetricCollection:
-    """perplexity: e to the mean loss of a token. Update with (N, T, vocabulary_size) logits and
-    (N, T) ids."""
+    """perplexity: e to the power of a token's mean loss. Update with (N, T, vocabulary_size) logits
+    and (N, T) ids."""
     return MetricCollection({"perplexity": Perplexity(), "accuracy": TokenAccuracy()})
 
 
 class Auroc(Metric):
-    """The mean of the classes' areas under the curve, each against the rest, over those classes
-    that samples belong to; NaN if that is one alone, of which no curve is defined. So has it
-    scikit-learn; torchmetrics counts a class that is absent as 0.
+    """The mean of the classes' areas under the curve, each against the rest, over the classes of
+    the samples; NaN if there is only one, since the curve is then undefined. scikit-learn has the
+    same definition; torchmetrics counts an absent class as 0.
 
-    Samples are ranked by their log-odds in float64. Their chances in float32 would be 1 for all
-    that are ahead by 17 or more.
+    Samples are ranked by their log-odds in float64. Probabilities in float32 would be 1 for all
+    samples with log-odds of 17 or more.
     """
 
     scores: list[Tensor]
@@ -95,7 +95,7 @@ class Auroc(Metric):
             self.add_state("scores", [], dist_reduce_fx="cat")
             self.add_state("labels", [], dist_reduce_fx="cat")
         else:
-            # By whether a sample is of the class, the class, and its log-odds.
+            # Indexed by whether a sample is of the class, by the class, and by its log-odds.
             counts = torch.zeros(2, num_classes, NUM_BINS, dtype=torch.int64)
             self.add_state("counts", counts, dist_reduce_fx="sum")
         self._begin()
@@ -105,7 +105,7 @@ class Auroc(Metric):
         self._begin()
 
     def _begin(self) -> None:
-        """Have the scores of a rank that is given nothing in the shape of the others'."""
+        """Give the scores of a rank without samples the shape of the other ranks' scores."""
         if self._exact:
             empty = torch.zeros(0, self._num_classes, dtype=torch.float64, device=self.device)
             self.scores = [empty]
@@ -135,13 +135,13 @@ class Auroc(Metric):
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """log(p / (1 - p)) of each class: (N, num_classes) -> float64 of that shape. It is 0, a chance
-    of one half, where a model that diverged knows nothing."""
+    """log(p / (1 - p)) of each class: (N, num_classes) -> float64 of the same shape. 0, a
+    probability of one half, if the outputs of a diverged model are undefined."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # In the order of their size: samples with the same numbers for other classes stay equal.
+    # Sorted, so that samples with the same numbers for other classes stay equal.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest number is 0 now, so what is left of the sum without a smaller one is at least 1.
+    # The largest number is 0 now, so the sum without a smaller number is at least 1.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
@@ -150,7 +150,7 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
-    """scores: (N,) of a class; is_own: (N,), of which samples it is the class."""
+    """Exact area. scores: (N,) of a class. is_own: (N,), whether the class is a sample's own."""
     levels, level_of = torch.unique(scores, return_inverse=True)
     others, own = (
         torch.bincount(level_of[chosen], minlength=len(levels)) for chosen in (~is_own, is_own)
@@ -159,27 +159,27 @@ def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
 
 
 def _areas(others: Tensor, own: Tensor) -> Tensor:
-    """The share of the pairs, one sample of the class and one of the others, in which the former
-    has the higher score; of equal scores half. That is the area under the curve (Hanley and McNeil
-    1982, doi:10.1148/radiology.143.1.7063747). others, own: (..., levels), how many samples have
-    each score, the lowest first."""
+    """The share of pairs, one sample of the class and one of the others, in which the former has
+    the higher score; equal scores count half. This is the area under the curve (Hanley and McNeil
+    1982, doi:10.1148/radiology.143.1.7063747). others, own: (..., levels), the number of samples
+    with each score, lowest score first."""
     others, own = others.double(), own.double()
     below = others.cumsum(dim=-1) - others / 2
     return (own * below).sum(dim=-1) / (own.sum(dim=-1) * others.sum(dim=-1))
 
 
 class R2(Metric):
-    """1 - (squared error) / (squared distance of the targets from their mean), as scikit-learn
-    has it: NaN of a single sample; of targets that are all the same 1 if each is met, else 0.
+    """1 - (squared error) / (squared distance of the targets from their mean), defined as in
+    scikit-learn: NaN for a single sample; for constant targets 1 if all are met, else 0.
 
-    The distances are added up around the mean (Chan et al. 1983, doi:10.2307/2683386): torchmetrics
-    subtracts squares in float32, which leaves nothing of targets that are large and close together,
-    and takes those below 0.01 for all the same.
+    Distances are summed around the mean (Chan et al. 1983, doi:10.2307/2683386). torchmetrics
+    subtracts squares in float32, which loses all digits of targets that are large and close
+    together, and treats sums below 0.01 as constant targets.
     """
 
     count: Tensor
     origin: Tensor
-    """The first target, which is subtracted from all: a mean of 1.7e12 has no digits to spare."""
+    """The first target, which is subtracted from all: a mean of 1.7e12 needs all digits."""
     mean: Tensor
     squares: Tensor
     residual: Tensor
@@ -187,7 +187,7 @@ class R2(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name in ("count", "origin", "mean", "squares", "residual"):
-            # Of each rank by itself: `compute` puts them together.
+            # Not reduced over ranks: `compute` combines the values of each rank.
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
@@ -204,7 +204,7 @@ class R2(Metric):
 
     def compute(self) -> Tensor:
         counts, origins = self.count.reshape(-1), self.origin.reshape(-1)
-        # A rank without samples has the origin 0, which is far from those of the others.
+        # A rank without samples has the origin 0, which is far from the other origins.
         means = origins - origins[counts.argmax()] + self.mean.reshape(-1)
         count, _, between = _together(counts, torch.where(counts > 0, means, 0.0))
         total, residual = self.squares.sum() + between, self.residual.sum()
@@ -216,15 +216,15 @@ class R2(Metric):
 
 
 def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The count and the mean of all samples, from the counts and means of their parts, and the part
-    of the sum of squared distances from the mean that is between the parts."""
+    """The count and the mean of all samples, from the counts and means of parts, and the sum of
+    squared distances of the parts' means from the mean."""
     count = counts.sum()
     mean = (counts * means).sum() / count
     return count, mean, (counts * (means - mean).square()).sum()
 
 
 class Dice(MulticlassConfusionMatrix):
-    """Twice the pixels in which mask and prediction agree, by the sum of both."""
+    """Twice the pixels on which mask and prediction agree, divided by the sum of both."""
 
     def compute(self) -> Tensor:
         agreed, both = _overlap(super().compute())
@@ -232,7 +232,7 @@ class Dice(MulticlassConfusionMatrix):
 
 
 class Iou(MulticlassConfusionMatrix):
-    """The pixels in which mask and prediction agree, by those that either has."""
+    """The pixels on which mask and prediction agree, divided by the size of their union."""
 
     def compute(self) -> Tensor:
         agreed, both = _overlap(super().compute())
@@ -246,8 +246,8 @@ class PixelAccuracy(MulticlassConfusionMatrix):
 
 
 def _overlap(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each class except the background: the pixels that are right, and those of mask and
-    prediction together. counts: (C, C), by true class and predicted class."""
+    """For each class except the background: the number of correct pixels, and of pixels in mask
+    plus prediction. counts: (C, C), by true class and predicted class."""
     both = counts.sum(dim=0) + counts.sum(dim=1)
     return counts.diagonal()[1:], both[1:]
 
@@ -260,7 +260,7 @@ def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
 
 
 class Perplexity(Metric):
-    """torchmetrics takes the logarithm of a chance in float32: infinite beyond a loss of 103."""
+    """Perplexity without torchmetrics' float32 probability, whose logarithm is infinite at 103."""
 
     loss: Tensor
     total: Tensor
@@ -280,7 +280,7 @@ class Perplexity(Metric):
 
 
 class TokenAccuracy(Metric):
-    """Share of the tokens of which the likeliest was the one that came."""
+    """Share of the tokens for which the likeliest prediction was correct."""
 
     right: Tensor
     total: Tensor
@@ -301,7 +301,7 @@ class TokenAccuracy(Metric):
 def cross_entropy(label_smoothing: float) -> LossSum:
     """The sum of the samples' cross entropies: (N, num_classes) logits, (N,) labels -> scalar.
 
-    Smoothing (Szegedy et al. 2015, arXiv:1512.00567) is for training; measure without.
+    Smoothing (Szegedy et al. 2015, arXiv:1512.00567) is for training; validate without it.
     """
 
     def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -313,16 +313,16 @@ def cross_entropy(label_smoothing: float) -> LossSum:
 def cross_entropy_and_dice(logits: Tensor, masks: Tensor) -> Tensor:
     """The sum of the images' losses: (N, C, H, W) logits, (N, H, W) class numbers -> scalar.
 
-    Of an image, the mean cross entropy of its pixels, and one minus its soft Dice (Milletari et al.
-    2016, arXiv:1606.04797), the mean over all classes but the background. One pixel is added above
-    and below, so that a class the image lacks costs what is predicted of it, and no more. The sum
-    of both is what nnU-Net trains with (Isensee et al. 2021, arXiv:1904.08128).
+    The loss of an image is the mean cross entropy of its pixels, plus one minus its soft Dice
+    (Milletari et al. 2016, arXiv:1606.04797), the mean over all classes but the background. One
+    pixel is added to numerator and denominator, so that a class that the image lacks only costs
+    what is predicted of it. nnU-Net uses the same sum (Isensee et al. 2021, arXiv:1904.08128).
     """
     logits = logits.float()
     entropy = F.cross_entropy(logits, masks, reduction="none").mean(dim=(1, 2))
     chances = logits.softmax(dim=1)
-    there = torch.zeros_like(chances).scatter_(1, masks[:, None], 1.0)
-    agreed = (chances * there)[:, 1:].sum(dim=(2, 3))
-    both = (chances + there)[:, 1:].sum(dim=(2, 3))
+    present = torch.zeros_like(chances).scatter_(1, masks[:, None], 1.0)
+    agreed = (chances * present)[:, 1:].sum(dim=(2, 3))
+    both = (chances + present)[:, 1:].sum(dim=(2, 3))
     dice = (2 * agreed + 1) / (both + 1)
     return (entropy + 1 - dice.mean(dim=1)).sum()

@@ -1,4 +1,4 @@
-"""Values of a table that a model can not tell apart, although they differ in the file."""
+"""Values of a table that differ in the file but are equal to a model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ray_workers.recipes.models.tables import TableModel
 from ray_workers.training.data.device_dataset import Rows
 
 MAX_VALUES = 1 << 22
-"""Of a larger table, rows at equal distances are compared. Sorting this many takes 0.5 s."""
+"""In a larger table, rows at equal distances are compared. Sorting this many values takes 0.5 s."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Different values of a column in the file, and those that are left in float32."""
+    """The numbers of different values of a column, in the file and in float32."""
 
     num_different: int
     num_left: int
     num_rows: int
-    """Rows that were compared."""
+    """Number of rows that were compared."""
 
 
 def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]:
-    """The columns of numbers and dates of which float32 makes different values equal, by name."""
+    """The columns of numbers and dates in which float32 makes different values equal, by name."""
     width = table.numeric.shape[1]
     stride = max(1, -(-len(rows) * width // MAX_VALUES))
     sample = rows[::stride]
@@ -50,7 +50,7 @@ def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]
 
 
 def _columns(table: Table) -> Mapping[str, list[int]]:
-    """The columns of `numeric` by name; of a date its days, which say it all, and its hour."""
+    """The columns of `numeric` by name; for a date its days, which determine the rest, and hour."""
     numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
     first = len(numbers)
     dates = {

@@ -1,7 +1,7 @@
-"""The data of a client of a federated job, in the form that the job's model takes.
+"""The data of a client of a federated job, in the form that the job's model accepts.
 
-They are encoded as rows and images for a prediction are: by the columns, categories and classes
-that the job knows, whichever of them occur here.
+They are encoded like rows and images for a prediction: by the columns, categories and classes that
+the job knows, whichever of them occur here.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PrivateData:
-    """Samples, and the losses that the job's recipe measures them by."""
+    """Samples, and the losses of the job's recipe."""
 
     inputs: Tensor
     targets: Tensor
-    """(N,), int64 numbers of classes or float64."""
+    """(N,), int64 class numbers or float64."""
     loss_sum: LossSum
     validation_loss_sum: LossSum
 
 
 def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateData:
-    """A file of CSV or Parquet with the columns of the job's data. DataError."""
+    """Read a CSV or Parquet file with the columns of the job's data. Raises DataError."""
     data, target = document.data, document.data.target
     assert target is not None
     wanted = (*model.numeric, *model.dates, *model.categories, target)
@@ -76,7 +76,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
 
 
 def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateData:
-    """A folder with a folder of images for each class. DataError."""
+    """Read a folder with a folder of images for each class. Raises DataError."""
     images, answers = [], []
     for folder in sorted(path.iterdir() if path.is_dir() else []):
         found = [
@@ -88,7 +88,7 @@ def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateD
             answers += [_class_of(folder.name, model.labels, str(folder))] * len(found)
             images += found
     if not images:
-        raise broken(str(path), "is no folder that has a folder of images for each class")
+        raise broken(str(path), "is not a folder with a folder of images for each class")
     inputs = model.form.tensor(images)
     targets = torch.tensor(answers, dtype=torch.int64)
     return PrivateData(inputs, targets, *_losses_of_classes(document))
@@ -134,12 +134,12 @@ def _answer(value: Any, model: Predictor, place: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise broken(place, f"the value to predict is {shortened(value)}, no finite number")
+        raise broken(place, f"the value to predict is {shortened(value)}, not a finite number")
     return number
 
 
 def _class_of(value: Any, labels: Any, place: str) -> int:
-    """The number of a class; one that is a number may be written as 1 or 1.0."""
+    """The number of a class. A class whose name is a number may be written as 1 or 1.0."""
     names = [str(value).strip()]
     try:
         names.append(number_name(float(names[0])))

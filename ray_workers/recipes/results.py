@@ -1,4 +1,4 @@
-"""The result files of a recipe: the weights, and all it takes to rebuild the model from them."""
+"""The result files of a recipe: the weights, and everything to rebuild the model from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = "config.json"
 
 
 def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
-    """Writes weights, `config.json` with `config` in it, the final metrics, and the labels."""
+    """Return a function that writes weights, `config.json` with `config`, metrics and labels."""
 
     def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
         state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
@@ -30,7 +30,7 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
         _write_json(folder / CONFIG, whole)
         if "labels" in config:
             _write_json(folder / "labels.json", config["labels"])
-        # JSON has no NaN, which a metric is that is not defined of the validation samples.
+        # JSON has no NaN, the value of a metric that is undefined for the validation samples.
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         _write_json(folder / "metrics.json", {"step": step, **finite})
 
@@ -38,7 +38,7 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, which the file's format demands; a model may tie weights."""
+    """Tensors that share no memory, as the file's format requires; a model may tie weights."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -49,19 +49,19 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError if the folder holds no result."""
+    """Read the configuration. Raises FileNotFoundError if the folder has no result."""
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} holds no result of a recipe: there is no {CONFIG} in it. "
-            "`dray download JOB FOLDER` brings one"
+            f"{folder} has no result of a recipe: {CONFIG} is missing. Download one with "
+            "`dray download JOB FOLDER`"
         )
     config: dict[str, Any] = json.loads(path.read_text())
     return config
 
 
 def restore(model: nn.Module, folder: Path) -> nn.Module:
-    """The model with the folder's weights, ready to predict."""
+    """Load the folder's weights into the model; returns it, ready to predict."""
     model.load_state_dict(load_file(folder / WEIGHTS))
     return model.eval()
 

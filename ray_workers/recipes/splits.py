@@ -11,7 +11,7 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order, every class cut alike.
+    """(training, validation), each in rising order, with the same share of every class.
 
     Raises DataError if one of the two would be empty.
     """
@@ -36,12 +36,12 @@ def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]
 
 
 def as_given(is_validation: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order, as the data set itself divides its samples."""
+    """(training, validation), each in rising order, as divided by the data set itself."""
     return np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
 
 
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
-    """(training, validation): the last samples validate, for what has an order of its own.
+    """(training, validation): the last samples are for validation, since the order has a meaning.
 
     Raises DataError if one of the two would be empty.
     """
@@ -51,8 +51,8 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
 
 
 def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
-    """(training, validation) of windows of `length` tokens, each with the token after it: those
-    within the first tokens, and those within the others. DataError if one of the two is empty."""
+    """(training, validation): the windows of `length` tokens, with the token after each, that lie
+    in the first tokens, and in the other tokens. Raises DataError if one of the two is empty."""
     training = np.arange((num_tokens - 1) // length)
     validation = np.arange(-(-num_tokens // length), num_windows)
     if len(training) == 0 or len(validation) == 0:

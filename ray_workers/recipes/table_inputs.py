@@ -1,4 +1,4 @@
-"""Rows of a table as people have them, made into what a trained model takes."""
+"""Converts rows of a table in the forms that people have to the inputs of a trained model."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ Row = Mapping[str, Any]
 
 
 class UnseenCategoryWarning(UserWarning):
-    """A category that training never saw is taken for an unknown one."""
+    """A category that did not occur in training is treated as unknown."""
 
 
 @dataclass(frozen=True)
 class TableForm:
-    """The columns that a model takes."""
+    """The columns that a model accepts."""
 
     numeric: Sequence[str]
     categories: Mapping[str, Mapping[str, int]]
-    """The codes of the values that training saw, by column."""
+    """The codes of the values that occurred in training, by column."""
     filled: Set[str] = frozenset()
-    """Columns whose missing values, NaN here, the model fills in."""
+    """Columns whose missing values (NaN here) the model replaces."""
     dates: Sequence[str] = ()
-    """Columns of dates, which come after the numbers, each as its parts."""
+    """Columns of dates, which follow the numbers; each becomes its parts."""
     style: NumberStyle = PLAIN
-    """The way in which text says numbers."""
+    """The notation of numbers in text."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """By column, the number that is subtracted from its values, which float64 does not hold."""
+    """The number that is subtracted from values that float64 can't represent, by column."""
     is_wide: bool = False
-    """Whether the model takes float64, since float32 would round the table's numbers."""
+    """Whether the model needs float64, since float32 would round the table's numbers."""
 
     @property
     def width(self) -> int:
-        """Columns that the model takes: numbers, parts of dates, codes of categories."""
+        """Number of inputs: numbers, parts of dates, codes of categories."""
         return len(sources_of(self.numeric, self.dates)) + len(self.categories)
 
     def tensor(self, rows: Any) -> Tensor:
         """float32 (N, columns), or float64 for a model that `is_wide`.
 
-        rows: a mapping of columns to values, or to as many values each; a sequence of such rows;
-        a frame of pandas, polars or Arrow; or an array of numbers (N, columns), where there are
-        no categories. ValueError for a column or a value that is missing or no number, unless the
-        training filled in what the column misses; a category that training never saw warns, and
-        counts as unknown.
+        rows: a mapping of columns to values, or to equally many values each; a sequence of such
+        rows; a frame of pandas, polars or Arrow; or an array of numbers (N, columns), if there are
+        no categories. Raises ValueError for a missing column, and for a value that is missing or
+        not a number, unless missing values of the column are replaced. A category that did not
+        occur in training warns, and counts as unknown.
         """
         if _is_array(rows):
             return self._of_array(rows)
@@ -72,7 +72,7 @@ class TableForm:
         encoded = [self._encoded(row, at, unseen) for at, row in enumerate(_rows_of(rows))]
         for name, values in unseen.items():
             warnings.warn(
-                f"the column {shortened(name)} holds {listed(sorted(values))}, which training "
+                f"the column {shortened(name)} has {listed(sorted(values))}, which training "
                 f"never saw; each counts as unknown. It saw {listed(self.categories[name])}",
                 UnseenCategoryWarning,
                 stacklevel=3,
@@ -86,14 +86,14 @@ class TableForm:
     def _of_array(self, rows: Any) -> Tensor:
         if self.categories or self.dates:
             raise ValueError(
-                f"an array names no columns, and {listed([*self.dates, *self.categories])} hold "
-                "names or dates: give a mapping, a frame or a list of mappings"
+                f"an array has no column names, but {listed([*self.dates, *self.categories])} "
+                "contain names or dates: give a mapping, a frame or a list of mappings"
             )
         given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else rows
         if given.ndim != 2 or given.shape[1] != len(self.numeric):
             raise ValueError(
-                f"an array of the shape {tuple(given.shape)} is no (N, {len(self.numeric)}) of the "
-                f"columns {listed(self.numeric)}"
+                f"an array of the shape {tuple(given.shape)} is not (N, {len(self.numeric)}) of "
+                f"the columns {listed(self.numeric)}"
             )
         if self.bases:
             columns = zip(self.numeric, given.T.tolist(), strict=True)
@@ -127,7 +127,7 @@ class TableForm:
             return relative(exact_number(value, self.style), self.bases.get(name, 0))
         except (TypeError, ValueError):
             raise ValueError(
-                f"row {at}: the column {shortened(name)} is {shortened(value)}, no number"
+                f"row {at}: the column {shortened(name)} is {shortened(value)}, not a number"
             ) from None
 
     def _date(self, value: Any, name: str, at: int) -> list[float]:
@@ -137,7 +137,7 @@ class TableForm:
             microseconds = microseconds_of(value)
         except ValueError:
             raise ValueError(
-                f"row {at}: the column {shortened(name)} is {shortened(value)}, no date of ISO "
+                f"row {at}: the column {shortened(name)} is {shortened(value)}, not a date in ISO "
                 "8601 such as 2026-01-31 or 2026-01-31T12:00"
             ) from None
         parts: list[float] = parts_of(np.array([microseconds]))[0].tolist()
@@ -160,7 +160,7 @@ class TableForm:
 
 
 def exact_number(value: Any, style: NumberStyle) -> Exact:
-    """A value as people have it, without loss. TypeError or ValueError if it is no number."""
+    """The number of a value without loss. Raises TypeError or ValueError if it is not a number."""
     if isinstance(value, str):
         return style.value_of(value)
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
@@ -173,7 +173,7 @@ def _is_array(rows: Any) -> bool:
 
 
 def _rows_of(rows: Any) -> Iterable[Row]:
-    """The frames are known by their methods: none of their packages is imported here."""
+    """The rows of a frame or a sequence. Frames are recognised by methods, without imports."""
     found: Iterable[Row]
     if hasattr(rows, "to_pylist"):  # Arrow
         found = rows.to_pylist()
@@ -187,12 +187,12 @@ def _rows_of(rows: Any) -> Iterable[Row]:
 
 
 def _rows_of_columns(rows: Mapping[str, Any]) -> list[Row]:
-    """One row for a mapping to values; else the rows of a mapping to columns."""
+    """One row for a mapping to values; the rows of a mapping to columns."""
     columns = {name: values for name, values in rows.items() if _is_column(values)}
     if not columns:
         return [rows]
     if len(columns) < len(rows) or len({len(values) for values in columns.values()}) > 1:
-        raise ValueError("columns of one mapping must have as many values each")
+        raise ValueError("columns of one mapping must have the same number of values")
     return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
 
@@ -205,12 +205,12 @@ def _is_missing(value: Any, words: tuple[str, ...]) -> bool:
         return True
     try:
         return bool(value != value)  # NaN, pandas' NaT
-    except TypeError:  # pandas' NA, which is neither equal nor not
+    except TypeError:  # pandas' NA, which can't be compared
         return True
 
 
 def _names(value: Any) -> list[str]:
-    """A category as the data set may name it: a number without a needless fraction, `true`."""
+    """Names that the data set may use for a category: without a needless fraction, or `true`."""
     names = [str(value)]
     if isinstance(value, bool | np.bool_):
         names.append(str(value).lower())

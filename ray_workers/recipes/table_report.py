@@ -1,4 +1,4 @@
-"""The lines of a job's log on its table: how each column was taken."""
+"""The lines of a job's log on its table: how each column is treated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray_workers.recipes.merging import Merged
 from ray_workers.recipes.models.tables import UNKNOWN
 
 MAX_COLUMNS = 100
-"""Columns that have a line of their own."""
+"""Most columns that have a line of their own."""
 
 
 def lines(
@@ -22,10 +22,10 @@ def lines(
     fill: Sequence[float] | None,
     merged: Mapping[str, Merged],
 ) -> tuple[str, ...]:
-    """One sentence on the whole, and one on each column, the first MAX_COLUMNS of them.
+    """One sentence on the whole, and one on each of the first MAX_COLUMNS columns.
 
-    fill: what missing values are replaced by; None if none is. merged: columns of which different
-    values are equal to the model.
+    fill: replacements of missing values; None if nothing is replaced. merged: columns in which
+    different values are equal to the model.
     """
     columns = _columns(table, imputation, fill, merged)
     shown = [f"  {line}" for line in islice(columns, MAX_COLUMNS)]
@@ -90,20 +90,20 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describes the differences between values that the model does not see."""
-    said = ""
+    """Describe the differences between values that the model does not see."""
+    lost = ""
     if count := table.num_rounded.get(name, 0):
-        said = f", {_values(count)} of more digits than float64 holds were rounded to it"
+        lost = f", {_values(count)} with more digits than float64 holds were rounded"
     if found := merged.get(name):
-        said += (
+        lost += (
             f", of {found.num_different:,} different values in {found.num_rows:,} training rows "
             f"{found.num_left:,} are different in float32"
         )
-    return said
+    return lost
 
 
 def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str:
-    """How many values are missing, and what is done about it. value: what they are replaced by."""
+    """How many values are missing, and their treatment. value: their replacement."""
     count = table.num_missing.get(name, 0)
     if not count:
         return ""
@@ -117,7 +117,7 @@ def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str
     if name in imputation.own_category:
         instead = "which are a category of their own"
     elif name in imputation.indicated:
-        instead += ", with an input that says where"
+        instead += ", with an input that marks them"
     return f", missing in {count:,} rows, {instead}"
 
 

@@ -51,7 +51,7 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 def build_classification(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """own: where the rows come from, if not from the document's data. Raises DataError."""
+    """Build a classification. own: take rows from this data set, not the document's. DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
 
@@ -85,8 +85,8 @@ def build_classification(
 def build_regression(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """The loss is the squared error in units of the target's variance. own: where the rows come
-    from, if not from the document's data. Raises DataError."""
+    """Build a regression, whose loss is the squared error in units of the target's variance. own:
+    take rows from this data set instead of the document's. Raises DataError."""
     table = open_table(document.data, policy, classifies=False)
 
     def divided(rows: Table) -> tuple[Rows, Rows]:
@@ -123,7 +123,7 @@ def _model(
     num_outputs: int,
     learned: ColumnStatistics,
 ) -> TableModel:
-    """The model, which knows the statistics of its inputs."""
+    """The model, with the statistics of its inputs."""
     options = document.model
     assert isinstance(options, spec.Mlp | spec.Imported)
     numeric, has_offsets = table.numeric_sources, learned.has_offsets
@@ -153,7 +153,7 @@ def _mlp(
     num_outputs: int,
     has_offsets: bool,
 ) -> TableMlp:
-    """sizes: how many values each column of categories has."""
+    """sizes: the number of values of each column of categories."""
     return TableMlp(
         options,
         len(numeric),
@@ -189,7 +189,7 @@ def _about(
     learned: ColumnStatistics,
     model: TableModel,
 ) -> Sequence[str]:
-    """The lines of the job's log on the table."""
+    """Lines on the table, for the job's log."""
     fill = None if learned.fill is None else learned.fill.tolist()
     merged = merging.counted(table, training, model)
     return table_report.lines(table, filling, fill, merged)
@@ -217,7 +217,7 @@ def _samples(table: Table, rows: Rows, learned: ColumnStatistics) -> Samples:
 
 
 def squared_error(deviation: float) -> LossSum:
-    """In units of the target's variance."""
+    """The squared error in units of the target's variance."""
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs - targets) / deviation).square().sum()
@@ -226,14 +226,14 @@ def squared_error(deviation: float) -> LossSum:
 
 
 class _OneNumber(nn.Module):
-    """A model of one output, without its second dimension."""
+    """A model with one output, whose second dimension is removed."""
 
     def __init__(self, model: TableModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, rows: Tensor) -> Tensor:
-        """float64 (N,), in the target's unit."""
+        """Return float64 (N,), in the target's unit."""
         return self.model.in_units(self.model(rows).squeeze(1))
 
 
@@ -255,14 +255,14 @@ def _config(table: Table, filling: Imputation, learned: ColumnStatistics) -> dic
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model with the names of its columns and of its classes, if there are any.
+    """A trained model and the names of its columns, and of its classes, if there are any.
     `TableForm.tensor` describes its inputs."""
 
     model: nn.Module
     form: TableForm
     labels: Sequence[str] | None
     target_base: int = 0
-    """The number to add to the model's predictions of a whole number."""
+    """The number to add to predictions of a whole number."""
 
     @property
     def numeric(self) -> Sequence[str]:
@@ -277,8 +277,8 @@ class Predictor:
         return self.form.categories
 
     def predict(self, rows: Any) -> list[str] | list[float] | list[int]:
-        """The likeliest class, or the number, for each row. Where the table's targets are whole
-        numbers beyond 2**53, so are the predictions, since a float would round them further."""
+        """Return the likeliest class, or the number, for each row. If the table's targets are whole
+        numbers beyond 2**53, predictions are whole numbers too, since a float would round them."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None and self.target_base:
             return [round(number) + self.target_base for number in outputs.tolist()]
@@ -288,22 +288,22 @@ class Predictor:
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
     def predict_proba(self, rows: Any) -> npt.NDArray[np.float64]:
-        """(N, classes): how likely each class is, in the order of `labels`. ValueError for a model
-        that predicts numbers."""
+        """Return (N, classes) probabilities, in the order of `labels`. Raises ValueError for a
+        model that predicts numbers."""
         if self.labels is None:
             raise ValueError("the model predicts a number, which has no probabilities")
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(rows)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
-        `rows` (N, columns) as `TableForm.tensor` makes them: float32, or float64 where float32
-        would round the table's numbers. ValueError for whole numbers that float64 does not hold.
+        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
+        `rows` (N, columns) as returned by `TableForm.tensor`: float32, or float64 if float32 would
+        round the table's numbers. Raises ValueError if the table has whole numbers beyond float64.
         """
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(
-                f"{listed(bases)}: whole numbers beyond 2**53, which no array of float64 holds; "
-                "train with the numbers less a constant to export the model"
+                f"{listed(bases)}: whole numbers beyond 2**53 do not fit into arrays of float64; "
+                "subtract a constant from them before the training to export the model"
             )
         model = ExportedTable(self.model)
         about = {

@@ -1,1 +1,1 @@
-"""Parts that several rooms need: wire contracts, frames, heartbeat, paths. No Ray and no torch."""
+"""Modules for several packages: contracts, frames, heartbeat, paths. None imports Ray or torch."""

@@ -1,7 +1,7 @@
-"""Commands to a living attempt, which the service sends and the supervisor carries out.
+"""Commands that the service sends to a running attempt, and its supervisor carries out.
 
-A command whose answer was lost is sent again, so each is harmless to repeat: two commands of one
-attempt with the same `name` are one command, and the supervisor carries it out once.
+The service sends a command again if the answer was lost, so commands are idempotent: the supervisor
+carries out each `name` once in an attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Leave:
     """Save a checkpoint and leave the slots."""
 
     grace_s: float
-    """Seconds for both."""
+    """Seconds for saving and leaving together."""
     name = "leave"
 
 
@@ -36,7 +36,7 @@ class Drill:
     kind: DrillKind
     rank: int
     at_step: int | None
-    """Inject the fault when this many optimizer steps are done; None is at once."""
+    """Inject the fault after this many optimizer steps; None injects it at once."""
 
     @property
     def name(self) -> str:
@@ -45,15 +45,15 @@ class Drill:
 
 @dataclass(frozen=True)
 class Grant:
-    """Take more slots, which are the attempt's from the grant on. A RESIZED frame reports the slots
-    that it holds then, also if it could not take them."""
+    """Take more slots. They belong to the attempt from the grant on. A RESIZED frame reports the
+    slots that the attempt then holds, also if it could not take the new ones."""
 
     number: int
     """1, 2, 3 ... within the attempt."""
     slices: tuple[Slice, ...]
-    """None where only the batch changes."""
+    """Empty if only the batch changes."""
     batch_size: int | None
-    """Global batch from the round on in which the slots are taken in; None: as before."""
+    """Global batch from the round on that adds the slots; None keeps the batch."""
 
     @property
     def name(self) -> str:
@@ -62,14 +62,14 @@ class Grant:
 
 @dataclass(frozen=True)
 class Recall:
-    """Give slots back and go on without them; they are the attempt's until it has. A RESIZED frame
-    reports the slots that it holds then, also if it could not give them back."""
+    """Release slots, which belong to the attempt until then, and train on without them. A RESIZED
+    frame reports the slots that the attempt then holds, also if it could not release these."""
 
     number: int
-    """Of the same sequence as those of grants."""
+    """Grants and recalls share one sequence of numbers."""
     slices: tuple[Slice, ...]
     batch_size: int | None
-    """Global batch from the round on in which they are given back; None: as before."""
+    """Global batch from the round on that releases the slots; None keeps the batch."""
 
     @property
     def name(self) -> str:

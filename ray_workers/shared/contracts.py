@@ -1,4 +1,4 @@
-"""The types that cross the boundary between service and cluster: frozen, plain, picklable.
+"""The types that cross the boundary between service and cluster: frozen, plain and picklable.
 
 The service writes an `AttemptSpec` and reads `PollReply`s; a rank actor hands its training
 process a `RankTask` as JSON. Nothing here needs ray or torch.
@@ -18,12 +18,12 @@ from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
 
 GUESSED: Final = "guessed/"
-"""The names of series that were guessed from what a script prints begin with this."""
+"""Prefix of the names of series that were guessed from the output of a script."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of a gang that one node carries."""
+    """The part of a gang on one node."""
 
     node_id: str
     num_workers: int
@@ -31,18 +31,18 @@ class Slice:
 
 @dataclass(frozen=True)
 class RoleSlots:
-    """Consecutive ranks of a gang with resources of their own. Slices of the gang follow its ranks,
-    and no slice has ranks of two roles."""
+    """Consecutive ranks of a gang with resources of their own. Slices of a gang are in the order of
+    its ranks, and no slice has ranks of two roles."""
 
     role: str
     first_rank: int
     number: int
     bundle: Mapping[str, float]
-    """Ray resources of one of them."""
+    """Ray resources of one rank."""
 
 
 def role_at(rank: int, roles: Sequence[RoleSlots]) -> RoleSlots | None:
-    """The role of a rank; None of one without resources of its own."""
+    """The role of a rank; None if the rank has no resources of its own."""
     of_rank = (role for role in roles if 0 <= rank - role.first_rank < role.number)
     return next(of_rank, None)
 
@@ -61,24 +61,24 @@ def by_role(
 def by_bundle(
     slices: Sequence[Slice], bundle: Mapping[str, float], roles: Sequence[RoleSlots]
 ) -> list[tuple[Slice, Mapping[str, float]]]:
-    """All slices of a gang, each with the bundle of its ranks. bundle: of those without resources
+    """All slices of a gang, each with the bundle of its ranks. bundle: for ranks without resources
     of their own."""
-    if not roles:  # this is asked for very often
+    if not roles:  # this function is called very often
         return [(part, bundle) for part in slices]
     found = by_role(slices, roles)
     return [(part, bundle if role is None else role.bundle) for part, role in found]
 
 
 WORKER_MTBF_S = 24 * 3600.0
-"""A worker's mean time between failures, as long as none was seen."""
+"""A worker's mean time between failures, until a failure was seen."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """The part of an attempt's spec that each of its ranks gets as well. A field belongs here only
-    if every rank may know it: of the silos' sources a rank gets its own alone.
+    """The part of an attempt's spec that each of its ranks gets too. A field belongs here only if
+    every rank may know it: a rank of a silo, for example, gets the source of its own silo alone.
 
-    No field has a default, here and below, so that a hand-over that forgets one is an error.
+    No field has a default, here and below, so that omitting one is an error.
     """
 
     job_id: str
@@ -88,23 +88,23 @@ class RankSpec:
     resume_from: tuple[CheckpointRef, ...]
     """Committed checkpoints to resume from, newest first: the first that loads is taken."""
     init_from: CheckpointRef | None
-    """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
-    is in `spec`."""
+    """Another job's checkpoint to begin with if there is none to resume from. `spec` states which
+    parts of it are used."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    """Most undelivered bytes that one rank keeps of its log, and as many of its metrics."""
     output_limit_bytes: int
-    """Most bytes that the files of a script's output folders may have together, and the artifacts
-    that one rank saves."""
+    """Most bytes of all files in a script's output folders, and most bytes of all artifacts that
+    one rank saves."""
     worker_mtbf_s: float
-    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
-    goes by it."""
+    """Mean time between losses of one worker that end an attempt, which determines the interval of
+    `checkpoint.every_steps: auto`."""
     furthest_step: int
-    """Optimizer steps that an earlier attempt of the job has done: up to there, they are done
-    again."""
+    """Optimizer steps that an earlier attempt of the job has done; the attempt repeats those after
+    its checkpoint."""
     array_index: int | None
-    """The job's index in its array; None of one that is alone."""
+    """The job's index in its array; None if the job is in no array."""
     parameters: Mapping[str, Any]
     """Values of a sweep's trial, by name."""
 
@@ -115,57 +115,57 @@ class RankSpec:
 
 @dataclass(frozen=True)
 class AttemptSpec(RankSpec):
-    """All a supervisor needs to run one attempt of a job."""
+    """Everything that a supervisor needs to run one attempt of a job."""
 
     deployment_id: str
     traits: GroupTraits
     """The meaning of `spec` for the group."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
-    """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
+    """Ray resources of one worker: `CPU`, and `GPU` or `memory` if the job asks for them."""
     roles: tuple[RoleSlots, ...]
-    """Ranks with other resources."""
+    """Ranks whose resources differ from `bundle`."""
     storage_url: str
     code: CodeRef | RemoteCodeRef | None
-    """The code that a script brings; None of a recipe, and of a script that nodes have."""
+    """Code to put on the nodes; None for a recipe, and for a script that the nodes have already."""
     start_timeout_s: float
-    """How long Ray may take to give the slots."""
+    """Seconds within which Ray has to provide the slots."""
     max_runtime_s: float | None
-    """Running time left to the job, in seconds."""
+    """Seconds that the job may still run."""
     min_workers: int | None
-    """With how few the group may train on when no replacement is to be had; None: with no fewer
-    than it began with."""
+    """The fewest workers with which the group may train on if no replacement is available; None
+    requires as many as at the start."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None
-    """Seconds between two samples of system metrics; None: there are none."""
+    """Seconds between two samples of system metrics; None takes no samples."""
     silo_sources: tuple[str | None, ...]
-    """URLs of the data of federated silos, in their order, which `spec` lacks; None for one that
-    its node names. Silo n is the worker of slice n + 1, and the first worker is the aggregator.
-    Empty of a job without silos."""
+    """URLs of the data of federated silos, in their order; `spec` does not contain them. None for a
+    silo whose node names its data. Silo n is the worker of slice n + 1, and the first worker is the
+    aggregator. Empty if the job has no silos."""
 
     @property
     def world_size(self) -> int:
         return sum(part.num_workers for part in self.slices)
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
-        """Ray resources of a rank of the first group."""
+        """Ray resources of a rank of the group that the attempt begins with."""
         role = role_at(rank, self.roles)
         return self.bundle if role is None else role.bundle
 
 
 class Phase(StrEnum):
-    """How far an attempt has come."""
+    """The phase of an attempt."""
 
     ACQUIRING = "acquiring"
-    """Waiting for Ray to give the slots."""
+    """Waiting for Ray to provide the slots."""
     STARTING = "starting"
     """Processes are starting; no optimizer step yet."""
     RUNNING = "running"
-    """The first optimizer step (or, for a script, the process) was seen."""
+    """The group did its first optimizer step; a script's process has started."""
     STOPPING = "stopping"
     ENDED = "ended"
-    """Every process and slot is seen gone."""
+    """All processes are gone and all slots are released."""
 
 
 class Cause(StrEnum):
@@ -173,30 +173,29 @@ class Cause(StrEnum):
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
-    """The attempt was asked to stop: the job is being cancelled."""
+    """The attempt was asked to stop because the job is being cancelled."""
     USER_ERROR = "user_error"
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     CANNOT_RUN = "cannot_run"
-    """The training code has no such file, is not Python or lacks a module: trying again would not
-    help."""
+    """The code lacks a file or module, or is not Python; another attempt would not help."""
     BAD_DATA = "bad_data"
-    """The data set is missing or broken: trying again would not help."""
+    """The data set is missing or broken; another attempt would not help."""
     DIVERGED = "diverged"
-    """The loss or the gradient was not finite for too many steps: the same would come again."""
+    """The loss or gradient was not finite for too many steps; another attempt would not help."""
     DATA_UNREACHABLE = "data_unreachable"
-    """The source of the data did not answer a worker, however often it asked; later it may."""
+    """The source of the data did not answer a worker after repeated requests; it may later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not give the slots in time: others use the cluster. Nobody is charged."""
+    """Ray did not provide the slots in time, because others use the cluster. No one is charged."""
     WORKER_LOST = "worker_lost"
     """A rank actor, its node or its process vanished without an error of its own."""
     INFRASTRUCTURE = "infrastructure"
     """A fault of dray or Ray while starting or running the group."""
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
-    """The cluster or the node that carried the attempt is gone. Nobody is charged."""
+    """The cluster or the node that carried the attempt is gone. No one is charged."""
     PREEMPTED = "preempted"
-    """The attempt was asked to leave its slots, and saved a checkpoint first. Nobody is charged."""
+    """The attempt was asked to leave its slots, and saved a checkpoint first. No one is charged."""
 
 
 @dataclass(frozen=True)
@@ -206,38 +205,39 @@ class Outcome:
     cause: Cause
     message: str
     rank: int | None
-    """The rank at fault, where one is."""
+    """The rank at fault, if one is."""
     exit_code: int | None
-    """Of that rank; negative is the signal that killed it."""
+    """Exit code of that rank; negative if a signal killed it."""
     log_lines_lost: Mapping[int, int | None] | None
-    """By rank as its log is named: how many lines of output are in no spool. None where nobody can
-    say, because the worker that passed them on vanished; None for the whole if all of them did."""
+    """The number of output lines that are in no spool, by rank as the log names it. The number is
+    None if unknown, because the worker that passed the lines on vanished; the mapping is None if
+    all workers vanished."""
     slowness: float
-    """How many times slower than usual the machines were when its start, its recovery or an answer
-    took too long; above 1 only where that is why it ended, and nobody is charged."""
+    """How many times slower than usual the machines were when the start, the recovery or an answer
+    took too long. Above 1 only if the attempt ended for that reason, and then no one is charged."""
     ran_s: float | None
-    """Seconds from the start of its processes to its end, by a clock that stands still while the
-    machine sleeps. None where nobody can say, and where it started none."""
+    """Seconds from the start of the attempt's processes to its end, by a clock that stands still
+    while the machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
-    """Sentences on results that are not kept, such as those in the working directory; empty if all
-    are kept. They are no part of the message, which is compared with that of the next attempt."""
+    """Sentences on results that are not kept, such as files in the working directory; empty if all
+    are kept. They are not in `message`, which is compared with that of the next attempt."""
 
     @classmethod
     def of(
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
-        """An end at which no output was lost, on machines at their usual pace."""
+        """An end at which no output was lost, on machines at their usual speed."""
         return cls(cause, message, rank, exit_code, {}, slowness=1.0, ran_s=None, left_behind="")
 
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
-        """The end of an attempt whose supervisor and rank actors are gone, with any output that
-        they had not passed on."""
+        """The end of an attempt whose supervisor and rank actors are gone. Output that they had not
+        passed on is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
 class FrameKind(StrEnum):
-    """The kinds of frames; `ray_workers.shared.frames` has a class for the body of each."""
+    """The kinds of frames. `ray_workers.shared.frames` has a class for the body of each."""
 
     METRICS = "metrics"
     LOG = "log"
@@ -264,27 +264,27 @@ class FrameKind(StrEnum):
 
 
 FIRST_SIGNS = frozenset({FrameKind.METRICS, FrameKind.ROUND})
-"""Frames of which the first shows that a group trains. A round waits for its clients, perhaps for
-hours, before it is a step."""
+"""The first frame of one of these kinds shows that a group trains. A round waits for its clients,
+perhaps for hours, before it is a step."""
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
-"""Metrics that ranks report and the scheduler goes by."""
+"""Metrics that ranks report and the scheduler uses."""
 
 COMPUTE_TIME = "perf/compute_time_s"
-"""How long a rank computed a share of the batch until it had to do with others."""
+"""Seconds that a rank computed its share of the batch before it exchanged data with others."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
-"""Sent by a rank in a step; and by all ranks together, on average since the last evaluation."""
+"""Bytes that a rank sent in a step; all ranks together, on average since the last evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
-"""How the metrics of its histogram begin: so many updates so far were as stale as a bucket says."""
+"""Prefix of the metrics of a histogram: how many updates so far had the staleness of a bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
-"""The root of the mean, over the ranks, of the squared distance of a copy from the mean of all."""
+"""Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
 
 LEFT_EXIT_CODE = 75
 """Exit code of a rank that saved a checkpoint and left when asked (EX_TEMPFAIL of sysexits(3))."""
 
 STORAGE_EXIT_CODE = 74
-"""Exit code of a rank that ended by a storage fault, which it may have had no room to report
+"""Exit code of a rank that ended by a storage fault, for whose report there may have been no space
 (EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
@@ -293,7 +293,7 @@ SUPERVISOR_RANK = -1
 
 @dataclass(frozen=True)
 class Frame:
-    """One thing a rank reported. (attempt, rank, incarnation, kind, position) never repeats."""
+    """A report of a rank. (attempt, rank, incarnation, kind, position) never repeats."""
 
     rank: int
     incarnation: int
@@ -304,7 +304,7 @@ class Frame:
 
 
 class ProcessKind(StrEnum):
-    """Processes of dray that an attempt can't go on, or come to its end, without."""
+    """Processes of dray without which an attempt can't go on or end."""
 
     SUPERVISOR = "supervisor"
     NODE_AGENT = "node_agent"
@@ -315,39 +315,39 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True)
 class SilentProcess:
-    """A process that lives, as far as Ray knows, and leaves questions unanswered."""
+    """A process that is alive, as far as Ray knows, but leaves questions unanswered."""
 
     kind: ProcessKind
     node_id: str | None
-    """Where it is; None of a supervisor and a store, of which an attempt has one."""
+    """The node of the process; None for a supervisor or a store, of which an attempt has one."""
     since: float
-    """Unix seconds of the oldest question that is open."""
+    """Unix seconds of the oldest unanswered question."""
 
 
 @dataclass(frozen=True)
 class PollReply:
-    """Events after `cursor`, which are to be stored in one transaction with the new cursor."""
+    """Events after `cursor`. They are to be stored in one transaction with the new cursor."""
 
     cursor: Mapping[str, int]
-    """Bytes read of each spool; opaque to the service, stored as JSON."""
+    """Bytes read from each spool. Opaque to the service, which stores it as JSON."""
     phase: Phase | None
-    """None where nobody could say: the supervisor does not answer."""
+    """None if unknown, because the supervisor does not answer."""
     phase_times: Mapping[str, float]
     """Unix seconds at which each phase was entered."""
     frames: tuple[Frame, ...]
     more: bool
-    """The byte cap was reached: ask again at once."""
+    """Whether the limit of bytes was reached; poll again at once."""
     outcome: Outcome | None
-    """Set once the attempt has ended and every frame was delivered; acknowledge it."""
+    """Set once the attempt has ended and every frame was delivered. It must be acknowledged."""
     silent: tuple[SilentProcess, ...]
     """Processes of the attempt that have not answered for a while."""
 
 
 AWAITING = -1
-"""The generation of a process that gets its place in a group once it is ready for one."""
+"""The generation of a process that is assigned to a group once it is ready to join one."""
 NOT_PREPARED = (
-    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
-    "anew: call it, or leave elastic out"
+    "elastic requires a script that calls dray.train.prepare(), which redistributes the "
+    "batches: call it, or leave elastic out"
 )
 
 
@@ -365,42 +365,41 @@ class Seat:
     spool_dir: str
     """Directory on this node into which frames are appended (`dray.train`)."""
     temp_dir: str
-    """Directory on this node for temporary files (TMPDIR); deleted when the attempt is over."""
+    """Directory on this node for temporary files (TMPDIR); deleted after the attempt."""
     work_dir: str
-    """Directory on this node that a script runs in; the job's own, in all of its attempts."""
+    """Directory on this node in which a script runs. All attempts of the job share it."""
     folders_dir: str
     """Directory on this node with the folders whose files dray keeps for a script
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
-    """Prefix of the names of the process's page and of the files beside it
-    (`ray_workers.shared.heartbeat`). A process without one is not observed, and its group does not
-    recover in place."""
+    """Prefix of the names of the process's heartbeat page and of the files next to it
+    (`ray_workers.shared.heartbeat`). A process without a page is not observed, and its group does
+    not recover in place."""
     generation: int
-    """Generation of the group that the process joins first, as `rank` of `world_size`; if AWAITING,
-    `rank` is only the process's name in observations."""
+    """Generation of the group that the process joins first, as `rank` of `world_size`. If AWAITING,
+    `rank` only names the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` of each rank, by rank, for what a script's framework serves there; empty where
-    the framework asks for none."""
+    """`host:port` at which each rank serves its framework, by rank; empty if it needs none."""
 
 
 @dataclass(frozen=True)
 class RankTask(Seat, RankSpec):
-    """All a training process needs, handed to it as JSON when it is forked."""
+    """Everything that a training process needs. It gets the task as JSON when it is forked."""
 
     world_size: int
     num_nodes: int
-    """Nodes that the attempt began on."""
+    """Number of nodes on which the attempt began."""
     checkpoint_url: str
     """`{storage}/{attempt_prefix}/checkpoints`"""
     artifact_url: str
     """`{storage}/{attempt_prefix}/artifacts`"""
     folder_url: str
-    """Copies of the checkpoint folder of a script, by all attempts of the job."""
+    """Copies of a script's checkpoint folder, shared by all attempts of the job."""
     device: str
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str]
     silo_source: str | None
-    """URL of the data of this rank, where it is a silo."""
+    """URL of the data of this rank, if the rank is a silo."""
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
@@ -424,12 +423,12 @@ class RankTask(Seat, RankSpec):
 
     @property
     def rounds_url(self) -> str:
-        """The files of the rounds of a federated job whose clients are outside of the cluster."""
+        """URL of the files of rounds, if clients are outside of the cluster."""
         return f"{self.folder_url.rpartition('/')[0]}/rounds"
 
     @property
     def series_names_url(self) -> str:
-        """The names of the series that were found in files of this rank, by all attempts."""
+        """URL of the names of the series that were found in files of this rank by any attempt."""
         return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
 
     def to_json(self) -> str:

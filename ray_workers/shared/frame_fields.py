@@ -1,7 +1,7 @@
-"""The types of the fields of frames: which values each takes, and how texts are made storable.
+"""The types of the fields of frames: which values they accept, and how text is made storable.
 
-Pydantic checks them where frames arrive. A validator raises ValueError for what it refuses.
-`service.ingest.decoding` looks up the names here that the classes of `frames` have as annotations.
+Pydantic checks the fields when frames arrive. A validator raises ValueError for a refused value.
+`service.ingest.decoding` looks up here the names that the classes of `frames` have as annotations.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
 
 MAX_STEP = 2**53
-"""Steps stay exact in JSON, and far below what a 64-bit column holds."""
+"""Steps stay exact in JSON, and are far below the limit of a 64-bit column."""
 MAX_SECONDS = 1e12
 MAX_KEY_CHARS = 128
 MAX_PHASE_CHARS = 64
 MAX_RECEIPT_CHARS = 2048
 SYSTEM_PREFIX = "system/"
 TIMES = "@time"
-"""Name of the series of an attempt's Unix times: when rank 0 first reported each step. No metric
-can have this name."""
+"""Name of the series with the Unix times at which rank 0 first reported each step of an attempt. No
+metric can have this name."""
 
 
 def clean(text: str) -> str:
@@ -62,7 +62,7 @@ def up_to(limit: int) -> Any:
 
 
 def cut(limit: int, *, from_end: bool = False) -> BeforeValidator:
-    """Any value as a text, of which the first or last `limit` characters stay; None is empty."""
+    """Convert a value to text and keep its first or last `limit` characters; None becomes empty."""
 
     def validate(value: object) -> str:
         text = "" if value is None else clean(str(value))
@@ -72,7 +72,7 @@ def cut(limit: int, *, from_end: bool = False) -> BeforeValidator:
 
 
 def first(limit: int) -> BeforeValidator:
-    """The first `limit` items of a list."""
+    """Keep the first `limit` items of a list."""
     return BeforeValidator(lambda value: value[:limit] if isinstance(value, list) else value)
 
 
@@ -104,9 +104,9 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 
 
 def _awaited(value: str) -> str:
-    """The value becomes a part of a path, so no others may come."""
+    """Refuse unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
-        raise ValueError(f"not a thing that clients send: {value!r}")
+        raise ValueError(f"not a message that clients send: {value!r}")
     return value
 
 
@@ -120,7 +120,7 @@ def _collective(value: object) -> int | str | None:
 
 def _rising(ranks: Sequence[int]) -> Sequence[int]:
     if list(ranks) != sorted(set(ranks)):
-        raise ValueError("ranks do not rise")
+        raise ValueError("ranks are not in rising order")
     return ranks
 
 
@@ -130,7 +130,7 @@ def _of_each_rank(
     num_ranks = len(info.data.get("ranks", ()))
     for key, column in values.items():
         if len(column) != num_ranks or not key.startswith(SYSTEM_PREFIX):
-            raise ValueError(f"{key!r} is no system metric of {num_ranks} ranks")
+            raise ValueError(f"{key!r} is not a system metric of {num_ranks} ranks")
     return values
 
 
@@ -145,14 +145,14 @@ Clients = Annotated[StrictInt, up_to(MAX_CLIENTS)]
 Number = StrictFloat
 MaybeNumber = Annotated[Number | None, MISSING_IS_NONE]
 Finite = Annotated[StrictFloat, AllowInfNan(False)]
-"""A number that JSON has: PostgreSQL stores no other in it."""
+"""A number that JSON has; PostgreSQL stores no other number in JSON."""
 MaybeSeconds = Annotated[
     Annotated[StrictFloat, Field(ge=0, le=MAX_SECONDS)] | None, MISSING_IS_NONE
 ]
 Ranks = Annotated[Sequence[Count], _ranks(MAX_WORKERS)]
-"""Numbers of ranks, each once, in order."""
+"""Numbers of ranks, in order and without duplicates."""
 ClientNumbers = Annotated[Sequence[Count], _ranks(MAX_CLIENTS)]
-"""Numbers of clients, in the same form."""
+"""Numbers of clients, in order and without duplicates."""
 Flag = StrictBool
 LedgerSeconds = Mapping[StrictStr, Finite]
 MetricKey = Annotated[StrictStr, AfterValidator(metric_key)]
@@ -172,10 +172,10 @@ Stack = Annotated[
     Annotated[str, BeforeValidator(lambda text: clean(str(text)))] | None, MISSING_IS_NONE
 ]
 LineNumber = Annotated[StrictInt, up_to(2**40)]
-"""Of a log: gaps between the numbers are added up in a 64-bit column."""
+"""A line of a log. Gaps between the numbers are added up in a 64-bit column."""
 
 of_ranks = AfterValidator(_of_ranks)
-"""Leaves the values of the `ranks` of the same report."""
+"""Keeps only the values of the `ranks` of the same report."""
 
 RoundName = Annotated[StrictStr, Field(max_length=64), AfterValidator(_name_of_round)]
 Awaited = Annotated[StrictStr, AfterValidator(_awaited)]
@@ -190,7 +190,7 @@ SystemMetrics = Annotated[
     Field(max_length=100),
     AfterValidator(_of_each_rank),
 ]
-"""By name, a value of each of the `ranks` of the same report."""
+"""A mapping from name to one value for each of the `ranks` of the same report."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The reports of ranks and supervisors: one frozen class for each kind of frame.
 
 A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` makes the object
-again from what arrives, and refuses what the type of a field does not take: frames come from
-processes that run a user's code. None stands for what the reporter does not know; the field is on
-the wire all the same.
+again from what arrives, and refuses values that the type of a field does not accept, because frames
+come from processes that run a user's code. None stands for a value that the reporter does not know;
+the field is on the wire all the same.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Report:
     KIND: ClassVar[FrameKind]
 
     def body(self) -> dict[str, Any]:
-        """The report as it is written to a spool, in JSON."""
+        """The report as written to a spool, as JSON data."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class MetricsReport(Report):
-    """Metrics of one step of a rank. `dray.train.report` writes it, and leaves out what is None."""
+    """Metrics of one step of a rank. `dray.train.report` writes it without fields that are None."""
 
     KIND = FrameKind.METRICS
     step: Count
@@ -94,7 +94,7 @@ class LogReport(Report):
 
     KIND = FrameKind.LOG
     line: LineNumber
-    """Counts from 0 within one rank and incarnation."""
+    """The line's number, from 0 within one rank and incarnation."""
     text: Text
 
 
@@ -140,7 +140,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Where the data go on after a resume."""
+    """The position from which the data continue after a resume."""
 
     epoch: Count
     step_in_epoch: Count
@@ -149,24 +149,24 @@ class DataPosition:
 
 @dataclass(frozen=True)
 class ResumedReport(Report):
-    """The receipt of a start: what was restored.
+    """A receipt of the state with which a rank starts.
 
-    `dray.train.load_checkpoint` writes that of a script, which knows less of it.
+    `dray.train.load_checkpoint` writes the receipt of a script, which has fewer of the fields.
     """
 
     KIND = FrameKind.RESUMED
     step: Count
     url: Receipt
-    """Of the checkpoint that was restored or begun from; empty for none."""
+    """URL of the checkpoint that was restored or begun from; empty if there was none."""
     sha256: Annotated[Sha256 | None, MISSING_IS_NONE]
-    """Of its manifest."""
+    """SHA-256 of the checkpoint's manifest."""
     size_bytes: Annotated[Bytes | None, MISSING_IS_NONE]
     position: Annotated[DataPosition | None, MISSING_IS_NONE]
     world_size: MaybeCount
     """World size of the group that saved the checkpoint."""
     optimizer_restored: Annotated[Flag, Field(default=False)]
     rng: Annotated[Receipt | None, MISSING_IS_NONE]
-    """How random numbers go on."""
+    """How the random number generators continue."""
     loss_before: Annotated[Finite | None, MISSING_IS_NONE]
     """Training loss of the saved step; the next step's metrics have the loss after the resume."""
     passed_over: Annotated[
@@ -174,37 +174,37 @@ class ResumedReport(Report):
     ]
 
     def body(self) -> dict[str, Any]:
-        """Without the fields that say nothing of a fresh start."""
+        """Omit the fields that carry no information about a fresh start."""
         whole = asdict(self)
         if self.url:
             return whole
-        said = ("step", "url", "passed_over") if self.passed_over else ("step", "url")
-        return {name: whole[name] for name in said}
+        names = ("step", "url", "passed_over") if self.passed_over else ("step", "url")
+        return {name: whole[name] for name in names}
 
 
 @dataclass(frozen=True)
 class StragglersReport(Report):
-    """These ranks take longer for a sample than the others, or none does any more."""
+    """These ranks take longer for a sample than the others, or no rank does any more."""
 
     KIND = FrameKind.STRAGGLERS
     step: Count
     ranks: Annotated[Sequence[Count], first(MAX_STRAGGLERS)]
     slowdown: Annotated[Mapping[str, Finite], of_ranks]
-    """How many times as long as the others each rank takes."""
+    """For each rank, its time for a sample divided by that of the others."""
     lost_s: Finite
-    """Seconds that each of the others waited for them in the last `num_steps` steps."""
+    """Seconds that each of the other ranks waited for these in the last `num_steps` steps."""
     num_steps: Count
 
 
 @dataclass(frozen=True)
 class DivergenceReport(Report):
     """The first step whose loss or gradient norm is not finite, or the first evaluation whose loss
-    is not."""
+    is not finite."""
 
     KIND = FrameKind.DIVERGENCE
     step: Count
     loss: Number
-    """In training, or `val/loss`."""
+    """The training loss, or `val/loss`."""
     grad_norm: MaybeNumber
     """None for an evaluation."""
     then: OnDivergence
@@ -213,62 +213,61 @@ class DivergenceReport(Report):
 
 @dataclass(frozen=True)
 class RoundReport(Report):
-    """A round of a federated job whose clients are outside of the cluster opens, opens to more of
-    them, or ends."""
+    """A round with clients outside of the cluster opens, opens to more clients, or ends."""
 
     KIND = FrameKind.ROUND
     number: Count
     name: RoundName
-    """`round_files.round_name`; its files are below it."""
+    """`round_files.round_name`, which is also the folder of the round's files."""
     is_open: Flag
     clients: Annotated[ClientNumbers | None, MISSING_IS_NONE]
-    """The clients that are asked for an update; None for all."""
+    """The clients that are asked for an update; None for all clients."""
     quorum: Clients
     deadline_s: Finite
-    """After which a quorum ends the round."""
+    """Seconds after which a quorum is enough to end the round."""
     num_elements: UpdateElements
-    """Of an update."""
+    """Number of elements of an update."""
     model_sha256: Sha256
     model_size_bytes: Bytes
     form_sha256: Sha256
-    """Of the file that says what the model takes and predicts."""
+    """SHA-256 of the file that describes the model's inputs and predictions."""
     form_size_bytes: Bytes
     received: ClientNumbers
-    """The clients whose updates are there."""
+    """The clients whose updates have arrived."""
     awaits: Awaited
-    """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
+    """The message that clients are to send: `round_files.UPDATE`, or with secure aggregation their
     answer in this phase."""
     update_bytes: UpdateBytes
-    """The size of the update that they send in parts."""
+    """The size of the update, which clients send in parts."""
 
 
 @dataclass(frozen=True)
 class RoundTroubleReport(Report):
-    """A round with secure aggregation begins anew without a result, or clients have lied in it."""
+    """A round with secure aggregation restarts without a result, or clients sent false messages."""
 
     KIND = FrameKind.ROUND_TROUBLE
     number: Count
     left_out: ClientNumbers
-    """The clients that take part in no further round."""
+    """The clients that are excluded from all further rounds."""
     message: Message
 
 
 @dataclass(frozen=True)
 class SiloRoundReport(Report):
-    """A round of silos is open for long, or has ended then."""
+    """A round of silos has been open for long, or a round that was open for long has ended."""
 
     KIND = FrameKind.SILO_ROUND
     number: Count
     missing: ClientNumbers
-    """The places of the silos that have not answered; none of a round that has ended."""
+    """The numbers of the silos that have not answered; empty if the round has ended."""
     quorum: Clients
     ends_in_s: MaybeSeconds
-    """Seconds until the deadline, after which a quorum ends the round; None without one."""
+    """Seconds until the deadline, after which a quorum is enough; None without a deadline."""
 
 
 @dataclass(frozen=True)
 class ErrorReport(Report):
-    """Why a rank ends."""
+    """Why a rank ended."""
 
     KIND = FrameKind.ERROR
     cause: Cause
@@ -277,10 +276,10 @@ class ErrorReport(Report):
     """`TypeName: words (file, line n)`, by the rules of `training.core.failure_reason`."""
     traceback: Traceback
     raised_at: MaybeNumber
-    """Unix seconds by the node's clock; the report itself may come much later."""
+    """Unix seconds by the node's clock. The report may arrive much later."""
     seat: MaybeCount
-    """With `incarnation`, the process; None in reports that a user's program made up. Its spool may
-    have the name of another rank: that of a process that has no place yet is named by its seat."""
+    """Identifies the process, with `incarnation`; None in reports that a user's program made up.
+    The spool may bear another rank: a process without an assigned rank is named by its seat."""
     incarnation: MaybeCount
 
 
@@ -290,18 +289,18 @@ class LossKind(StrEnum):
     KILLED = "killed"
     """Their processes ended."""
     LOST = "lost"
-    """Their workers vanished, or a connection between living ranks broke."""
+    """Their workers vanished, or a connection between live ranks broke."""
     HANG = "hang"
-    """They stood still, and were ended for it."""
+    """They made no progress, and were ended for that reason."""
 
 
 @dataclass(frozen=True)
 class RegroupingReport(Report):
-    """These ranks were lost or hang; the others keep their state and wait for replacements."""
+    """These ranks were lost or hang. The others keep their state and wait for replacements."""
 
     KIND = FrameKind.REGROUPING
     generation: Count
-    """The round of the rendezvous that the ranks are called to."""
+    """The rendezvous round that the ranks are called to."""
     ranks: Ranks
     code: LossKind
     message: Message
@@ -323,16 +322,16 @@ class RegroupedReport(Report):
 
 @dataclass(frozen=True)
 class ResizedReport(Report):
-    """The attempt holds these slots from now on; all others were given back."""
+    """The attempt holds these slots from now on, and has released all others."""
 
     KIND = FrameKind.RESIZED
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """How many workers more it needs: it stands by for them for a while, or trains on meanwhile."""
+    """Number of workers that the attempt lacks. It waits for them for a while, or trains on."""
     grants: Count
-    """The number of the newest `Grant` that it knew, 0 for none. The slots of a newer one are its
-    own all the same."""
+    """The number of the newest `Grant` that the attempt knew; 0 if none. The slots of a newer grant
+    belong to the attempt as well."""
     message: Message
 
     def body(self) -> dict[str, Any]:
@@ -341,7 +340,7 @@ class ResizedReport(Report):
 
 @dataclass(frozen=True)
 class RankWhereabouts:
-    """The place of one rank when the group hung."""
+    """The position of one rank when the group hung."""
 
     rank: Count
     step: MaybeCount
@@ -353,7 +352,7 @@ class RankWhereabouts:
 
 @dataclass(frozen=True)
 class HangReport(Report):
-    """Which ranks stood still, and where everyone was."""
+    """The ranks that made no progress, and the positions of all ranks."""
 
     KIND = FrameKind.HANG
     culprits: Ranks
@@ -369,7 +368,7 @@ class HangReport(Report):
 
 @dataclass(frozen=True)
 class DrillReport(Report):
-    """How a drill goes."""
+    """The progress of a drill."""
 
     KIND = FrameKind.DRILL
     id: Code
@@ -382,7 +381,7 @@ class DrillReport(Report):
 
 @dataclass(frozen=True)
 class WaitingReport(Report):
-    """The ranks have ended, and the attempt waits for something else."""
+    """The ranks have ended, and the attempt waits for the reason in `message`."""
 
     KIND = FrameKind.WAITING
     message: Message
@@ -390,7 +389,7 @@ class WaitingReport(Report):
 
 @dataclass(frozen=True)
 class LedgerReport(Report):
-    """The uses of the attempt's slots so far."""
+    """How the attempt has used its slots so far."""
 
     KIND = FrameKind.LEDGER
     slot_seconds: LedgerSeconds
@@ -399,11 +398,11 @@ class LedgerReport(Report):
 
 @dataclass(frozen=True)
 class SystemMetricsColumns:
-    """Ranks with the same system metrics."""
+    """System metrics of ranks that report the same names."""
 
     ranks: RisingRanks
     values: SystemMetrics
-    """By name, of each of the ranks."""
+    """One value for each of the ranks, by name."""
 
 
 @dataclass(frozen=True)
@@ -412,7 +411,7 @@ class SystemMetricsReport(Report):
 
     KIND = FrameKind.SYSTEM_METRICS
     time: Count
-    """Unix seconds by the supervisor's clock as it was set when the attempt began."""
+    """Unix seconds by the supervisor's clock, as it was set when the attempt began."""
     columns: Annotated[Sequence[SystemMetricsColumns], Field(max_length=MAX_COLUMNS)]
 
     def body(self) -> dict[str, Any]:

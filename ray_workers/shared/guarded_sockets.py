@@ -1,7 +1,7 @@
-"""Sockets that are connected only to addresses that `net_policy` allows.
+"""Sockets that connect only to addresses that `net_policy` allows.
 
-The address of every connection is checked when the connection is made: whatever the host's name
-leads to by then is judged, and not what it led to when somebody looked before.
+The address is checked when the connection is made, because the host's name may resolve to another
+address by then than at an earlier check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 class RefusedAddress(Exception):
-    """Nobody may connect to the host, or to an address that it has."""
+    """Connections to the host, or to one of its addresses, are not allowed."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"{host}: {reason}")
@@ -26,10 +26,10 @@ class RefusedAddress(Exception):
 
 
 def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], socket.socket]:
-    """Of aiohttp's `TCPConnector`, for connections to this host alone.
+    """Return a socket factory for aiohttp's `TCPConnector`, for connections to this host alone.
 
-    RefusedAddress for a host that its spelling forbids, and from the factory for one that an
-    address forbids.
+    Raises RefusedAddress if the host's spelling is forbidden. The factory raises it if the address
+    is forbidden.
     """
     reason = refused_host(host, allowed)
     if reason is not None:

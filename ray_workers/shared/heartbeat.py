@@ -1,11 +1,11 @@
-"""The heartbeat page of a rank: it shows how far the rank is, and announces rendezvous rounds.
+"""The heartbeat page of a rank, which shows the rank's progress and announces rendezvous rounds.
 
 A page is one small file per training process, on the process's node and mapped into its memory. The
-process writes its progress there without a system call, and others read the file: so the place of a
-process that hangs, is stopped or dead is known without its help. Two words go the other way: the
-generation of the group that is wanted, and whether the rank is asked to leave.
+process writes its progress there without a system call, and other processes read the file. So the
+position of a process that hangs, is stopped or is dead is known without its help. Two words are
+written by others: the generation of the wanted group, and whether the rank is asked to leave.
 
-Times are of the node's monotonic clock, which all its processes share, except for `first_at`.
+Times are from the node's monotonic clock, which all its processes share, except for `first_at`.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
 RING = 1024
-"""Steps of which a rank keeps the figures here. Rank 0 reports them; if it dies before it has
-reported all, its replacement does."""
+"""Number of steps whose figures a rank keeps here. Rank 0 reports them; if it dies before it has
+reported all of them, its replacement reports the rest."""
 SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class RankPhase(IntEnum):
-    """The part of a step that a rank is in, in the order of a step."""
+    """The part of a step that a rank is in. Members are in the order of a step."""
 
     JOINING = 0
     """Reading data, building the model, forming the group."""
     DATA = 1
     COMPUTE = 2
-    """Forward, and backward passes whose gradients are not exchanged."""
+    """Forward passes, and backward passes whose gradients are not exchanged."""
     EXCHANGE = 3
     """The backward pass that exchanges gradients."""
     UPDATE = 4
     EVALUATE = 5
     SAVE = 6
     STAND_BY = 7
-    """The group is broken; the rank waits for a place in the next one."""
+    """The group is broken, and the rank waits for an assignment to the next group."""
     FINISH = 8
     FORMING = 9
-    """Every rank is there; they connect to each other. Elsewhere a part of `JOINING`."""
+    """All ranks have met and connect to each other. Without a rendezvous, a part of `JOINING`."""
 
 
 class TimeCategory(StrEnum):
     """How a second of a slot was used."""
 
     USEFUL = "useful"
-    """In optimizer steps that count."""
+    """Spent on optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """In steps that were done before and lost."""
+    """Spent on repeating steps that were lost."""
     STARTING = "starting"
-    """From when the slot was given to the first step."""
+    """From the grant of the slot to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
     """From the loss of a rank until the group trained again."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
-    """Held to no use: stopping, or nobody knows."""
+    """Held without use: the attempt is stopping, or the use is unknown."""
     UNREPORTED = "unreported"
-    """By a script that has not reported a step yet: it may be of use."""
+    """Used by a script that has not reported a step yet; it may be useful."""
 
 
 TIME_CATEGORIES = tuple(TimeCategory)
 
 
 class _Word(IntEnum):
-    """The places of the numbers, 8 bytes each, in the head of a page."""
+    """The indices of the numbers, 8 bytes each, in the head of a page."""
 
     STEP = 0
     PHASE = 1
@@ -89,32 +89,32 @@ class _Word(IntEnum):
     LEAVE = 8
     PID = 9
     USE = 10
-    USES = 11  # and the seven behind it
+    USES = 11  # and the next seven
     PREPARED = 19
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The place of a process in one generation of its group."""
+    """The rank of a process in one generation of its group."""
 
     generation: int
     rank: int
     world_size: int
     batch_size: int | None
-    """Global batch from this generation on; None: as the state says."""
+    """Global batch from this generation on; None keeps the batch of the training state."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A page as another process reads it."""
+    """The contents of a page, as another process reads it."""
 
     step: int
     """Optimizer steps committed."""
     phase: RankPhase
     collective: int
-    """Collectives that were entered, in this generation."""
+    """Number of collectives that the rank entered in this generation."""
     since: float
-    """Monotonic seconds at which the phase began or last made progress."""
+    """Monotonic time, in seconds, at which the phase began or last made progress."""
     generation: int
     resumed_step: int
     """The step after which this generation began."""
@@ -126,7 +126,7 @@ class RankStatus:
     uses: Mapping[TimeCategory, float]
     """Seconds by category, without the current phase."""
     is_prepared: bool
-    """Whether the process is of a script that has called `train.prepare`, and so follows its group
+    """Whether the process runs a script that has called `train.prepare`, and so follows its group
     into the next round."""
 
 
@@ -140,7 +140,7 @@ class RankObservation:
     age_s: float
     """Seconds since the phase began or last made progress."""
     state: str
-    """State of the process by proc(5): `T` is stopped; empty if the process is gone."""
+    """State of the process as in proc(5), such as `T` for stopped; empty if the process is gone."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,13 @@ class NodeObservation:
 
     ranks: tuple[RankObservation, ...]
     slowness: float | None
-    """How many times slower than usual the node is; None if it was not asked."""
+    """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """By rank and name, those of the node with one of its ranks; empty if they were not asked."""
+    """Values by rank and name; one rank carries the metrics of its node. Empty if not requested."""
 
 
 class UnreportedStep(NamedTuple):
-    """The figures of one step, kept until they are on the spool."""
+    """The figures of one step, kept until they are in the spool."""
 
     step: int
     epoch: int
@@ -168,11 +168,12 @@ class UnreportedStep(NamedTuple):
 
 
 class HeartbeatPage:
-    """The writer's side: the training process."""
+    """A page as the training process writes it."""
 
     def __init__(self, path: Path | None, *, goes_on: bool = False) -> None:
-        """Without a path no other process can read the page. goes_on: this process has begun the
-        page before it became another program, and others may have written into it since."""
+        """Create a page, which other processes can read if it has a path. goes_on: open the page
+        that this process created before it became another program; others may have written in it.
+        """
         if path is None:
             self._map = mmap.mmap(-1, SIZE_BYTES)
         elif goes_on:
@@ -180,9 +181,9 @@ class HeartbeatPage:
                 self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The file is written and not truncated to its size: a full disk is an error here, and
-            # would be a SIGBUS later. It is linked once complete, since others write into a page as
-            # soon as they find it.
+            # Written instead of truncated to its size: a full disk raises here instead of causing
+            # a SIGBUS later. Linked once complete, since others write into a page as soon as it
+            # exists.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))
@@ -198,12 +199,12 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = self._began
 
     def enter(self, phase: RankPhase, use: TimeCategory) -> None:
-        """Begin a phase; the time since the last call is booked on the use that ends."""
+        """Begin a phase, and add the time since the last call to the category that ends."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
         self._ints[_Word.PHASE] = phase
-        self._ints[_Word.USE] = _PLACE_OF[use]
+        self._ints[_Word.USE] = _INDEX_OF[use]
         self._floats[_Word.SINCE] = now
 
     def move(self) -> None:
@@ -211,16 +212,16 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = time.monotonic()
 
     def exchange(self) -> None:
-        """Enter one more collective, which exchanges the gradients of a step."""
+        """Enter another collective, which exchanges the gradients of a step."""
         self._ints[_Word.COLLECTIVE] += 1
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def compute(self) -> None:
-        """Go on with the step after an exchange that came before its backward pass."""
+        """Continue the step after an exchange that preceded its backward pass."""
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int) -> None:
-        """Begin a generation of the group, which trains on from after `step`."""
+        """Begin a generation of the group, which continues training after `step`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step
         self._ints[_Word.COLLECTIVE] = 0
         self._floats[_Word.FIRST_AT] = 0.0
@@ -237,7 +238,7 @@ class HeartbeatPage:
         return self._floats[_Word.FIRST_AT] != 0.0
 
     def show_prepared(self) -> None:
-        """Show that this process of a script follows its group into the next round."""
+        """Show that this script's process follows its group into the next round."""
         self._ints[_Word.PREPARED] = 1
 
     @property
@@ -250,26 +251,26 @@ class HeartbeatPage:
         return self._ints[_Word.LEAVE] != 0
 
     def keep(self, figures: UnreportedStep) -> None:
-        """Keep a step's figures where they outlive this process."""
+        """Store a step's figures in the page, which outlives this process."""
         at = _RING_AT + figures.step % RING * _FIGURES.size
         _FIGURES.pack_into(self._map, at, *figures)
 
     def kept(self) -> list[UnreportedStep]:
-        """The figures that are kept, in order of their steps."""
+        """The stored figures, in order of their steps."""
         return unreported_steps(self._map)
 
 
-_PLACE_OF = {use: place for place, use in enumerate(TIME_CATEGORIES)}
-_USE_AT = {use: _Word.USES + place for place, use in enumerate(TIME_CATEGORIES)}
+_INDEX_OF = {use: index for index, use in enumerate(TIME_CATEGORIES)}
+_USE_AT = {use: _Word.USES + index for index, use in enumerate(TIME_CATEGORIES)}
 
 
 def page_path(prefix: str) -> Path:
-    """The page of the process whose files begin with `prefix`."""
+    """The path of the page of the process whose files begin with `prefix`."""
     return Path(f"{prefix}.page")
 
 
 def stack_path(prefix: str) -> Path:
-    """The file to which the process adds its stacks on SIGUSR2."""
+    """The path of the file to which the process appends its stacks on SIGUSR2."""
     return Path(f"{prefix}.stack")
 
 
@@ -302,7 +303,7 @@ def parse_status(data: bytes) -> RankStatus:
 
 
 def observe_ranks(folder: Path) -> list[RankObservation]:
-    """Every process of an attempt with a page in the folder on this node, also dead ones."""
+    """Every process of an attempt that has a page in the folder, including dead processes."""
     observations = []
     for path in sorted(folder.glob("r*.page")):
         try:
@@ -311,7 +312,7 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
         except FileNotFoundError:
             continue
         if len(data) < _HEAD.size:
-            continue  # being made
+            continue  # being created
         rank, incarnation = path.stem.removeprefix("r").split(".")
         seen = parse_status(data)
         fields = stat_fields(seen.pid) if seen.pid else []
@@ -324,21 +325,21 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
 def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
     """The figures in a page, in order of their steps."""
     found = [
-        UnreportedStep(*_FIGURES.unpack_from(data, _RING_AT + place * _FIGURES.size))
-        for place in range(RING)
+        UnreportedStep(*_FIGURES.unpack_from(data, _RING_AT + index * _FIGURES.size))
+        for index in range(RING)
     ]
     return sorted(figures for figures in found if figures.step)
 
 
 def figures_of_earlier_processes(prefix: str) -> list[UnreportedStep]:
-    """The figures that processes have kept which had the place of this one before, on this node."""
+    """The figures stored by processes that had the rank of this process before, on this node."""
     own = Path(prefix)
     pages = own.parent.glob(f"{own.name.split('.')[0]}.*.page")
     return [figures for page in pages for figures in unreported_steps(page.read_bytes())]
 
 
 def announce(prefix: str, place: RankAssignment) -> None:
-    """Give a process its place in the next generation of its group."""
+    """Assign a process to a rank of the next generation of its group."""
     target = _place_path(prefix)
     partial = target.with_suffix(".place.partial")
     partial.write_text(json.dumps(asdict(place)))
@@ -347,12 +348,12 @@ def announce(prefix: str, place: RankAssignment) -> None:
 
 
 def ask_to_leave(prefix: str) -> None:
-    """Have a process save a checkpoint and leave between two steps."""
+    """Ask a process to save a checkpoint and leave between two steps."""
     _poke(prefix, _Word.LEAVE, 1)
 
 
 def announced(prefix: str) -> RankAssignment:
-    """The newest place that was announced to the process."""
+    """The newest assignment that was announced to the process."""
     return RankAssignment(**json.loads(_place_path(prefix).read_text()))
 
 

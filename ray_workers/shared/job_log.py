@@ -1,8 +1,8 @@
-"""Lines of dray itself in the log of a job."""
+"""dray's own lines in the log of a job."""
 
 from __future__ import annotations
 
 
 def log(sentence: str) -> None:
-    """A line in the job's log, which is what its standard output is."""
+    """Write a line to the job's log, which is the process's standard output."""
     print(f"dray: {sentence}", flush=True)  # noqa: T201

@@ -6,7 +6,7 @@ NAMESPACE_PREFIX = "dray-"
 
 
 def namespace(deployment_id: str) -> str:
-    """Ray namespace that holds everything of one dray deployment."""
+    """The Ray namespace of one dray deployment."""
     return f"{NAMESPACE_PREFIX}{deployment_id}"
 
 
@@ -19,8 +19,8 @@ def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int)
 
 
 def repr_name(job_name: str, actor_name: str) -> str:
-    """The actor's name with the job's name in place of its id, for people: Ray shows it as the
-    actor's `repr`. Two jobs may share a name, and a name may hold any sign: nothing parses it."""
+    """The actor's name with the job's name instead of its id, as Ray shows it to people (`repr`).
+    Two jobs may share a name, and a name may contain any character, so nothing parses it."""
     return ":".join([job_name, *actor_name.split(":")[2:]])
 
 
@@ -34,5 +34,5 @@ def attempt_prefix(job_id: str, attempt: int) -> str:
 
 
 def folder_url(storage_url: str, job_id: str) -> str:
-    """The place of the files of a script's checkpoint folder, which all attempts share."""
+    """The URL of the files of a script's checkpoint folder, which all attempts share."""
     return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"

@@ -1,8 +1,8 @@
-"""The hosts that a source may name: public ones, and those that the operator allows.
+"""The hosts that a source may name: public hosts, and hosts that the operator allows.
 
-Pure rules, used twice: by the service on the URL when a job is submitted, and by the worker on the
-very address that it is about to connect to. Without the second check a name could lead anywhere by
-the time it is looked up (DNS rebinding).
+These pure rules are used twice: the service checks the URL when a job is submitted, and the worker
+checks the address that it is about to connect to. Without the second check a name could resolve to
+any address by the time of the connection (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ METADATA_NAMES: Final = frozenset(
         "metadata.google.internal",
     }
 )
-"""Names under which clouds hand a machine its credentials."""
+"""Names at which clouds serve a machine's credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Azure's, which is a public address; the other clouds' are link-local or private."""
+"""Azure's address, which is public; the addresses of other clouds are link-local or private."""
 
 _SPECIAL: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48"))
 )
-"""Networks that are not public, though some versions of Python take them for that."""
+"""Networks that are not public, though some versions of Python treat them as public."""
 _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 _IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
 _DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
 
 
 class AllowedHosts:
-    """Names, addresses and networks (CIDR) that may be read from though they are private.
+    """Private names, addresses and networks (CIDR) that sources may be read from.
 
-    Raises ValueError for an entry that is none of them.
+    Raises ValueError for an entry of another form.
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
@@ -64,9 +64,9 @@ class AllowedHosts:
 
 
 def refused_host(host: str, allowed: AllowedHosts) -> str | None:
-    """Why a URL may not name this host, judged by its spelling; None if it may.
+    """Why a URL may not name this host, by its spelling alone; None if it may.
 
-    Other names are judged by their addresses when a worker connects.
+    Names that pass are checked by address when a worker connects.
     """
     name = canonical_host(host)
     if allowed.has_name(name):
@@ -75,7 +75,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     if address is not None:
         return refused_address(address, allowed)
     if name in METADATA_NAMES:
-        return "it is where a cloud hands out a machine's credentials"
+        return "a cloud serves a machine's credentials there"
     if name in LOCAL_NAMES or name.endswith(".localhost"):
         return "it is the machine itself"
     return None
@@ -93,21 +93,21 @@ def refused_address(address: Address, allowed: AllowedHosts) -> str | None:
 
 
 def canonical_host(host: str) -> str:
-    """The host as resolvers take it: lower case, plain characters, without a dot at its end."""
+    """The host as resolvers read it: lower case, plain characters, no dot at the end."""
     text = unicodedata.normalize("NFKC", host.strip("[]").translate(_DOTS)).lower().rstrip(".")
     if "xn--" in text:
         try:
             decoded = text.encode("ascii").decode("idna")
         except UnicodeError:
             return text
-        # A name that decodes to plain ASCII was spelled so to hide.
+        # A name that decodes to plain ASCII was encoded in order to hide it.
         plain = unicodedata.normalize("NFKC", decoded).lower()
         return plain if plain.isascii() else text
     return text
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a host spells out, in any spelling the C library takes (`127.1`,
+    """The address that a host spells out, in any spelling that the C library accepts (`127.1`,
     `0x7f000001`, `2130706433`, `0177.0.0.1`); None for a name."""
     text = host.split("%", 1)[0]
     try:
@@ -123,7 +123,7 @@ def literal_address(host: str) -> Address | None:
 
 
 def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
-    """IPv4 addresses that an IPv6 address leads on to: mapped, compatible, 6to4, Teredo, NAT64."""
+    """IPv4 addresses that an IPv6 address leads to: mapped, compatible, 6to4, Teredo, NAT64."""
     if isinstance(address, ipaddress.IPv4Address):
         return ()
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -138,7 +138,7 @@ def _reason(address: Address) -> str | None:
         return "an address at which a cloud hands out a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
-            return None  # judged by the embedded address
+            return None  # the embedded address decides
         if address.is_site_local:
             return "a private address"
     for holds, reason in (
@@ -162,5 +162,5 @@ def _checked_name(entry: str) -> str:
     name = canonical_host(entry)
     labels = name.split(".")
     if not all(label and label.replace("-", "").replace("_", "").isalnum() for label in labels):
-        raise ValueError(f"{entry!r} is no host name, address or network (such as 10.0.0.0/8)")
+        raise ValueError(f"{entry!r} is not a host name, address or network (such as 10.0.0.0/8)")
     return name

@@ -1,4 +1,4 @@
-"""The needs of a job on a node before its ranks start there, and how far the node is with them."""
+"""The needs of a job on a node before its ranks start there, and the state of these needs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DataPolicy:
-    """The sources that a rank may read, and a node's cache of data: the operator's settings.
+    """The operator's settings for sources that a rank may read, and for a node's cache of data.
 
-    It holds no secrets, only the folder of their files.
+    The policy contains no secrets, only the folder of their files.
     """
 
     cache_dir: str | None
-    """Folder on each node; None for one in the machine's temporary folder."""
+    """Folder on each node; None uses a folder in the machine's temporary folder."""
     cache_limit_bytes: int
     private_hosts: tuple[str, ...]
-    """Names, addresses and networks (CIDR) that may be read from though they are private."""
+    """Private names, addresses and networks (CIDR) that may be read from."""
     file_roots: tuple[str, ...] | None
-    """Folders that `file://` sources must be in; None for any."""
+    """Folders that `file://` sources must be in; None allows any folder."""
     credentials_dir: str | None
-    """Folder on each node with a file for each name that `data.credentials` can give."""
+    """Folder on each node with a file for each name that `data.credentials` may contain."""
     s3_endpoint_url: str | None
-    """The endpoint of `s3://`, if not AWS's."""
+    """The endpoint of `s3://`; None for AWS."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:
-        """Every public host and every local file may be read, with nobody's credentials."""
+        """A policy that allows every public host and every local file, without credentials."""
         return cls(
             cache_dir=cache_dir,
             cache_limit_bytes=100 << 30,
@@ -43,7 +43,7 @@ class DataPolicy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
-        """The policy from JSON of `asdict`, which has lists for tuples."""
+        """The policy from the JSON of `asdict`, where tuples are lists."""
         fields: dict[str, Any] = dict(data)
         for name in ("private_hosts", "file_roots"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
@@ -52,17 +52,16 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments. It holds no secrets, only the folder of their
-    files."""
+    """The operator's settings for environments, with the folder of secrets but no secret itself."""
 
     secrets_dir: str | None
-    """Folder on each node with a file for each name that `environment.secrets` can give."""
+    """Folder on each node with a file for each name that `environment.secrets` may contain."""
     limit_bytes: int
-    """Most that the environments of a machine take together with the installer's cache."""
+    """Most bytes of all environments of a machine and the installer's cache together."""
     build_limit_s: float
-    """How long an environment may take to be built."""
+    """Longest time that the build of an environment may take, in seconds."""
     owner: str | None
-    """The owner of the job that asks, who may have secrets besides those of all."""
+    """The owner of the job, who may have secrets besides the shared secrets."""
 
     @classmethod
     def open(cls) -> EnvironmentPolicy:
@@ -76,28 +75,28 @@ class CodeRef:
 
     id: str
     manifest_url: str
-    """Of its description, which says where in the storage each part of its files is."""
+    """URL of the manifest, which lists where in the storage each part of the files is."""
     manifest_sha256: str
 
 
 @dataclass(frozen=True)
 class RemoteCodeRef:
-    """Code for a node to fetch from elsewhere: of `script.code`, either `git` and `commit`, or
-    `url` and `sha256`."""
+    """Code for a node to fetch from elsewhere. Either `git` and `commit`, or `url` and `sha256` are
+    set, as in `script.code`."""
 
     git: str | None
     commit: str | None
     url: str | None
     sha256: str | None
     credentials: str | None
-    """The name of a file with credentials, on the node."""
+    """Name of a file with credentials on the node."""
     policy: DataPolicy
     limit_bytes: int
 
     @property
     def digest(self) -> str:
-        """Names the code on a node. The address is in it, since a commit's hash alone must not
-        open one user's repository to another."""
+        """The name of the code on a node. The hash includes the address, since a commit's hash
+        alone must not open one user's repository to another."""
         named = [self.git, self.commit, self.url, self.sha256, self.credentials]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
@@ -109,10 +108,10 @@ class NodeNeeds:
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""
     keeps_all: bool
-    """Whether no package of the node may be replaced, as for a recipe."""
+    """Whether all packages of the node must stay as they are, as for a recipe."""
     policy: EnvironmentPolicy
     code: RemoteCodeRef | None
-    """Code that the node fetches itself."""
+    """Code for the node to fetch itself."""
 
 
 class JobNeed(StrEnum):
@@ -123,29 +122,29 @@ class JobNeed(StrEnum):
 
 
 class BuildState(StrEnum):
-    """How far a node is with an environment, or with code that it fetches."""
+    """The state of an environment, or of code that a node fetches."""
 
     READY = "ready"
     BUILDING = "building"
     FAILED = "failed"
-    """Another try would end in the same way."""
+    """Another try would fail in the same way."""
     UNREACHABLE = "unreachable"
-    """A server or a disk is at fault; the node tries again when it is asked again."""
+    """A server or a disk is at fault; the node tries again at the next request."""
 
 
 @dataclass(frozen=True)
 class NodeEnvironment:
-    """How far a node is with what a job needs there."""
+    """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that the answer is about: of two, the one that is not ready."""
+    """The need that the answer is about; if one of two needs is not ready, that need."""
     state: BuildState
     message: str
-    """The installer's own sentence, where it failed."""
+    """The installer's own error, if it failed."""
     packages: tuple[str, ...]
-    """`name==version` of those that differ from the node's own, once it is ready."""
+    """`name==version` of the packages that differ from the node's own, once ready."""
     replaced: tuple[str, ...]
-    """Modules that training processes there have imported from elsewhere before they are forked."""
+    """Modules of the environment that the node's forkserver already imported from elsewhere."""
     log: str
     """The last lines of the installer and the setup commands."""
 
@@ -156,4 +155,4 @@ class CodeProblem:
 
     message: str
     is_final: bool
-    """Whether another try would end in the same way."""
+    """Whether another try would fail in the same way."""

@@ -1,7 +1,7 @@
 """Paths of a node's files of one deployment, such as its forkserver's socket and its spools.
 
-All are under the system's temporary folder. The path of a Unix socket has at most 107 bytes, so all
-paths here begin with a short one: where the temporary folder's own is long, with a link to it.
+All are under the system's temporary folder. The path of a Unix socket has at most 107 bytes, so if
+the path of the temporary folder is long, paths begin with a short link to the folder.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 NODE_TMPDIR = "DRAY_TMPDIR"
-"""Variable that names the node's temporary folder to processes that have one of their own, which
-is deleted with them (TMPDIR)."""
+"""Variable with the node's temporary folder, for processes with a temporary TMPDIR of their own."""
 SHORT_TMP = Path("/tmp")
 """The folder for links to a temporary folder with a long path."""
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket (unix(7))."""
 BYTES_BELOW_ROOT = 82
-"""The longest path of a socket below `machine_root`: that of a process of Ray's dashboard,
+"""Length of the longest path of a socket below `machine_root`, which Ray's dashboard uses:
 `/ray-INSTANCE/session_YYYY-MM-DD_HH-MM-SS_MICROS_PID/sockets/dash_TaskEventsHead`."""
 
 
 def nonce_path(storage_url: str) -> Path | None:
-    """The file of the service's nonce in storage that is a folder; None for other storage.
+    """The file with the service's nonce, if the storage is a folder; None for other storage.
 
-    A node that reads another text there does not see the service's files.
+    A node that reads another text from the file does not see the service's files.
     """
     url = urlsplit(storage_url)
     return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
 
 
 def entries(folder: Path) -> list[Path]:
-    """The entries of a folder; none if it is not there, or goes meanwhile (`glob` may raise)."""
+    """The entries of a folder; none if it does not exist or is removed now (`glob` may raise)."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -48,21 +47,21 @@ class UntrustedFolder(PermissionError):
 
 
 def machine_root() -> Path:
-    """Everything of this user's dray on this machine that does not outlive a boot.
+    """The folder for files of this user's dray that do not outlive a boot of this machine.
 
-    Its name can be guessed, and every user may make folders beside it: UntrustedFolder if it was
-    made by another, or is open to others.
+    Its name can be guessed, and every user may create folders next to it. Raises UntrustedFolder if
+    another user created it, or if it is open to others.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
     root = Path(temporary, f"dray-{os.getuid()}")
     own_folder(root)
-    has_room = len(os.fsencode(root)) + BYTES_BELOW_ROOT <= SOCKET_PATH_BYTES
-    return root if has_room else _short_link(root)
+    is_short = len(os.fsencode(root)) + BYTES_BELOW_ROOT <= SOCKET_PATH_BYTES
+    return root if is_short else _short_link(root)
 
 
 def _short_link(root: Path) -> Path:
-    """The same folder by a short path, the same for every process: a link in a folder that no other
-    user may write to. Files there are still on the disk that the user chose."""
+    """A short path to the folder, equal in every process: a link in a folder that no other user may
+    write to. The files are still on the disk that the user chose."""
     links = SHORT_TMP / root.name
     own_folder(links)
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()
@@ -74,7 +73,7 @@ def _short_link(root: Path) -> Path:
             link.symlink_to(root)
         if _is_link_to(link, root):
             return link
-    raise UntrustedFolder(f"{links} has no room for a link to {root}: set TMPDIR to a short path")
+    raise UntrustedFolder(f"no link to {root} can be made in {links}: set TMPDIR to a short path")
 
 
 def _is_link_to(link: Path, target: Path) -> bool:
@@ -82,18 +81,17 @@ def _is_link_to(link: Path, target: Path) -> bool:
 
 
 def _remove_dead_links(folder: Path) -> None:
-    """Remove links to temporary folders that are gone, such as those that a batch system makes for
-    each job."""
+    """Remove links to temporary folders that are gone; some batch systems make a folder per job."""
     for path in entries(folder):
         if path.is_symlink() and not path.exists():
             path.unlink(missing_ok=True)
 
 
 def own_folder(path: Path, setting: str = "TMPDIR") -> None:
-    """Make a folder that this user alone may enter, or check that it is one.
+    """Create a folder that only this user may enter, or check that an existing folder is private.
 
-    A folder that others could only read is closed to them. UntrustedFolder for one that others
-    could write to, since closing it would not remove what they wrote.
+    A folder that others could only read is closed to them. Raises UntrustedFolder if others could
+    write to the folder, since closing it would not remove what they wrote.
     setting: the variable that moves the folder elsewhere, for that error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +100,7 @@ def own_folder(path: Path, setting: str = "TMPDIR") -> None:
     status = path.lstat()
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
-        reason = "is no folder"
+        reason = "is not a folder"
     elif status.st_uid != os.getuid():
         reason = f"belongs to the user with id {status.st_uid}, not to {os.getuid()}"
     elif mode & 0o022:
@@ -112,28 +110,28 @@ def own_folder(path: Path, setting: str = "TMPDIR") -> None:
             path.chmod(0o700)
         return
     raise UntrustedFolder(
-        f"{path} {reason}: remove it, or set {setting} to a folder that is this user's alone"
+        f"{path} {reason}: remove it, or set {setting} to a folder that only this user may write to"
     )
 
 
 def compiled_code_dir() -> Path:
-    """The folder for code that torch compiled (`train.compile`), for the next job of this user."""
+    """The folder for code that torch compiled (`train.compile`), shared by this user's jobs."""
     return machine_root() / "compiled"
 
 
 def code_dir() -> Path:
-    """Copies of uploaded code, each by the hash of its description."""
+    """The folder for copies of uploaded code, each named by the hash of its manifest."""
     return machine_root() / "code"
 
 
 def deployment_root(deployment_id: str) -> Path:
-    """Everything of one deployment on this machine."""
+    """The folder of one deployment on this machine."""
     return machine_root() / deployment_id
 
 
 def runtime_dir(deployment_id: str, node_id: str) -> Path:
-    """Everything of one node. Several nodes may share a machine; the ids that Ray's own test
-    clusters give theirs differ at the end alone."""
+    """The folder of one node. Several nodes may share a machine; node ids of Ray's own test
+    clusters differ only at the end."""
     return deployment_root(deployment_id) / node_id[-16:]
 
 
@@ -142,39 +140,39 @@ def socket_path(deployment_id: str, node_id: str) -> str:
 
 
 def preloaded_path(socket: str) -> Path:
-    """The file in which the forkserver at this socket names the modules that it has imported."""
+    """The file in which the forkserver at this socket lists the modules that it has imported."""
     return Path(socket).with_name("preloaded")
 
 
 def spools_of(runtime_dir: Path) -> Path:
-    """The spools of a node, by job and attempt."""
+    """The folder of a node's spools, by job and attempt."""
     return runtime_dir / "spool"
 
 
 def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """The spools of one attempt on one node."""
+    """The folder of the spools of one attempt on one node."""
     return spools_of(runtime_dir(deployment_id, node_id)) / job_id / str(attempt)
 
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """The folder for temporary files of the ranks of one attempt on one node. Its name is short,
-    because `multiprocessing` makes sockets there."""
+    """The folder for temporary files of one attempt's ranks on one node. Its name is short, because
+    `multiprocessing` creates sockets there."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
 
 
 def folders_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """The folders that the script of one attempt writes files into for dray to keep, on one node
+    """The folders on one node into which one attempt's script writes files for dray to keep
     (`ray_workers.node.folders.job_folders`)."""
     return runtime_dir(deployment_id, node_id) / "folders" / job_id / str(attempt)
 
 
 def work_root(deployment_id: str) -> Path:
-    """The directories that scripts run in, by job. They outlive a Ray node, and the next one on
-    this machine finds them."""
+    """The directories that scripts run in, by job. They outlive a Ray node, and are used by the
+    next Ray node on this machine."""
     return machine_root() / f"work-{deployment_id}"
 
 
 def page_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """The heartbeat pages of the ranks of one attempt on one node."""
+    """The folder of the heartbeat pages of one attempt's ranks on one node."""
     return runtime_dir(deployment_id, node_id) / "pages" / job_id / str(attempt)

@@ -1,8 +1,8 @@
 """Quarantine: slots that no job gets, because processes that ran in them are not gone.
 
-A slot is kept by its placement group, which Ray holds until it is removed: so Ray shows the slot,
-with the very GPU that is stuck, as taken, also after a restart of the service. The records here
-name the attempt, the time and the reason; the node's agent gives a slot back once it is clean.
+The placement group of such a slot is not removed, so Ray shows the slot, with the GPU that is
+stuck, as taken, also after a restart of the service. The records here contain the attempt, the time
+and the reason. The node's agent releases a slot once it is clean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Quarantined:
 
 
 class QuarantineBook:
-    """The slots in quarantine on a node, in a folder that outlives its agent."""
+    """Records of the slots in quarantine on a node, in a folder that outlives the node's agent."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

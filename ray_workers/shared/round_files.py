@@ -1,9 +1,9 @@
-"""The files of a round whose clients are outside of the cluster, in the storage of their job.
+"""The files of a round with clients outside of the cluster, in the storage of the job.
 
-The rank that aggregates writes the model of a round, and the service what clients send: the parts
-of an update, and last the file that names them, without which there is no update. The name of a
-round tells its weights, too, so an update is for those weights alone, whichever attempt of the job
-has published them.
+The rank that aggregates writes the model of a round. The service writes what clients send: the
+parts of an update and, last, the file that names them, without which the update does not exist. The
+name of a round identifies its weights, so an update is for those weights alone, whichever attempt
+of the job published them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = "model.safetensors"
 UPDATES = "updates"
 _PARTS = "parts"
 UPDATE = "update"
-"""The thing that a round awaits of its clients, unless it is an answer of secure aggregation."""
+"""The message that a round awaits from clients, unless it is an answer of secure aggregation."""
 
 
 def rounds_prefix(job_id: str) -> str:
@@ -33,12 +33,12 @@ def rounds_prefix(job_id: str) -> str:
 
 
 def round_name(number: int, model_sha256: str) -> str:
-    """The name of a round, which is that of its folder."""
+    """The name of a round, which is also the name of its folder."""
     return f"{number:012d}-{model_sha256[:16]}"
 
 
 def number_of(name: str) -> int | None:
-    """The number of a round by its name; None of what is not such a name."""
+    """The number in the name of a round; None if the name has another form."""
     match = re.fullmatch(r"([0-9]{12})-[0-9a-f]{16}", name)
     return None if match is None else int(match[1])
 
@@ -52,7 +52,7 @@ def part_path(client: int, part: int) -> str:
 
 
 def message_path(phase: str, client: int) -> str:
-    """Of the message for a client to which it answers in a phase of secure aggregation."""
+    """The path of the message that a client answers in a phase of secure aggregation."""
     return f"messages/{phase}/{client:05d}"
 
 
@@ -74,36 +74,36 @@ def part_size(num_bytes: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class SentUpdate:
-    """A client's own words on the update that it has sent."""
+    """A client's description of the update that it has sent."""
 
     client: int
     sha256: str
-    """Of all parts together."""
+    """SHA-256 of all parts together."""
     num_samples: int
-    """That it has trained with."""
+    """Number of samples that the client trained with."""
     num_steps: int
     loss: float
-    """The mean of the training, on the way."""
+    """Mean loss during the training."""
     num_val_samples: int
     val_loss: float | None
-    """The mean loss of the round's model, before the training, over the client's samples for
-    validation; None if it has none."""
+    """Mean loss of the round's model, before the training, over the client's validation samples;
+    None if it has none."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """ValueError if it is not what `to_json` writes."""
+        """Parse the output of `to_json`. Raises ValueError for anything else."""
         try:
-            told: Mapping[str, Any] = json.loads(content)
-            sent = cls(**told)
+            parsed: Mapping[str, Any] = json.loads(content)
+            sent = cls(**parsed)
             whole = (sent.client, sent.num_samples, sent.num_steps, sent.num_val_samples)
             if not all(type(one) is int and one >= 0 for one in whole) or sent.num_samples == 0:
-                raise ValueError("a number is no count")
+                raise ValueError("a number is not a count")
             losses = [sent.loss, *([] if sent.val_loss is None else [sent.val_loss])]
             if not all(math.isfinite(one) for one in losses):
                 raise ValueError("a loss is not finite")
         except (TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"no announcement of an update: {error}") from error
+            raise ValueError(f"not a description of an update: {error}") from error
         return sent

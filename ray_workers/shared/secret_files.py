@@ -1,9 +1,9 @@
-"""Secrets of jobs: files that the cluster's operator laid on the nodes, by name.
+"""Secrets of jobs: files that the cluster's operator puts on the nodes, by name.
 
-A job's document names a secret; the file of that name is read on the node, in the rank's process
+A job's document names a secret. The file of that name is read on the node, in the rank's process
 and in its rank actor, which masks the value in the rank's output. The value itself is never sent
-anywhere. A file in the folder itself is for the jobs of all owners; one in `owners/OWNER` is for
-those of that owner alone, and comes first.
+anywhere. A file in the folder itself is for the jobs of all owners. A file in `owners/OWNER` is for
+the jobs of that owner alone, and takes precedence.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Characters besides spaces at both ends; a shorter value, or line of a value, would mask a good
-part of any text."""
+"""Fewest characters of a masked value, or line of a value, without spaces at both ends. A shorter
+value would mask a large part of any text."""
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
-"""Owners that can have a folder: a name of another form could lead elsewhere."""
+"""Names of owners that can have a folder; a name of another form could lead elsewhere."""
 
 
 class SecretUnavailable(Exception):
-    """A node has no such secret, or its file may be read by others. The message shows no value."""
+    """A node has no such secret, or others may read its file. The message shows no value."""
 
 
 def read_secrets(
     folder: str | None, names: Iterable[str], owner: str | None = None
 ) -> dict[str, str]:
-    """The values by name, without a newline at their end. SecretUnavailable."""
+    """Return the values by name, without a final newline. Raises SecretUnavailable."""
     return {name: _read(folder, name, owner) for name in names}
 
 
 def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
-    """Whether the secret of this name is the owner's alone on this node."""
+    """Whether the secret of this name on this node is for this owner alone."""
     if folder is None or owner is None or not (_OWNER.fullmatch(owner) and _NAME.fullmatch(name)):
         return False
     return os.path.lexists(Path(folder, OWNERS, owner, name))
@@ -78,9 +78,9 @@ def _read(folder: str | None, name: str, owner: str | None) -> str:
 
 def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise SecretUnavailable(f"the secret {name} is no regular file")
+        raise SecretUnavailable(f"the secret {name} is not a regular file")
     if status.st_uid not in (0, os.getuid()):
-        raise SecretUnavailable(f"the secret {name} belongs to another user than dray's or root")
+        raise SecretUnavailable(f"the secret {name} must belong to dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise SecretUnavailable(
             f"the secret {name} can be read by other users of this node: its file must have the "
@@ -89,22 +89,21 @@ def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
 
 
 class Masker:
-    """Replaces secret values in text and bytes. Of a value with several lines each line is one."""
+    """Masks secret values in text and bytes. Each line of a value with several lines is masked."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
-        # Longest first, so that no value that contains another one is left in part.
+        # Longest first, so that a value that contains another value is masked as a whole.
         found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
         self._values = found
         self._text = re.compile("|".join(map(re.escape, found))) if found else None
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Bytes of the longest value: a text that is cut must be cut behind so many more."""
+        """Bytes of the longest value; within these many bytes of a cut, text may contain a part."""
 
     def may_go_on(self, text: str) -> bool:
-        """Whether a text ends with the beginning of a value, which the text that follows may
-        complete."""
+        """Whether a text ends with the beginning of a value."""
         return any(
             text.endswith(value[:length])
             for value in self._values

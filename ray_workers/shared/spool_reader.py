@@ -1,4 +1,4 @@
-"""Reading spools, which `dray.train.spool` writes, for the node agent."""
+"""Functions with which the node agent reads spools. `dray.train.spool` writes them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
 
 MAX_DEPTH = 64
-"""Of the JSON of a frame: deeper ones can be read here, and yet not be passed on to others."""
+"""Most nested brackets in a frame's JSON. Deeper JSON can be parsed here but not passed on."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
-"""Brackets outside of texts. A text without an end matches, too, lest each quote in it be tried."""
+"""Brackets outside of strings. Unterminated strings match too, lest each quote in them be tried."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,28 @@ class SpoolRead:
     data: Mapping[str, bytes]
     """Whole frames, by spool key."""
     more: bool
-    """The limit was reached: there is more to read at once."""
+    """Whether the limit was reached, so that more can be read at once."""
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
-    """Name of one spool within its attempt, and its key in a poll's cursor."""
+    """The name of a spool within its attempt, and its key in a poll's cursor."""
     return f"r{rank}.{incarnation}.{stream}"
 
 
 def parse_key(key: str) -> tuple[int, int]:
-    """(rank, incarnation) of a spool key."""
+    """The rank and the incarnation of a spool key."""
     rank, incarnation, _ = key.removeprefix("r").split(".")
     return int(rank), int(incarnation)
 
 
 def stream_of(key: str) -> tuple[int, str]:
-    """(rank, stream), the same for all incarnations of a rank, which follow one another."""
+    """The rank and the stream of a spool key, equal for all incarnations of a rank."""
     rank, _, stream = key.removeprefix("r").split(".")
     return int(rank), stream
 
 
 def read(directory: Path, offset: int, max_bytes: int) -> bytes:
-    """Whole frames from `offset` on: at most `max_bytes`, but at least one frame."""
+    """Return whole frames from `offset` on: at most `max_bytes`, but at least one frame."""
     parts: list[bytes] = []
     size = 0
     for start, path in segments(directory):
@@ -61,7 +61,7 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
                 file.seek(max(0, offset - start))
                 chunk = file.read(max(max_bytes - size, 1))
                 cut = chunk.rfind(b"\n") + 1
-                if cut == 0 and not parts:  # one frame longer than the cap
+                if cut == 0 and not parts:  # one frame longer than the limit
                     chunk += file.readline()
                     cut = len(chunk) if chunk.endswith(b"\n") else 0
         except FileNotFoundError:  # delivered and discarded meanwhile
@@ -75,8 +75,8 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
 
 
 def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int]) -> None:
-    """The service has stored the frames before `cursor`: tell the ranks, some of which wait for it,
-    and delete these frames."""
+    """Delete the frames before `cursor`, which the service has stored, and notify the ranks, some
+    of which wait for that."""
     for key in keys:
         offset = cursor.get(key, 0)
         discard(directory / key, before=offset)
@@ -86,10 +86,10 @@ def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int])
 def read_all(
     directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
 ) -> SpoolRead:
-    """New frames of each of an attempt's spools.
+    """Return new frames of each of an attempt's spools.
 
-    keys: sorted by rank and incarnation. Frames of a replacement come once those of the rank before
-    it are read, so that steps and lines come in their order.
+    keys: sorted by rank and incarnation. Frames of a replacement are read after all frames of the
+    process that it replaced, so that steps and lines are in order.
     """
     found: dict[str, bytes] = {}
     behind: set[tuple[int, str]] = set()
@@ -120,7 +120,7 @@ def has_more(directory: Path, offset: int) -> bool:
 
 
 def quiet_s(directories: Iterable[Path], now: float) -> float:
-    """Seconds for which nothing was appended to any of these spools; 0 if there is none.
+    """Seconds since something was appended to any of these spools; 0 if there are no spools.
 
     now: Unix seconds.
     """
@@ -140,7 +140,7 @@ def tail(directory: Path) -> bytes:
 
 
 def discard(directory: Path, before: int) -> None:
-    """Delete the segments that end before `before`; the newest stays."""
+    """Delete the segments that end before `before`, except the newest segment."""
     found = segments(directory)
     for (_, path), (next_start, _) in itertools.pairwise(found):
         if next_start <= before:
@@ -148,9 +148,9 @@ def discard(directory: Path, before: int) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Delete a spool, or a whole attempt's."""
+    """Delete a spool, or all spools of an attempt."""
     remove_tree(directory)
-    # The job's folder goes with its last attempt.
+    # The job's folder is deleted with its last attempt.
     try:
         os.rmdir(directory.parent)  # noqa: PTH106
     except OSError:
@@ -158,7 +158,7 @@ def remove(directory: Path) -> None:
 
 
 def depth_of(line: bytes) -> int:
-    """The most brackets of JSON that are open at once, those in texts left out."""
+    """The deepest nesting of JSON brackets, without brackets in strings."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(line):
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(bracket, 0)
@@ -167,10 +167,10 @@ def depth_of(line: bytes) -> int:
 
 
 def decode(key: str, data: bytes) -> Iterator[Frame]:
-    """The frames in a run of whole lines.
+    """Yield the frames in a sequence of whole lines.
 
-    A line that is no frame is skipped, since an error here would stop the job. Only a program that
-    writes into the spool by itself can leave one.
+    A line that is not a frame is skipped, since an error here would stop the job. Only a program
+    that writes into the spool itself can leave such a line.
     """
     rank, incarnation = parse_key(key)
     for line in data.splitlines():

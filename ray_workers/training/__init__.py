@@ -1,1 +1,1 @@
-"""Training on one rank: pure torch, the same under Ray, in a test or by hand."""
+"""Training on one rank, in pure torch: the same under Ray, in a test or by hand."""

@@ -1,7 +1,7 @@
 """Calls to a device besides computing on it.
 
-For each kind of GPU torch has a module (`torch.cuda`) with the same streams, events and random
-numbers; every device but the CPU counts as a GPU. Operations on a GPU end later than their call.
+torch has a module for each kind of GPU (such as `torch.cuda`), with the same streams, events and
+random numbers; every device but the CPU counts as a GPU. GPU operations end later than their call.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def module_of(device: torch.device) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Return when everything that was launched on the device is done."""
+    """Wait until all operations that were launched on the device are done."""
     if is_gpu(device):
         module_of(device).synchronize()
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed only the generator that is drawn from: `torch.manual_seed` visits every backend."""
+    """Seed only the device's own generator: `torch.manual_seed` visits every backend."""
     if is_gpu(device):
         module_of(device).manual_seed(number)
     else:
@@ -42,6 +42,6 @@ def seed(device: torch.device, number: int) -> None:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, on a device. From pinned memory the copy takes its turn in the GPU's
-    stream; from any other the caller would wait for all that was launched before."""
+    """Copy a tensor of the host to a device. From pinned memory the copy is queued in the GPU's
+    stream; from other memory the caller would wait for all operations launched before."""
     return (tensor.pin_memory() if is_gpu(device) else tensor).to(device, non_blocking=True)

@@ -1,8 +1,7 @@
-"""Imports everything that a training process needs, in the parent that such processes are forked
-from.
+"""Imports all modules that a training process needs, into the parent that forks such processes.
 
-A fork copies one thread only and no CUDA context, so nothing here may start a thread, touch a
-GPU or open a connection. Each start of a process pays for a module that is missing here.
+A fork copies only one thread and no CUDA context, so nothing here may start a thread, use a GPU or
+open a connection. Each new process imports by itself the modules that are missing here.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import everything, and read the data set that comes with a library. Starts no thread.
+    """Import all modules, and read the data set that comes with a library. Starts no thread.
 
-    Raises ImportError if something is missing. Call it before numpy is imported: its BLAS would
+    Raises ImportError if a module is missing. Call it before numpy is imported: numpy's BLAS would
     start a pool of threads.
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    # scikit-learn imports pandas where it is installed, and that pyarrow, whose allocator would
-    # start a thread when it is loaded.
+    # scikit-learn imports pandas if it is installed, and pandas imports pyarrow, whose allocator
+    # would start a thread when it is loaded.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     from ray_workers.training.core import compat_torch
 
     for module in (*compat_torch.IMPORTED_LATE, *_MODULES):
         importlib.import_module(module)
-    for module in compat_torch.IMPORTED_LATE_IF_THERE:
+    for module in compat_torch.IMPORTED_LATE_OPTIONAL:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
     from ray_workers import datasets

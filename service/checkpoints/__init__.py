@@ -1,1 +1,1 @@
-"""The catalogue of checkpoints, and jobs that begin from the checkpoint of another."""
+"""The catalogue of checkpoints, and jobs that start from another job's checkpoint."""

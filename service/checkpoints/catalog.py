@@ -1,4 +1,4 @@
-"""Committed checkpoints: in SQL by their steps, and in the storage where reports may be lost."""
+"""Committed checkpoints: rows in SQL, and files in the storage, whose reports may be lost."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""Written last by `ray_workers.training.checkpoint.checkpoint_files`: it commits the checkpoint."""
+"""The last file of a checkpoint, which commits it (`ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""Errors of reading a manifest that has another form than it should."""
+"""Errors that reading a malformed manifest may raise."""
 MAX_FOUND = 100
-"""Checkpoints of one attempt that are looked at, the newest."""
+"""The number of an attempt's newest checkpoints that `committed` considers."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """Steps done when the attempt began to train; None if it never did.
+    """The steps done when the attempt began to train; None if it never did.
 
-    A script that says nothing of resuming is taken to begin right before its first metric.
+    A script that does not report a resumed step is assumed to begin just before its first metric.
     """
     if attempt.resume_step is not None:
         return attempt.resume_step
@@ -42,27 +42,26 @@ def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
 
 
 def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Newest first, without those that a later attempt went back behind."""
+    """The job's checkpoints, newest first, except steps that a later attempt trained again."""
     rows = repository.of_job(session, job_id)
     ends = last_steps({row.attempt: began_at_step(row) for row in rows})
     return [row for row in repository.checkpoints(session, job_id) if row.step <= ends[row.attempt]]
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
-    """The job's `counting_checkpoints`, and the best of them if a metric names one."""
+    """The job's `counting_checkpoints`, and the best of them by the job's metric, if any."""
     rows = counting_checkpoints(session, job.id)
     return rows, best(rows, best_metric(job))
 
 
 def best_metric(job: JobRow) -> str | None:
-    """The metric that names the job's best checkpoint."""
+    """The metric that determines the job's best checkpoint."""
     metric: str | None = (job.spec.get("checkpoint") or {}).get("best")
     return metric
 
 
 def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
-    """The checkpoint with the best value of the metric, the oldest of equals; None if no
-    checkpoint has one."""
+    """The checkpoint with the best value of the metric, the oldest among equals, if any."""
     measured = [
         (row, value)
         for row in rows
@@ -75,7 +74,7 @@ def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | N
 
 
 def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
-    """The newest attempt's checkpoint of this step. CheckpointNotFound if none counts."""
+    """The newest attempt's checkpoint of this step. Raises CheckpointNotFound if none counts."""
     rows = counting_checkpoints(session, job_id)
     for row in rows:
         if row.step == step:
@@ -83,22 +82,22 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
     steps = ", ".join(str(row.step) for row in rows[:10])
     raise CheckpointNotFound(
         f"the job {job_id} has no checkpoint of step {step}",
-        hint=f"it has those of {steps}" if steps else "it has none",
+        hint=f"it has checkpoints of steps {steps}" if steps else "it has no checkpoints",
     )
 
 
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
-    """The checkpoint's files as its manifest lists them, and the manifest itself. Blocking.
+    """List the checkpoint's files by its manifest, and the manifest itself. Blocking.
 
-    CheckpointNotFound if the manifest is gone or is not the one that was committed. A process that
-    ran a user's code wrote the manifest, so the paths in it are checked.
+    Raises CheckpointNotFound if the manifest is missing or was changed after the commit. The
+    manifest's paths are checked, because a process with a user's code wrote it.
     """
     try:
         text = storage.read_bytes(f"{storage.key_of(row.url)}/{MANIFEST}")
     except (BadKey, FileNotFoundError):
-        raise _broken(row, "its manifest is not in the storage") from None
+        raise _broken(row, "its manifest is missing in the storage") from None
     if hashlib.sha256(text).hexdigest() != row.manifest_sha256:
-        raise _broken(row, "its manifest is not the one that was committed")
+        raise _broken(row, "its manifest was changed after the commit")
     try:
         found = files_of(json.loads(text))
     except MALFORMED:
@@ -110,7 +109,7 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
 
 
 def files_of(manifest: Any) -> list[views.CheckpointFile]:
-    """The files that a manifest lists. One of `MALFORMED` if it has another form."""
+    """The files that a manifest lists. Raises one of `MALFORMED` if it has another form."""
     return [
         views.CheckpointFile(
             path=check_file_name(entry["path"]),
@@ -122,7 +121,7 @@ def files_of(manifest: Any) -> list[views.CheckpointFile]:
 
 
 def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.CheckpointFile, str]:
-    """A file of the checkpoint, and its key. CheckpointNotFound if it has no such file."""
+    """A file of the checkpoint, and its key. Raises CheckpointNotFound if the file is missing."""
     for file in files(storage, row):
         if file.path == path:
             key = f"{storage.key_of(row.url)}/{path}"
@@ -131,7 +130,7 @@ def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.Check
             except (BadKey, FileNotFoundError):
                 size = None
             if size != file.size_bytes:
-                raise _broken(row, f"its file {path!r} is not in the storage as it was committed")
+                raise _broken(row, f"its file {path!r} was deleted or changed after the commit")
             return file, key
     raise CheckpointNotFound(
         f"the checkpoint of step {row.step} has no file {path!r}",
@@ -146,29 +145,31 @@ def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
 
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
-    """The report of each committed checkpoint, newest first, as its rank would have made it.
+    """Yield a report of each committed checkpoint, newest first, equal to its rank's report.
 
-    Blocking. StorageUnavailable if the storage fails. A checkpoint counts if its manifest is of its
-    step and every file has its size; a rank that loads it compares the hashes.
+    Blocking. Raises StorageUnavailable. A checkpoint counts if its manifest has its step, and every
+    file has the size in the manifest; ranks that load it compare the hashes.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]
     for name in folders[: -MAX_FOUND - 1 : -1]:
-        with contextlib.suppress(FileNotFoundError, *MALFORMED):  # not committed, or no checkpoint
+        with contextlib.suppress(
+            FileNotFoundError, *MALFORMED
+        ):  # not committed, or not a checkpoint
             yield _report(storage, f"{base}/{name}", int(name.removeprefix("step-")))
 
 
 def _report(storage: Storage, key: str, step: int) -> Frame:
     manifest_key = f"{key}/{MANIFEST}"
     if not 0 < storage.size_bytes(manifest_key) <= MAX_MANIFEST_BYTES:
-        raise ValueError("its manifest has no sensible size")
+        raise ValueError("the manifest's size is out of range")
     text = storage.read_bytes(manifest_key)
     manifest = json.loads(text)
     files = files_of(manifest)
     if manifest["step"] != step:
-        raise ValueError("its manifest is of another step")
+        raise ValueError("the manifest is of another step")
     if any(storage.size_bytes(f"{key}/{file.path}") != file.size_bytes for file in files):
-        raise ValueError("a file of it is not whole")
+        raise ValueError("a file is incomplete")
     body = {
         "step": step,
         "url": storage.url_of(key),

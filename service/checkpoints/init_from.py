@@ -1,9 +1,9 @@
-"""The checkpoint of another job that `init_from` names, from which a job starts.
+"""The checkpoint of another job, named by `init_from`, from which a job starts.
 
-The checkpoint is looked up when the job is submitted, so that it does not depend on how long the
-job waits, and it is kept: the other job can't be deleted before this one has ended. The other job
-itself may still drop it (`checkpoint.keep`); then its newest or best of that time stands in. For a
-step that was named, the ranks report that it is gone.
+The checkpoint is chosen when the job is submitted, so that it does not depend on how long the job
+waits. The other job can't be deleted before this job has ended. But the other job may delete the
+checkpoint itself (`checkpoint.keep`); then its newest or best checkpoint at that time is used. If
+`init_from` names a step, the ranks report that this checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotF
 from service.domain.init_from import continuing, weights
 
 Wanted = Literal["latest", "best"] | int
-_TAKE_WEIGHTS = "let init_from.take be weights"
+_TAKE_WEIGHTS = "set init_from.take to weights"
 
 
 @dataclass(frozen=True)
 class InitFromCheckpoint:
-    """A checkpoint of another job, as a row holds it."""
+    """A checkpoint of another job, in the form stored in a job's row."""
 
     job: str
     wanted: Wanted
@@ -45,12 +45,12 @@ class InitFromCheckpoint:
 
 
 def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
-    """The checkpoint that `init_from` names, if the document has one.
-
-    InitFromNotFound, with the field at fault, if there is no such checkpoint; InitFromDiffers if
-    the documents show that it does not fit.
+    """Return the checkpoint that `init_from` names; None if the document has no `init_from`.
 
     The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
+
+    Raises InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
+    show that it does not fit.
     """
     asked = spec.init_from
     if asked is None:
@@ -60,7 +60,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
         raise InitFromNotFound(
             f"there is no job {asked.job} to start from",
             pointer="/init_from/job",
-            hint="`dray ls` shows the jobs there are",
+            hint="`dray ls` shows the existing jobs",
         )
     row = _chosen(session, job, asked.step)
     if row is None:
@@ -70,7 +70,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
 
 
 def current(session: Session, job: JobRow) -> CheckpointRef | None:
-    """The checkpoint that an attempt begins with if the job has none of its own."""
+    """The checkpoint from which an attempt starts if the job has no checkpoint of its own."""
     if job.init_from is None:
         return None
     origin = InitFromCheckpoint(**job.init_from)
@@ -85,7 +85,7 @@ def current(session: Session, job: JobRow) -> CheckpointRef | None:
 
 
 def refuse_if_needed(session: Session, job_id: str) -> None:
-    """CheckpointInUse if a live job starts from a checkpoint of this one."""
+    """Raise CheckpointInUse if a job that has not ended starts from a checkpoint of this job."""
     users = repository.starting_from(session, job_id)
     if not users:
         return
@@ -100,7 +100,7 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
 
 
 def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
-    """InitFromDiffers unless `spec` can begin with what it takes of that job after that step."""
+    """Raise InitFromDiffers unless `spec` can start from this job's state after this step."""
     assert spec.init_from is not None
     is_whole = spec.init_from.take == "everything"
     try:
@@ -109,21 +109,21 @@ def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
         if not is_whole:
             return  # the ranks compare the weights themselves
         raise InitFromDiffers(
-            f"this version of dray does not read the document of {source.id} any more",
+            f"this version of dray can't read the document of {source.id}",
             pointer="/init_from/take",
             hint=_TAKE_WEIGHTS,
         ) from None
     found = weights.difference(before, spec)
     if found is not None:
         raise InitFromDiffers(
-            f"can't begin with the weights of {source.id}: {found.pointer} {found.why}",
+            f"can't start from the weights of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
-            hint="let it be as it was, or begin without init_from",
+            hint="set it to the earlier value, or start without init_from",
         )
     found = continuing.difference(before, step, spec) if is_whole else None
     if found is not None:
         raise InitFromDiffers(
-            f"can't go on from all that {source.id} left: {found.pointer} {found.why}",
+            f"can't continue from the whole state of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
             hint=f"change it, or {_TAKE_WEIGHTS}",
         )
@@ -147,8 +147,8 @@ def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotF
     elif wanted == "best":
         why = f"none was measured by {metric}" if metric else "its checkpoint.best names no metric"
         message = f"the job {job.id} has no best checkpoint: {why}"
-        hint = f"take latest, or one of the steps {steps}"
+        hint = f"use latest, or one of the steps {steps}"
     else:
         message = f"the job {job.id} has no checkpoint of step {wanted}"
-        hint = f"it has those of {steps}"
+        hint = f"it has checkpoints of steps {steps}"
     return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

@@ -1,1 +1,1 @@
-"""The seam to the cluster: a port, and the Ray side of it in `service.cluster.ray`."""
+"""The port to the cluster, and its implementation for Ray in `service.cluster.ray`."""

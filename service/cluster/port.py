@@ -1,4 +1,4 @@
-"""The port to the cluster: the service's requests, in the service's own words.
+"""The port to the cluster: the requests that the service makes, independent of Ray.
 
 `service.cluster.ray.gateway.GatewayCluster`, which talks to Ray through a child process, passes the
 same conformance suite as the fake and the simulated cluster of the tests (`tests/contract`).
@@ -17,39 +17,39 @@ from ray_workers.shared.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
-    """The cluster can't be reached now; ask again later. Nothing is known of what was asked."""
+    """The cluster can't be reached now; try again later. The request may still have arrived."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node as the cluster knows it."""
+    """One node of the cluster."""
 
     node_id: str
     hostname: str
     alive: bool
     resources: Mapping[str, float]
-    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
+    """All resources of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
-    """The part that no job holds, neither ours nor others'."""
+    """The part of the resources that no job holds, neither ours nor others'."""
     accepted: bool
     problem: str | None
     """Why the node may not carry ranks."""
     full: str | None
-    """Why its folder for reports and temporary files takes no file; ranks may be put there."""
+    """Why the node can't write reports and temporary files; it may still carry ranks."""
     quarantined: tuple[Quarantined, ...] | None
-    """Slots of ended attempts that are not clean; they are not among the available. None while
-    the node has not said."""
+    """Slots of ended attempts that are not clean, and so not available. None before the node has
+    reported."""
     drained_by: float | None
-    """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
-    goes is not accepted any more."""
+    """Unix time when the node leaves, `math.inf` if the time is unknown; None if it stays. A node
+    that leaves is not accepted."""
     labels: Mapping[str, str]
-    """Ray's labels of the node, such as `ray.io/market-type`, without that of its id."""
+    """Ray's labels of the node, such as `ray.io/market-type`, without the label of its id."""
     is_starting: bool
-    """It is not accepted yet, and nothing speaks against it."""
+    """Whether the node is not accepted yet only because it is starting."""
     is_released: bool
-    """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
+    """Whether dray's processes were removed by `Cluster.request_nodes`; not accepted meanwhile."""
     is_never_released: bool
-    """Ray never ends the head, and supervisors live on control nodes."""
+    """Whether it is the head, which Ray never ends, or a control node, where supervisors run."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class ClusterSnapshot:
     """The cluster at one moment."""
 
     session: str
-    """Changes when the cluster is started anew: nothing of an older session is alive."""
+    """Changes when the cluster is restarted: no process of an older session is alive."""
     address: str
     dashboard_url: str | None
     shared: bool
-    """Whether others may use the cluster, so that free slots may vanish."""
+    """Whether others may use the cluster, so that free slots may disappear."""
     nodes: tuple[ClusterNode, ...]
 
 
 @dataclass(frozen=True)
 class AttemptRef:
-    """An attempt, and the nodes that it was put on."""
+    """An attempt, and the nodes on which it was placed."""
 
     job_id: str
     attempt: int
@@ -76,68 +76,67 @@ class AttemptRef:
 
 
 class Cluster(Protocol):
-    """The cluster as the scheduler and the reconciler use it. Every method may raise
-    ClusterUnavailable."""
+    """The cluster for the scheduler and the reconciler. Methods may raise ClusterUnavailable."""
 
     async def start(self) -> None:
-        """Begin to connect; does not wait for it."""
+        """Begin to connect, without waiting for the connection."""
 
     async def stop(self) -> None:
-        """Leave the cluster. Attempts there go on, unless the cluster is our own."""
+        """Disconnect from the cluster. Its attempts go on, unless the cluster is embedded."""
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Nodes and resources. Makes new nodes ready to carry ranks."""
+        """Return the nodes and their resources, and prepare new nodes to carry ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
         """Start an attempt. If the answer is lost, the attempt is ended, never launched again.
 
-        One that comes after `give_up` is refused: the next attempt may run by then.
+        A launch after `give_up` is refused: the next attempt may run by then.
         """
 
     async def give_up(self, ref: AttemptRef) -> None:
-        """From now on the attempt can't be launched; one that was is left as it is. Harmless to
-        repeat."""
+        """Prevent the launch of the attempt from now on. An attempt that was launched is not
+        affected. Idempotent."""
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        """The news of an attempt after `cursor`.
+        """Return the reports of an attempt after `cursor`.
 
-        If its supervisor is gone: the frames that its spools still hold, and an outcome once
-        every process of it is seen dead.
+        If its supervisor is gone, return the frames that its spools still hold, and an outcome once
+        all of its processes are known to be dead.
         """
 
     async def send(self, ref: AttemptRef, command: Command) -> None:
-        """Pass a command on to an attempt; nothing happens if its supervisor is gone. Its
-        effects are reported by `poll`. Harmless to repeat: those of one `name` are one command."""
+        """Send a command to an attempt; does nothing if its supervisor is gone. `poll` reports the
+        effects. Idempotent: commands with the same `name` are one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
-        """The outcome is stored: forget the attempt. Harmless to repeat."""
+        """Forget the attempt, whose outcome is stored. Idempotent."""
 
     async def attempts(self) -> list[AttemptRef]:
-        """Every attempt of this deployment that the cluster still knows."""
+        """Return every attempt of this deployment that the cluster still knows."""
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
-        """Ask Ray's autoscaler for a cluster that would have room for all these bundles were it
-        empty, each so many times, on nodes with their labels; for none, to leave the size to it.
+        """Request a cluster from Ray's autoscaler that could hold all these bundles while empty.
 
-        End dray's own processes on the released nodes, with which Ray would never find these idle;
-        a node that a later call does not name gets them again. Harmless to repeat.
+        Each bundle has a count, and fits only nodes with its labels. Without bundles, Ray
+        chooses the size. The call also ends dray's own processes on the released nodes, since Ray
+        would never consider these idle; a node that a later call does not name gets them again.
+        Idempotent.
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        """How far a node is with what a job needs there; begins with it if nobody has. Harmless to
-        repeat."""
+        """Return a node's progress with the needs of a job, and begin if necessary. Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """No job of the owner waits for these needs on a node any more: end what is prepared there
-        for them alone. Harmless to repeat."""
+        """End the preparation of these needs on a node unless others need it: no job of their owner
+        waits for it any more. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
-        """Jobs whose working directory is on a node."""
+        """Return the jobs that have a working directory on a node."""
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
-        """These jobs were deleted: delete their working directories on every node that answers.
-        Harmless to repeat."""
+        """Delete the working directories of these deleted jobs on every node that answers.
+        Idempotent."""

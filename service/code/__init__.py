@@ -1,2 +1,1 @@
-"""The code that jobs bring along: uploads, kept in parts by their hash, one owner's apart from all
-others'."""
+"""The code of jobs: uploads, stored in parts by their hash, separately for each owner."""

@@ -1,4 +1,4 @@
-"""Whether a job's program is in the code that the job brings, and is Python."""
+"""Checks that a job's program is in the job's code and is Python."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
 LARGEST_PARSED_BYTES = 256 << 10
-"""Parsing takes some 2 s a MiB, in which nothing else of the service runs."""
+"""The largest file to parse: parsing takes 2 s per MiB, and blocks the whole process."""
 SHOWN = 10
-"""Files that an error names."""
+"""The most files that an error names."""
 
 
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
-    """Why a script can't run; None if it may, or brings no code. StorageUnavailable."""
+    """The reason why a script can't run, or None; also None if it has no uploaded code."""
     if script is None or not isinstance(script.code, str):
-        return None  # the nodes look into code that they have, or fetch
+        return None  # the nodes check other code themselves
     try:
         files = await uploads.files(owner, script.code)
     except CodeNotFound:
@@ -47,10 +47,10 @@ async def _why_program_unfit(
     pointer: str,
     framework: Framework,
 ) -> CodeUnfit | None:
-    """pointer: that of the field that names the program."""
+    """pointer: the field that names the program."""
     path = posixpath.normpath(entrypoint)
     file = next((file for file in files if file.path == path), None)
-    if file is None or ".." in entrypoint.split("/"):  # out of a folder that may not be there
+    if file is None or ".." in entrypoint.split("/"):  # `a/../b` needs a folder `a`
         return CodeUnfit(
             f"there is no file {entrypoint!r} in the code",
             pointer=pointer,
@@ -73,14 +73,13 @@ async def _why_program_unfit(
 
 
 def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
-    """The error of a job that names code that its owner did not upload."""
+    """The error of a job with code that its owner did not upload."""
     missing = code_not_found(identity)
     return CodeUnfit(missing.message, pointer=pointer, hint=missing.hint)
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
-    """Why the module can't be run; None if it is in the code, or may be one of a package that the
-    nodes have."""
+    """The reason why the module can't be run, or None; it may be in a package on the nodes."""
     paths = {file.path for file in files}
     top = module.split(".")[0]
     if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):
@@ -103,7 +102,7 @@ def what_there_is(files: Sequence[StoredFile]) -> str:
 
 
 def _imports_mpi4py(source: bytes) -> int | None:
-    """The line in which the program imports mpi4py, wherever it is run from; None if in none."""
+    """The line of the program's top level that imports mpi4py; None if there is none."""
     for statement in ast.parse(source).body:
         match statement:
             case ast.Import(names=names) if any(n.name.split(".")[0] == "mpi4py" for n in names):
@@ -114,7 +113,7 @@ def _imports_mpi4py(source: bytes) -> int | None:
 
 
 def syntax_fault(source: bytes) -> str | None:
-    """Where the first error of a Python file is, and what; None if there is none."""
+    """The line and message of a Python file's first syntax error; None if there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -124,5 +123,5 @@ def syntax_fault(source: bytes) -> str | None:
     except ValueError as error:  # a NUL byte
         return str(error)
     except (RecursionError, MemoryError):
-        return None  # for the worker to say
+        return None  # too deep to parse here: the worker reports an error, if any
     return None

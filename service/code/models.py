@@ -1,4 +1,4 @@
-"""Whether the model that a recipe takes from uploaded code is there."""
+"""Checks that a recipe's model exists in the uploaded code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ WHERE = "/model/import"
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """Why the model that `model.import` names can't be trained; None if it may be, also where it
-    is of a package that nodes have. StorageUnavailable."""
+    """The reason why `model.import` can't be trained, or None; it may be in a package on nodes."""
     model = spec.model
     if not isinstance(model, Imported):
         return None
     if not storage_url.startswith("file:"):
         return CodeUnfit(
             "a model of your own needs storage that is a folder: its ranks run your code, so they "
-            "get no credentials of the node, and the recipe writes its checkpoints itself",
+            "get no credentials of the node, but the recipe writes checkpoints in its ranks",
             pointer=WHERE,
-            hint="train it by a script: dray.train hands its files to a process of dray",
+            hint="train it with a script: dray.train passes its files to a process of dray",
         )
     if model.code is None:
         return None
@@ -64,7 +63,7 @@ async def why_unfit(
 
 
 def _names_of(source: bytes) -> set[str] | None:
-    """Names at the top of a module; None where more of them may come by other ways."""
+    """The names defined at the top level of a module; None if other code may define more names."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

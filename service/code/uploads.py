@@ -1,7 +1,7 @@
-"""Use cases of uploads: describe code, send the parts that are missing, read it back.
+"""Use cases of uploads: describe code, send missing parts, read code.
 
-The parts of one request become one object in the storage, a pack. Once every part is there, the
-description is written beside the packs, with the place of each part, and the code can be submitted.
+The parts of one request become one object in the storage, a pack. Once every part is stored, a
+description with the parts' locations is written next to the packs. Then jobs can use the code.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from service.storage.storage import Storage, in_storage_thread
 logger = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=1)
-"""How long parts and code that nothing refers to are kept: an upload may be under way."""
+"""How long unused parts and code are kept, because an upload may be in progress."""
 PACKS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of code that is in the storage."""
+    """A file of code in the storage."""
 
     path: str
     size_bytes: int
     is_executable: bool
     parts: tuple[tuple[str, PartPlace], ...]
-    """Each part's SHA-256, and where it is."""
+    """(SHA-256, location) of each part."""
 
 
 class CodeUploads:
-    """The use cases. An owner sees nothing of another's parts, not even whether they are there."""
+    """The use cases. Owners can't see each other's parts, not even whether a part exists."""
 
     def __init__(
         self,
@@ -72,11 +72,10 @@ class CodeUploads:
         self._clock = clock or database.clock
 
     async def describe(self, files: Sequence[FileEntry], owner: str) -> views.Code:
-        """The code that is made of these files, with the parts that are still to be sent.
+        """Describe code, and return it with the parts that are still to be sent.
 
-        With none missing the code is there, and may be submitted. Harmless to repeat. BadUpload for
-        a path or a size that can't be, UploadTooLarge for too much of it; QuotaExceeded while the
-        storage is full.
+        If no part is missing, the code is complete. Repeating this is harmless. Raises BadUpload
+        for an invalid path or size, UploadTooLarge, and QuotaExceeded while the storage is full.
         """
         total = self._check(files)
         identity = code_id(files)
@@ -104,9 +103,9 @@ class CodeUploads:
         )
 
     def _check(self, files: Sequence[FileEntry]) -> int:
-        """The size of these files in bytes, if they can be code."""
+        """Check the files, and return their total size in bytes."""
         if not files:
-            raise BadUpload("there is no file in it", pointer="/files")
+            raise BadUpload("the list of files is empty", pointer="/files")
         if len(files) > MAX_FILES:
             raise UploadTooLarge(f"{len(files)} files are more than {MAX_FILES}", pointer="/files")
         total = 0
@@ -123,8 +122,8 @@ class CodeUploads:
             total += file.size_bytes
         if total > self._limit_bytes:
             raise UploadTooLarge(
-                f"the files have {total} bytes together, more than {self._limit_bytes}",
-                hint="leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
+                f"the files have {total} bytes in total, more than {self._limit_bytes}",
+                hint="exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
             )
         if (two := collision_in(file.path for file in files)) is not None:
             raise BadUpload(f"{two[0]!a} and {two[1]!a} can't both be files", pointer="/files")
@@ -139,7 +138,7 @@ class CodeUploads:
         places: Mapping[str, PartPlace],
         now: datetime,
     ) -> CodeRow | None:
-        """Write the description, all of whose parts are there; None if one has gone meanwhile."""
+        """Write the description of stored parts. Returns None if a part was deleted meanwhile."""
         for number, file in enumerate(files):
             for index, part in enumerate(file.parts):
                 if places[part].size_bytes != part_size(file.size_bytes, index):
@@ -148,7 +147,7 @@ class CodeUploads:
                         pointer=f"/files/{number}/size_bytes",
                     )
         text = _description(files, places)
-        # Its own name: code that is deleted now and uploaded again takes nothing of this along.
+        # A unique name: deleting older code with this identity must not delete this description.
         key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
         await self._write_object(key, text, owner, now)
         row = CodeRow(
@@ -164,7 +163,7 @@ class CodeUploads:
         packs = {place.pack for place in places.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
-            # By the time now: the description may have taken long to write.
+            # Use the present time: the description may have taken long to write.
             if repository.renew(session, packs, self._clock()) != packs:
                 return None
             return repository.insert_code(session, row, packs)
@@ -172,37 +171,39 @@ class CodeUploads:
         return await self._database.write(store)
 
     async def _write_object(self, key: str, content: bytes, owner: str, now: datetime) -> None:
-        """Write an object, which is deleted in time if nothing comes to use it."""
+        """Write an object, which is deleted later if it stays unused."""
         await self._database.write(
             lambda session: repository.insert_pack(session, key, owner, len(content), now)
         )
         await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
-        """Keep these parts, by their hash, as one object; those that are there already are not
-        written again. BadUpload if one has another hash, or more than PART_BYTES."""
+        """Store new parts, by hash, as one object.
+
+        Raises BadUpload if a part has another hash, or more than PART_BYTES.
+        """
         for data in parts.values():
             if len(data) > PART_BYTES:
                 raise BadUpload(f"a part of {len(data)} bytes is larger than {PART_BYTES}")
             if not data:
-                raise BadUpload("a part is empty: an empty file has none")
+                raise BadUpload("a part is empty: an empty file has no parts")
         wrong = await asyncio.to_thread(_first_wrong, parts)
         if wrong is not None:
-            raise BadUpload(f"the part {wrong} has another hash: it was damaged on its way")
+            raise BadUpload(f"the part {wrong} has another hash: it was damaged in transit")
         now = self._clock()
 
         def look(session: Session) -> set[str]:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many parts were uploaded that no code is made of",
-                    hint="complete an upload by POST /v1/code, or wait: they are deleted an hour "
-                    "after their upload",
+                    "too many uploaded parts belong to no code",
+                    hint="complete an upload with POST /v1/code, or wait: such parts are deleted "
+                    "an hour after their upload",
                 )
             return set(_kept_places(session, owner, set(parts), now))
 
-        there = await self._database.write(look)
-        new = {sha256: data for sha256, data in parts.items() if sha256 not in there}
+        existing = await self._database.write(look)
+        new = {sha256: data for sha256, data in parts.items() if sha256 not in existing}
         if not new:
             return
         key = f"{_folder(owner)}/packs/{secrets.token_hex(16)}"
@@ -214,8 +215,7 @@ class CodeUploads:
         await self._database.write(lambda session: repository.insert_parts(session, owner, places))
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
-        """The files of some code, by their paths. CodeNotFound if there is no such code;
-        StorageUnavailable."""
+        """The files of code. Raises CodeNotFound and StorageUnavailable."""
         row = await self._database.read(lambda s: repository.get(s, owner, identity))
         if row is None:
             raise code_not_found(identity)
@@ -234,23 +234,22 @@ class CodeUploads:
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """The bytes of a file, part by part. StorageUnavailable, also for damaged ones."""
+        """Yield a file's bytes, part by part. Raises StorageUnavailable, also for damaged parts."""
         for sha256, place in file.parts:
             yield await self._read(place.pack, sha256, place.start, place.start + place.size_bytes)
 
     async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes of an object, which have this hash."""
+        """Read bytes of an object, and check their hash."""
         try:
             data = await in_storage_thread(self._storage.read_bytes, key, start, end)
         except FileNotFoundError:
-            raise StorageUnavailable(f"{key} is gone from the storage") from None
+            raise StorageUnavailable(f"{key} is missing in the storage") from None
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StorageUnavailable(f"{key} is damaged in the storage")
         return data
 
     async def sweep(self, now: datetime) -> int:
-        """Delete code that no job has, and parts that no code has, a while after their last use;
-        answers how many objects."""
+        """Delete code and parts that were not used for an hour. Returns the number of objects."""
         before = now - KEPT
 
         def forget(session: Session) -> list[str]:
@@ -268,16 +267,16 @@ class CodeUploads:
 
 def code_not_found(identity: str) -> CodeNotFound:
     return CodeNotFound(
-        f"there is no code {identity} of yours",
+        f"you have no code {identity}",
         pointer="/script/code",
-        hint="`dray submit --code FOLDER -- train.py` uploads it and names it",
+        hint="`dray submit --code FOLDER -- train.py` uploads code and submits a job with it",
     )
 
 
 def _kept_places(
     session: Session, owner: str, parts: set[str], now: datetime
 ) -> dict[str, PartPlace]:
-    """Where those of these parts are that are there, and stay for a while."""
+    """The locations of the stored ones of these parts, whose retention time is restarted."""
     places = repository.places(session, owner, parts)
     kept = repository.renew(session, {place.pack for place in places.values()}, now)
     return {part: place for part, place in places.items() if place.pack in kept}
@@ -290,7 +289,7 @@ def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
 
 
 def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) -> bytes:
-    """The description that a node reads: each file with the place and the hash of its parts."""
+    """The description that nodes read: each file with the locations and hashes of its parts."""
     described = [
         {
             "path": file.path,
@@ -312,5 +311,5 @@ def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) ->
 
 
 def _folder(owner: str) -> str:
-    """Where an owner's code is; a name may hold what no path may."""
+    """The folder of an owner's code: a hash, because names may contain any characters."""
     return f"code/{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

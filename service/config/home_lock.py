@@ -1,8 +1,8 @@
-"""The lock on DRAY_HOME, which belongs to one process at a time.
+"""The lock on DRAY_HOME, which one process at a time may use.
 
-SQLite here has one writer, which alone may checkpoint its write-ahead log; a second service on the
-same home would be a second writer. `flock` is held by the open file, so it ends with the process,
-however that ends, and is not inherited by programs it starts.
+SQLite has one writer here, and only this writer may checkpoint the write-ahead log. A second
+service on the same home would be a second writer. `flock` belongs to the open file, so the lock
+ends with the process, however the process ends, and is not inherited by programs that it starts.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ LOCK_NAME = "lock"
 
 
 class HomeInUse(StartRefused):
-    """Another process holds this home."""
+    """Another process uses this home."""
 
 
 class HomeUnusable(StartRefused):
-    """No service can have its home in this folder."""
+    """This folder can't be used as a home."""
 
 
 def write_privately() -> None:
-    """From now on this process, and all that it starts, makes files that its user alone may read:
-    the home, the database, backups, the embedded Ray with its logs, and what ranks write."""
+    """Let this process and its children, such as the embedded Ray, create private files only."""
     os.umask(0o077)
 
 
 def keep_private(home: Path) -> None:
-    """Make the home for this user alone, and close to others one that an older dray left open.
+    """Create the home for this user only, or remove other users' permissions from it.
 
-    A folder that users share, such as a temporary one, stays as it is.
+    A folder that users share, such as `/tmp`, is not changed.
     """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = home.stat()
@@ -47,24 +46,21 @@ def keep_private(home: Path) -> None:
 
 
 def make_private(database: Path) -> None:
-    """Close a SQLite file, and those that SQLite keeps beside it, to other users."""
+    """Make a SQLite file, and the files that SQLite keeps next to it, private to this user."""
     for suffix in ("", "-wal", "-shm", "-journal"):
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # another user's to close
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # the file of another user
             Path(f"{database}{suffix}").chmod(0o600)
 
 
 class HomeLock:
-    """Held from `acquire` to `release`; also a context manager."""
+    """A lock that is held from `acquire` to `release`; also a context manager."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
     def acquire(cls, home: Path) -> Self:
-        """Take the home, making it if need be.
-
-        HomeInUse if another process has it, HomeUnusable if nothing can be written there.
-        """
+        """Lock the home, and create it if necessary. Raises HomeInUse and HomeUnusable."""
         try:
             return cls._acquire(home)
         except OSError as error:
@@ -84,14 +80,14 @@ class HomeLock:
             holder = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise HomeInUse(
-                f"{home} is in use by the dray service with process id {holder}: stop that one, "
-                "or set DRAY_HOME to another folder"
+                f"{home} is in use by the dray service with process id {holder}: stop this "
+                "process, or set DRAY_HOME to another folder"
             ) from None
         lock = cls(fd)
         try:
             os.ftruncate(fd, 0)
             os.write(fd, f"{os.getpid()}\n".encode())
-        except OSError:  # no room for it
+        except OSError:  # the disk is full
             lock.release()
             raise
         return lock

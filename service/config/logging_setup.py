@@ -1,6 +1,6 @@
 """The logs of the service's own processes: lines for people, or JSON for programs.
 
-A record made while a request is answered carries its id, and what `extra` gave it.
+A record made during a request has the request's id, and the values of `extra`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from dray.input.names import DIRECTION
 LogFormat = Literal["text", "json"]
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Id of the request that is being answered."""
+"""The id of the current request."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOT_SHOWN = _STANDARD | {"color_message"}
-"""uvicorn gives its message a second time, with codes for a terminal."""
+"""uvicorn adds its message a second time, with codes for a terminal."""
 _CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{DIRECTION}]")
-"""C0, DEL, C1, line separators, and characters that turn the direction of text."""
+"""C0, DEL, C1, line separators, and characters that change the direction of text."""
 
 
 class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: message`, then what else is known; one line, unless there is a traceback.
+    """`time LEVEL logger: message`, then further values; one line, unless there is a traceback.
 
-    Control characters are written as escapes: a terminal may show the log.
+    Control characters are escaped, because a terminal may show the log.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"]
         parts += [f"{name}={value}" for name, value in _extras(record).items()]
         lines = [" ".join(parts)]
-        if record.exc_info:  # its messages may quote what a caller or a job wrote
+        if record.exc_info:  # its messages may quote text of a caller or a job
             lines += self.formatException(record.exc_info).split("\n")
         return "\n".join(map(_escaped, lines))
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in each line: time, level, logger, message, and what else is known."""
+    """One JSON object per line: time, level, logger, message, and further values."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -77,9 +77,10 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure(log_format: LogFormat) -> None:
-    """Send everything from INFO on to stderr."""
+    """Log everything from level INFO on to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # `service.db.migrate` logs a line for all migrations; Alembic logs several at each start.
+    # `service.db.migrate` logs one line for all migrations; Alembic would log several at each
+    # start.
     logging.getLogger("alembic").setLevel(logging.WARNING)

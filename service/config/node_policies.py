@@ -1,4 +1,4 @@
-"""The policies for nodes by the operator's settings: data, code and environments of jobs."""
+"""The operator's policies for nodes: data, code and environments of jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from service.config.settings import Settings
 
 
 def data_policy(settings: Settings) -> DataPolicy:
-    """The sources that every rank may read, and where its node caches them."""
+    """The sources that every rank may read, and the cache on its node."""
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
-        roots = ()  # callers are restricted, so the machine's files are not for everybody either
+        roots = ()  # with tokens, not every caller may read the machine's files
     return DataPolicy(
         cache_dir=_plain(settings.data_cache_dir),
         cache_limit_bytes=settings.data_cache_limit_bytes,
@@ -29,7 +29,7 @@ def _plain(path: Path | None) -> str | None:
 
 
 def environment_policy(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
-    """The operator's settings, as nodes get them for a job of this owner."""
+    """The operator's settings for environments, for a job of this owner."""
     folder = settings.secrets_dir
     return EnvironmentPolicy(
         secrets_dir=None if folder is None else str(folder.absolute()),
@@ -40,7 +40,7 @@ def environment_policy(settings: Settings, owner: str | None = None) -> Environm
 
 
 def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
-    """The reference by which nodes fetch code themselves."""
+    """The reference with which nodes fetch code themselves."""
     return RemoteCodeRef(
         **code.model_dump(),
         policy=data_policy(settings),

@@ -1,4 +1,4 @@
-"""The shapes of the nodes that an autoscaler may add, as a setting names them."""
+"""The shapes of the nodes that an autoscaler may add, and their setting."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from dray.input import units
 
 LABEL = "label:"
-"""A node's label as if it were a resource, `label:KEY=VALUE`, of which each worker that asks for it
-takes `LABEL_SHARE` of 1. Ray itself knows no such resource."""
+"""The prefix of labels as resources, `label:KEY=VALUE`. A node has 1 of each of its labels, and
+each worker that requests the label takes `LABEL_SHARE`. Ray itself has no such resource."""
 LABEL_SHARE = 0.001
 SILO_LABEL = "dray.io/silo"
-"""Key of the label of nodes with a silo's data, which take ranks of silos alone. The node's agent
-reports it where the owner names a source; an owner may also give the node the label."""
+"""Key of the label of nodes with a silo's data, which run only ranks of silos. The node's agent
+reports it if the owner names a source; the owner may also label the node."""
 OPEN = "open to all jobs"
-"""0 among the resources of a node with a silo's data, and without end where it is missing. Workers
-never take it; all but those of silos need it."""
+"""A resource that is 0 on nodes with a silo's data, and unlimited elsewhere, where it is missing.
+Workers never take it, but all workers except ranks of silos need it."""
 NODE_LEVEL = "node"
-"""The level of the topology at which each node is a domain of its own."""
+"""The level of the topology at which each node is a separate domain."""
 MAX_NODES = 1000
-"""The most nodes of all types together."""
+"""The most nodes of all types in total."""
 _ENTRY = re.compile(r"(?P<most>[0-9]{1,6})\s*x\s+(?P<resources>\S.*)")
 _RESOURCE = re.compile(
     r"(?P<name>CPU|GPU|memory|accelerator_type:[^\s=]+)=(?P<amount>[0-9.]+[A-Za-z]*)"
@@ -36,18 +36,18 @@ class NodeType:
     """Nodes of one shape."""
 
     resources: Mapping[str, float]
-    """Of each node, in Ray's names; and its labels."""
+    """Resources of each node, by Ray's names, and its labels."""
     most: int
-    """Number of such nodes that there may be at once."""
+    """The most nodes of this type at the same time."""
 
 
 def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
-    """The labels of a node as resources."""
+    """A node's labels as resources."""
     return {f"{LABEL}{key}={value}": 1.0 for key, value in labels.items()}
 
 
 def resources_of_node(labels: Mapping[str, str]) -> dict[str, float]:
-    """The same, with `OPEN` where the node takes ranks of silos alone."""
+    """A node's labels as resources, with `OPEN` if the node runs only ranks of silos."""
     return {**label_resources(labels), **({OPEN: 0.0} if SILO_LABEL in labels else {})}
 
 
@@ -63,19 +63,19 @@ def labels_in(resources: Mapping[str, float]) -> dict[str, str]:
 
 
 def parse(value: Any) -> Any:
-    """`4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4` as node types; ValueError with what is wrong."""
+    """Parse node types: `4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4`. Raises ValueError."""
     if not isinstance(value, str):
         return value
     types = tuple(_node_type(entry.strip()) for entry in value.split(",") if entry.strip())
     if sum(each.most for each in types) > MAX_NODES:
-        raise ValueError(f"names more than {MAX_NODES} nodes in all")
+        raise ValueError(f"names more than {MAX_NODES} nodes in total")
     return types
 
 
 def _node_type(entry: str) -> NodeType:
     found = _ENTRY.fullmatch(entry)
     if found is None:
-        raise ValueError(f"{entry!r} is no number of nodes with their resources, as in {EXAMPLE}")
+        raise ValueError(f"{entry!r} is not a number of nodes with resources, as in {EXAMPLE}")
     resources = dict(_resource(word) for word in found["resources"].split())
     if not resources.get("CPU"):
         raise ValueError(f"{entry!r} has no CPU, and every worker needs one")
@@ -88,7 +88,7 @@ def _resource(word: str) -> tuple[str, float]:
     found = _RESOURCE.fullmatch(word)
     if found is None:
         raise ValueError(
-            f"{word!r} is no resource: write CPU, GPU, memory or accelerator_type:NAME, "
+            f"{word!r} is not a resource: write CPU, GPU, memory or accelerator_type:NAME, "
             f"`=` and an amount, as in {EXAMPLE}; or label:KEY=VALUE"
         )
     name, amount = found["name"], found["amount"]
@@ -97,4 +97,4 @@ def _resource(word: str) -> tuple[str, float]:
     try:
         return name, float(amount)
     except ValueError:
-        raise ValueError(f"{word!r}: {amount!r} is no number") from None
+        raise ValueError(f"{word!r}: {amount!r} is not a number") from None

@@ -1,4 +1,4 @@
-"""Every setting of the service, read once where the program is put together."""
+"""All settings of the service, read once when the program is composed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from service.config.start_refusals import StartRefused
 
 
 def _listed(value: Any) -> Any:
-    """Names separated by commas."""
+    """Split names separated by commas."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 def _checked_hosts(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    AllowedHosts(hosts or ())  # a typing error must not wait for a job
+    AllowedHosts(hosts or ())  # a typing error must be found at the start, not with a job
     return hosts
 
 
@@ -41,7 +41,7 @@ def _addresses(given: tuple[str, ...] | None) -> tuple[str, ...] | None:
         try:
             ipaddress.ip_network(one)
         except ValueError as error:
-            message = f"names {one!r}, which is no address and no network: {error}"
+            message = f"names {one!r}, which is neither an address nor a network: {error}"
             raise ValueError(message) from None
     return given
 
@@ -84,11 +84,11 @@ Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
 
 EMBEDDED = "local"
-"""As `ray_address`: the service runs a Ray of its own."""
+"""The `ray_address` with which the service runs its own Ray."""
 
 
 class Settings(BaseSettings):
-    """Read from `DRAY_*` in the environment, then from `.env`; the defaults run everything here."""
+    """Settings from `DRAY_*` in the environment, then `.env`. Defaults run everything locally."""
 
     model_config = SettingsConfigDict(
         env_prefix="DRAY_",
@@ -99,131 +99,124 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(DEFAULT_HOME)
-    """Folder of the state of the embedded mode."""
+    """Folder for the state of the embedded mode."""
     host: str = "127.0.0.1"
     port: int = Field(8420, ge=0, le=65535)
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://...`; by default a SQLite file under the home. May hold a
-    password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://...`, maybe with a password; default: in the home."""
     storage_url: str = ""
-    """URL of logs, checkpoints and artifacts; by default a folder under the home."""
+    """URL of logs, checkpoints and artifacts; by default a folder in the home."""
     ray_address: str = EMBEDDED
-    """`local` runs the embedded Ray; an address joins a cluster."""
+    """`local` to run the embedded Ray, or the address of a cluster."""
     ray_token_file: Path | None = None
     autoscale_nodes: NodeTypes = ()
-    """Nodes that Ray's autoscaler may add when jobs wait, by type; none where it has none."""
+    """Nodes that Ray's autoscaler may add when jobs wait, by type; empty without an autoscaler."""
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
-    """How long a node that carries nothing keeps dray's own processes, with which Ray would never
-    find it idle."""
+    """How long an unused node keeps dray's processes, with which Ray never considers it idle."""
     topology: TopologyLevels = ()
-    """Keys of Ray's labels that name the levels of the cluster's topology, the widest first, such
-    as `zone,rack,nvlink`; workers of one job go near each other by them."""
+    """Keys of Ray's labels for the levels of the cluster's topology, the widest first, such as
+    `zone,rack,nvlink`. They are used to put the workers of a job near each other."""
     silo_source: str | None = Field(None, repr=False)
-    """For nodes of a cluster, where a silo's owner names its data. The embedded Ray has one node,
-    which could run nothing else: with it the service does not start."""
+    """The data of a silo, set by its owner on a node of a cluster. The service does not start if it
+    is set with the embedded Ray, whose only node could then run nothing else."""
     local_slots: int | None = Field(None, ge=1)
-    """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
+    """One-CPU workers that the embedded Ray offers without a GPU; by default the number of CPUs."""
     tokens_file: Path | None = None
-    """File with the callers' tokens, in lines of `name:sha256-of-the-token`."""
+    """File with the callers' tokens, one `name:sha256-of-the-token` per line."""
     open_to_local_users: bool = False
-    """Without a tokens file: whether every user of this machine may call, as this user; if not,
-    others need the token in the home."""
+    """Without a tokens file: whether every user of this machine may call the server as this user.
+    Otherwise, other users need the token in the home."""
     prices_file: Path | None = None
-    """File with the prices of slots, in YAML or JSON; unset, nothing is priced."""
+    """File with the prices of slots, in YAML or JSON; unset, there are no prices."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Where MLflow gets every job as a run; unset, none does. May hold a password."""
+    """Address, maybe with a password, of an MLflow server that gets every job as a run."""
 
     allowed_hosts: HostNames = None
-    """Names, without port, that the server answers under besides localhost and IP addresses;
-    unset with tokens: any."""
+    """Names, without port, of the server besides localhost and IPs; unset with tokens: any."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
-    server's own; unset with tokens: any, as far as their browsers let them."""
+    server's own pages; unset with tokens: any that the browser allows."""
 
     forwarded_allow_ips: Addresses = None
-    """Addresses and networks (CIDR) of proxies before the server, whose `X-Forwarded-For` names the
-    caller; unset, nobody's does."""
+    """Addresses and networks (CIDR) of proxies in front of the server, whose `X-Forwarded-For` is
+    trusted to name the caller; unset, no proxy is trusted."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
-    """Address under which people reach the server, for links in messages; unset: its host and
-    port."""
+    """Address of the server for links in messages; unset: its host and port."""
     webhook_private_hosts: Hosts = None
-    """Names, addresses and networks (CIDR) that webhooks may be sent to though they are private;
-    also without encryption."""
+    """Private names, addresses and networks (CIDR) for webhooks, even without encryption."""
 
     rank_env: VariableNames = ()
-    """Names of environment variables that ranks get besides those of the allow-list; the embedded
-    Ray's alone, since the nodes of a cluster have environments of their own."""
+    """Names of environment variables that ranks get in addition to the allow-list. Only for the
+    embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
-    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none
-    with them."""
+    """Folders on the nodes for `file://` data; unset, any without tokens and none with tokens."""
     data_private_hosts: Hosts = None
-    """Names, addresses and networks (CIDR) that data may come from though they are private."""
+    """Private names, addresses and networks (CIDR) that data may come from."""
     data_cache_dir: Path | None = None
-    """Where each node keeps the data it fetched; unset, in its temporary folder."""
+    """Folder where each node caches fetched data; unset, its temporary folder."""
     data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """Most that a node keeps of them, and the largest source that is read."""
+    """The most bytes of a node's cache of data, and the largest source that is read."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
     secrets_dir: Path | None = None
     """Folder on each node with the files that `environment.secrets` names."""
     environment_limit_bytes: int = Field(20 << 30, ge=1 << 20)
-    """Most that the environments of a machine take together with the installer's cache."""
+    """The most bytes of a machine's environments, including the installer's cache."""
     environment_build_limit_s: float = Field(1800.0, gt=0)
-    """How long an environment may take to be built on a node."""
+    """The most seconds that building an environment on a node may take."""
     s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
-    """Where data of `s3://` are served, if not by AWS."""
+    """Server of `s3://` data, if it is not AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """Requests that are answered at a time, and connections that are kept; fewer where the limit
-    of open files is lower."""
+    """The most concurrent requests and connections; fewer if the limit on open files is lower."""
     max_connections_per_client: int | None = Field(None, ge=1)
-    """As many of one address; unset, half of them."""
+    """The most for each address; unset, half of `max_connections`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
-    """Most bytes that the files of one upload may have together."""
+    """The most bytes of the files of one upload."""
     max_array_size: int = Field(10_000, ge=1)
-    """Most jobs that one document may make by `array` or `sweep`."""
+    """The most jobs that one document may make with `array` or `sweep`."""
     takes_functions: bool = True
-    """Whether jobs of `submit_function`, which are pickles, are taken."""
+    """Whether jobs of `submit_function`, which are pickles, are accepted."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
-    """Most log text that is kept of one job; further lines are counted."""
+    """The most bytes of log text that are kept of a job; further lines are only counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
-    """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    """The most undelivered bytes that a rank keeps on its node, for logs and for metrics each."""
     output_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """Most bytes that the files of an attempt's output folders may have together, and the artifacts
-    that one rank saves; counted as the storage gets them, with the holes of sparse files."""
+    """The most bytes of the files in an attempt's output folders, and of the artifacts that one
+    rank saves. Sparse files count with their holes, as the storage gets them."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
-    """Seconds between two samples of what ranks and nodes use, at least 10; 0 turns them off."""
+    """Seconds between samples of ranks' and nodes' resource use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Finished jobs are deleted after so many days; unset or 0 keeps them."""
+    """Finished jobs are deleted after this many days; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)
-    """Of each project, as many finished jobs are kept, the newest; unset or 0 keeps all."""
+    """The number of finished jobs to keep of each project, the newest; unset or 0 keeps all."""
     storage_quota_bytes: int | None = Field(None, ge=1)
-    """Most that checkpoints, artifacts and logs may take together. When it is reached, no job is
-    taken or started until some were deleted; jobs that run go on."""
+    """The most bytes of all checkpoints, artifacts and logs. When it is reached, no job is accepted
+    or started until jobs are deleted; running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """Bytes of disk that must stay free under the storage and the database: as with the quota."""
+    """Bytes that must stay free on the disks of storage and database; below, as with the quota."""
     log_format: LogFormat = "text"
-    """Of the service's own log on stderr: `text`, or `json` with an object in each line."""
+    """Format of the service's own log on stderr: `text`, or `json` with an object per line."""
     infra_retries: int = Field(10, ge=0)
-    """How often a job is tried again after faults of the cluster."""
+    """How often a job is retried after faults of the cluster."""
     start_timeout_s: float = Field(60.0, gt=0)
-    """How long Ray may take to give the slots before the job goes back to the queue."""
+    """How long Ray may take to provide the slots before the job returns to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
-    """Seconds that a job that is asked to leave has for its checkpoint, unless the call says."""
+    """Seconds that a preempted job has for its checkpoint, unless the call specifies them."""
     elastic_sizing: bool = True
-    """Whether the sizes of elastic recipes are chosen by the step times that they report; if not,
-    they get free slots as other jobs do, and none leaves because others gain more."""
+    """Whether the sizes of elastic recipes are chosen by their reported step times. Otherwise they
+    get free slots like other jobs, and no worker leaves because another job would gain more."""
     min_run_s: float = Field(300.0, ge=0, le=7 * 24 * 3600)
-    """How long a job holds its slots before the scheduler may ask it to leave or to shrink."""
+    """How long a job holds its slots before the scheduler may preempt or shrink it."""
     silence_limit_s: float = Field(60.0, ge=1, le=3600)
-    """After how many seconds without an answer a process of dray that lives is replaced."""
+    """A live process of dray is replaced after this many seconds without an answer."""
     scheduler_tick_s: float = Field(1.0, gt=0)
-    """Longest time between two looks at the queue; a change of it wakes the scheduler at once."""
+    """The longest time between scheduler rounds; a change of the queue starts one at once."""
     poll_wait_s: float = Field(5.0, gt=0)
-    """How long a poll of an attempt waits for something to happen."""
+    """How long a poll of an attempt waits for news."""
 
     @field_validator("autoscale_nodes")
     @classmethod
@@ -241,8 +234,8 @@ class Settings(BaseSettings):
     def _is_of_a_cluster(cls, source: str | None, info: ValidationInfo) -> str | None:
         if source and info.data.get("ray_address") == EMBEDDED:
             raise ValueError(
-                "a node with a silo's data takes ranks of silos alone, and the embedded Ray has "
-                "one node: unset it here, and set it where Ray is started on the silo's node"
+                "a node with a silo's data runs only ranks of silos, and the embedded Ray has a "
+                "single node: unset it here, and set it where Ray is started on the silo's node"
             )
         return source
 
@@ -257,16 +250,16 @@ class Settings(BaseSettings):
 
     @property
     def base_url(self) -> str:
-        """Address of this server in links, without a slash at its end."""
+        """Address of this server for links, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def read_settings() -> Settings:
-    """From the environment and `.env`; StartRefused with the first that is wrong."""
+    """Read the settings. Raises StartRefused, which names the first invalid setting."""
     try:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
         why = first["msg"].removeprefix("Value error, ")
-        raise StartRefused(f"the setting DRAY_{name} is wrong: {why}") from None
+        raise StartRefused(f"the setting DRAY_{name} is invalid: {why}") from None

@@ -1,7 +1,7 @@
-"""The file with the callers' tokens, and the token that a first start writes.
+"""The file with the callers' tokens, and the token that the first start writes.
 
-It has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the caller may
-change queues; `#` begins a comment. A change of the file takes effect at once.
+The file has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the
+caller may change queues; `#` begins a comment. A change of the file takes effect at once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class KnownToken:
 
 
 Tokens = Mapping[str, KnownToken]
-"""By the name of their caller."""
+"""Tokens by the name of their caller."""
 
 
 def load_tokens(path: Path) -> Tokens:
-    """Raises BadTokensFile if the file can't be used or is empty."""
+    """Read the tokens. Raises BadTokensFile if the file is unreadable, invalid or empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:
@@ -51,12 +51,12 @@ def load_tokens(path: Path) -> Tokens:
     if mistakes:
         raise BadTokensFile(mistakes[0])
     if not tokens:
-        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} names nobody: add a line for each caller")
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} has no callers: add a line for each caller")
     return tokens
 
 
 def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
-    """The tokens, and a message for each invalid line. Raises OSError if the file can't be read."""
+    """Read the tokens, and a message for each invalid line. Raises OSError."""
     tokens: dict[str, KnownToken] = {}
     mistakes = []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -78,8 +78,8 @@ def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
 class TokensFile:
     """The current content of the file.
 
-    While a process runs, an invalid line is ignored and the others hold, so that a removed token is
-    refused in any case.
+    While a process runs, an invalid line is ignored and the other lines apply, so that a removed
+    token is always refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class TokensFile:
         if version != self._seen:
             self._tokens, mistakes = read_tokens(self._path)
             for mistake in mistakes:
-                logger.error("this line of DRAY_TOKENS_FILE is left out: %s", mistake)
+                logger.error("an invalid line of DRAY_TOKENS_FILE is ignored: %s", mistake)
             # A file that was just written may change again within the resolution of its mtime.
             is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
             self._seen = version if is_settled else None
@@ -102,14 +102,14 @@ class TokensFile:
 
 
 class HomeTokenUnusable(StartRefused):
-    """The file of the token can't be used or made."""
+    """The file of the token can't be used or created."""
 
 
 def ensure(home: Path) -> str:
-    """The token in the home, written if there is none. Raises HomeTokenUnusable.
+    """Return the token in the home, which is written if it is missing. Raises HomeTokenUnusable.
 
-    The file gets its name when it is complete, and never replaces another: of two services that
-    start at once, both get the token of the first.
+    The file gets its name when it is complete, and never replaces another file: two services that
+    start at the same time both get the first one's token.
     """
     path = home_token.path_in(home)
     try:
@@ -125,7 +125,7 @@ def ensure(home: Path) -> str:
             f"{path} {reason_of(error)}: correct that, or set DRAY_HOME to another folder"
         ) from error
     if found is None:
-        raise HomeTokenUnusable(f"{path} was deleted while the service started: start it again")
+        raise HomeTokenUnusable(f"{path} was deleted while the service started: start again")
     return found
 
 

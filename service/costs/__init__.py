@@ -1,1 +1,1 @@
-"""Costs: the file of prices, what attempts cost, what queues have spent, and reports of it."""
+"""Costs: the file of prices, the costs of attempts, the spending of queues, and reports."""

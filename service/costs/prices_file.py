@@ -1,7 +1,7 @@
-"""The file of prices (DRAY_PRICES_FILE). A change of it holds from the next report on.
+"""The file of prices (DRAY_PRICES_FILE). A change applies from the next report of an attempt on.
 
-It is YAML or JSON: a currency, which is any text, and rules. While the service runs, a file that
-is not valid, or is gone, leaves the prices as they were.
+It is YAML or JSON: a currency, which is any text, and rules. While the service runs, an invalid or
+missing file leaves the prices unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_PER_HOUR = 1e9
 SETTLED_NS = 1_000_000_000
-"""A file that was just written may change again within the resolution of its time."""
+"""A file younger than this is read again: it may change within the resolution of its timestamp."""
 
 
 def _plain(value: str) -> str:
@@ -51,7 +51,7 @@ NodeLabels = Annotated[
     dict[LabelName, Annotated[str, StringConstraints(max_length=255), AfterValidator(_plain)]],
     Field(max_length=64),
 ]
-"""Ray's: a name may have a prefix of up to 253 characters, and a name of 63 behind a slash."""
+"""Labels of Ray's nodes: a key is a prefix of up to 253 characters, a slash, and 63 characters."""
 
 
 class PriceEntry(Document):
@@ -74,8 +74,8 @@ class PriceList(Document):
             late, early = found
             raise wrong(
                 f"/prices/{late}",
-                f"never holds: the first rule whose labels a node has counts, and prices/{early} "
-                "comes before it and holds on all its nodes; put the one with more labels first",
+                f"never applies: the first rule whose labels a node has counts, and prices/{early} "
+                "is before it and applies to all its nodes; put the rule with more labels first",
             )
         return self
 
@@ -89,7 +89,7 @@ class BadPricesFile(StartRefused):
 
 
 def load_prices(path: Path) -> Prices:
-    """Raises BadPricesFile, which names the place and what is wrong there."""
+    """Read the file of prices. Raises BadPricesFile, which names the field and its error."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -104,12 +104,12 @@ def load_prices(path: Path) -> Prices:
 
 
 def parse(text: str, source: str) -> Prices:
-    """The prices of a text; BadPricesFile with `source` if it is not valid."""
+    """Parse prices. Raises BadPricesFile, which names `source`, if the text is invalid."""
     try:
         document: Any = parse_yaml(text, source=source)
     except SpecError as error:
         raise BadPricesFile(str(error)) from None
-    except ValueError:  # int() accepts no longer ones
+    except ValueError:  # int() accepts no longer numbers
         raise BadPricesFile(f"{source}: a number in it has more than 4,300 digits") from None
     if not isinstance(document, dict):
         raise BadPricesFile(f"{source}: write `currency: EUR` and a list `prices` into it")
@@ -117,17 +117,17 @@ def parse(text: str, source: str) -> Prices:
         check_values(document)
         return check_as(PriceList, document).as_prices()
     except Fault as fault:
-        place = (fault.pointer or "").removeprefix("/")
+        path = (fault.pointer or "").removeprefix("/")
         hint = f" ({fault.hint})" if fault.hint else ""
-        told = f"{place} {fault.detail}" if place else fault.detail
-        raise BadPricesFile(f"{source}: {told}{hint}") from None
+        problem = f"{path} {fault.detail}" if path else fault.detail
+        raise BadPricesFile(f"{source}: {problem}{hint}") from None
 
 
 class PricesFile:
-    """The current prices. May be used from any thread."""
+    """The current prices. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises BadPricesFile. path: None where nothing is priced."""
+        """path: the file; None if the deployment has no prices. Raises BadPricesFile."""
         self._path = path
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] | None = None
@@ -135,7 +135,7 @@ class PricesFile:
         self._problem: str | None = None
 
     def current(self) -> Prices | None:
-        """None where nothing is priced."""
+        """The prices, read again if the file changed; None if the deployment has no prices."""
         if self._path is not None:
             with self._lock:
                 self._refresh(self._path)
@@ -143,7 +143,7 @@ class PricesFile:
 
     @property
     def problem(self) -> str | None:
-        """Why the prices are still those from before the file changed."""
+        """The error of the changed file, because of which the earlier prices still apply."""
         return self._problem
 
     def _refresh(self, path: Path) -> None:
@@ -166,5 +166,5 @@ class PricesFile:
 
     def _keep(self, problem: str) -> None:
         if problem != self._problem:
-            logger.error("the prices stay as they were: %s", problem)
+            logger.error("the earlier prices still apply: %s", problem)
         self._problem = problem

@@ -1,4 +1,4 @@
-"""Use case: what users and queues have cost in a span of time."""
+"""Use case: the costs of users and queues in a period of time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from service.domain.costs.budgets import month_of
 from service.domain.costs.prices import Prices
 
 MAX_NAMED = 5
-"""Nodes without a price that a warning names."""
+"""The most nodes without a price that a warning names."""
 
 
 class Costs:
-    """The reports, from the database alone."""
+    """Reports of costs, made from the database."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Costs:
         until: datetime | None = None,
         owner: str | None = None,
     ) -> views.CostReport:
-        """The cost of each user or queue, the dearest first.
+        """Report the cost of each user or queue, the highest first.
 
-        since, until: by default the beginning of this month, in UTC, and now. owner: of this user's
-        jobs alone.
+        since, until: by default the beginning of this month, in UTC, and now. owner: only this
+        user's jobs count.
         """
         now = self._clock()
         since, until = since or month_of(now), until or now
@@ -70,17 +70,17 @@ class Costs:
 
     def _warnings(self, session: Session, prices: Prices | None) -> list[views.Reason]:
         if prices is None:
-            message = "nothing is priced: the operator sets DRAY_PRICES_FILE"
+            message = "there are no prices: the operator can set DRAY_PRICES_FILE"
             return [views.Reason(code="no_prices", message=message)]
         found = []
         if self._prices.problem is not None:
-            message = f"the prices stay as they were: {self._prices.problem}"
+            message = f"the earlier prices still apply: {self._prices.problem}"
             found.append(views.Reason(code="prices_invalid", message=message))
         free = _without_price(prices, cluster_repository.nodes(session))
         if free:
             more = "" if len(free) <= MAX_NAMED else f" and {len(free) - MAX_NAMED} more"
             message = f"slots are free of charge on {', '.join(free[:MAX_NAMED])}{more}"
-            message += ": no price is for their resources and labels"
+            message += ": no price matches their resources and labels"
             found.append(views.Reason(code="nodes_without_price", message=message))
         return found
 
@@ -115,7 +115,7 @@ def _as_views(prices: Prices) -> list[views.Price]:
 
 
 def _without_price(prices: Prices, nodes: list[NodeRow]) -> list[str]:
-    """Host names of nodes that carry ranks and on which nothing has a price."""
+    """Host names of nodes that run ranks and for which there is no price."""
     return [
         node.hostname
         for node in nodes

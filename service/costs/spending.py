@@ -16,13 +16,13 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import held_slots, resizing
 
 FRESH_FOR = timedelta(seconds=5)
-"""How old the sums may be that the scheduler goes by; attempts report every 10 seconds."""
+"""The most age of the sums that the scheduler uses; attempts report every 10 seconds."""
 
 
 def of_queues(
     session: Session, names: Sequence[str], currency: str, now: datetime
 ) -> dict[str, QueueSpending]:
-    """By queue, up to the newest reports of its jobs."""
+    """The spending of each queue, up to the newest reports of its jobs."""
     in_all = repository.spent_in_all(session, names, currency)
     month = month_of(now), next_month(now)
     this_month = repository.between(session, "queue", *month, queues=names, currency=currency)
@@ -36,7 +36,7 @@ def of_queues(
 
 
 class UsedUpBudgets:
-    """The queues whose budget is used up, read now and then; belongs to one loop."""
+    """The queues whose budget is used up, read periodically. Belongs to one loop."""
 
     def __init__(self, prices: PricesFile) -> None:
         self._prices = prices
@@ -45,7 +45,7 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """By the queue's name, why none of its jobs starts."""
+        """The reason why no job starts, for each queue whose budget is used up."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -63,14 +63,14 @@ class UsedUpBudgets:
         return self._sentences
 
 
-# All that it has held is priced as the prices are then. So a change of prices counts for attempts
-# that live, and not for those that have ended.
-
-
 def charge(
     session: Session, job: JobRow, attempt: AttemptRow, prices: Prices | None, until: datetime
 ) -> None:
-    """Store the cost of the attempt up to this time. prices: None where nothing is priced."""
+    """Store the cost of the attempt up to this time.
+
+    The attempt's whole time is priced by `prices`, which is None if the deployment has no prices.
+    So a change of prices affects live attempts, but not ended ones.
+    """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:
         return

@@ -1,4 +1,4 @@
-"""The reason why a database can't be used, for a person to read."""
+"""Messages about a database that can't be used."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class DatabaseUnusable(StartRefused):
 
 
 def is_damage(error: DBAPIError) -> bool:
-    """Whether the SQLite file is damaged, so that another try is of no use."""
+    """Whether the SQLite file is damaged, so that a retry is useless."""
     return _code(error) in _DAMAGED
 
 
 def sentence(url: URL, error: DBAPIError) -> str:
-    """The database, its error, and what to do."""
-    said = str(error.orig).strip().split("\n")[0]
+    """A message that names the database, its error, and what to do."""
+    cause = str(error.orig).strip().split("\n")[0]
     if url.get_backend_name() != "sqlite":
         name = url.render_as_string(hide_password=True)
-        return f"the database {name} can't be used: {said}. Check DRAY_DATABASE_URL and its server"
+        return f"the database {name} can't be used: {cause}. Check DRAY_DATABASE_URL and its server"
     path = Path(url.database or "")
     if is_damage(error):
-        return f"the database {path} is damaged ({said}): {_WHAT_TO_DO}"
+        return f"the database {path} is damaged ({cause}): {_WHAT_TO_DO}"
     if path.is_dir():
-        return f"the database {path} is a folder and no file: move it away"
+        return f"the database {path} is a folder, not a file: move it away"
     if _code(error) == sqlite3.SQLITE_FULL:
-        return f"the database {path} is on a disk without room: make some"
-    return f"the database {path} can't be used ({said}): see that this user may read and write it"
+        return f"the database {path} is on a full disk: free some space"
+    return f"the database {path} can't be used ({cause}): let this user read and write it"
 
 
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
-    """DatabaseUnusable if a SQLite file has nothing in it any more.
+    """Raise DatabaseUnusable if a SQLite file was emptied.
 
-    SQLite takes an empty file for a new database. The file is new only if the service never used
-    it: then the file that the service writes into its storage is missing, too.
+    SQLite opens an empty file as a new database. The file is new only if the service never used it:
+    then the file that the service writes into its storage is missing, too.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return
@@ -59,6 +59,6 @@ def unusable_folder(path: Path, error: OSError) -> DatabaseUnusable:
 
 
 def _code(error: DBAPIError) -> int:
-    """SQLite's primary result code; 0 of another database."""
+    """SQLite's primary result code; 0 for other databases."""
     code: int = getattr(error.orig, "sqlite_errorcode", 0)
     return code & 0xFF

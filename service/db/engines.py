@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, as the sessions need them."""
+"""Connections to SQLite and PostgreSQL, configured for the sessions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.db.types import from_json
 THREADS = 8
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""PostgreSQL ends a transaction in which nothing happens for so long: a process that was stopped in
-the middle of one must not hold its locks for ever."""
+"""PostgreSQL ends a transaction that is idle for this long: a process that was stopped during a
+transaction must not hold its locks forever."""
 
 
 def normalise_url(url: str) -> URL:
-    """`postgresql://` and `postgres://` mean psycopg 3. ValueError for other databases."""
+    """Parse a URL of SQLite, or of PostgreSQL, for psycopg 3. Raises ValueError for others."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):
@@ -59,7 +59,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.isolation_level = None  # `begin` below sends BEGIN instead
         pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
         if writes:
             pragmas += ["journal_mode=WAL", "synchronous=FULL"]
@@ -71,6 +71,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
     def begin(connection: Any) -> None:
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    # Not by the event of that name: an engine that has one looks for listeners at each statement.
+    # SQLAlchemy's event `begin` is slower: an engine with an event looks for listeners at each
+    # statement.
     engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this program, with Alembic and without an ini file."""
+"""Migrate a database to the schema of this program, with Alembic but without an ini file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ADVISORY_LOCK = 0x64726179
-"""Any number: processes that start together migrate one after the other."""
+"""The key of the lock, an arbitrary number: processes that start together migrate one by one."""
 
 
 FIRST = "0042"
 """The oldest revision that is upgraded."""
 LAST_BEFORE = "1beec0b5"
-"""The last commit that upgrades older ones; to `FIRST`."""
+"""The last commit that upgrades older revisions, up to `FIRST`."""
 
 
 class SchemaTooNew(StartRefused):
-    """A newer dray has migrated this database."""
+    """This database was migrated by a newer version of dray."""
 
 
 class SchemaTooOld(StartRefused):
-    """A dray from before `FIRST` has made this database."""
+    """This database was made by a version of dray from before `FIRST`."""
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -47,8 +47,8 @@ def alembic_config(connection: Connection) -> Config:
 def migrate(database: Database) -> None:
     """Upgrade to the newest revision, in one transaction.
 
-    SchemaTooNew if that is behind, SchemaTooOld if the way there is gone; DatabaseUnusable if this
-    is no database, or does not answer.
+    Raises SchemaTooNew if the database has a newer revision, SchemaTooOld if it has a revision from
+    which this program can't upgrade, and DatabaseUnusable if it is no database or does not answer.
     """
     try:
         _migrate(database)
@@ -72,7 +72,7 @@ def _migrate(database: Database) -> None:
                 )
             raise SchemaTooNew(
                 f"{at}, which this dray does not know: run the newer dray that migrated it, or "
-                "restore a backup of before"
+                "restore an earlier backup"
             )
         head = ScriptDirectory.from_config(config).get_current_head()
         if current is None:

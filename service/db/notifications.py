@@ -1,9 +1,9 @@
 """Signals that wake waiting tasks, in this process and, through PostgreSQL, in others.
 
-A signal says only that something about a topic may have changed; the woken task asks SQL. So a
-lost signal costs a little time (every task asks again after its own wait) and never the truth. A
-signal is sent after the transaction that it is about is committed: within it, NOTIFY would be one
-more round trip, and PostgreSQL commits transactions that notify one after the other.
+A signal means only that something about a topic may have changed; the woken task reads the
+database. So a lost signal costs a little time, because every task reads again after its own wait,
+but never correctness. A signal is sent after its transaction is committed: within the transaction,
+NOTIFY would be another round trip, and PostgreSQL commits transactions with NOTIFY one by one.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ import psycopg
 logger = logging.getLogger(__name__)
 
 QUEUE = "queue"
-"""The topic of the loops that plan: they go by something that changed, such as a job that was
-submitted, or that has ended."""
+"""The topic of the loops that plan: a change that affects plans, such as a new or ended job."""
 
 ATTEMPTS = "attempts"
-"""The topic of the reconciler: an attempt was launched, or something is asked of one."""
+"""The topic of the reconciler: an attempt was launched, or a command to an attempt is due."""
 
 WEBHOOKS = "webhooks"
-"""The topic of the sender of webhooks: a message is to be sent."""
+"""The topic of the sender of webhooks: a message is due."""
 
 
 def events_of(job_id: str) -> str:
     """The topic of a job's events.
 
-    The topic of everything about the job, also metrics and log lines, is the id itself: a task
+    The id itself is the topic of everything about the job, including metrics and log lines. A task
     that waits for an event need not wake whenever a step is stored.
     """
     return f"{job_id}/events"
 
 
 def rounds_of(job_id: str) -> str:
-    """The topic of a federated job's rounds, of which its clients are told."""
+    """The topic of a federated job's rounds, for which its clients wait."""
     return f"{job_id}/rounds"
 
 
@@ -50,18 +49,17 @@ CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
-"""How long the end of a process waits for each thread, such as for its last NOTIFY."""
+"""How long a process that ends waits for each thread, for example for a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
-"""Between two NOTIFY statements: the topics of what is committed meanwhile share the next one."""
+"""Pause between NOTIFY statements; transactions that commit meanwhile share the next one."""
 MAX_PAYLOAD = 7999
-"""Bytes of a NOTIFY message (PostgreSQL)."""
+"""The most bytes of a NOTIFY message (PostgreSQL)."""
 LOOK_AGAIN_S = 5.0
-"""How long a task that somebody waits for trusts in signals: those of a process that was killed
-just after a commit are lost."""
+"""How long a task with a waiting caller relies on signals, which a killed process may not send."""
 
 
 class Subscription:
-    """Nothing that is published after the subscription is opened is missed."""
+    """A subscription to topics; it misses no signal that is published after it was opened."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -69,25 +67,26 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_woken = False
-        """Whether the event is set, or is about to be: to wake a loop takes a system call."""
+        """Whether the event is set or about to be set. Saves the system call that wakes a loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """True as soon as a topic was published since the last wait; False when the time is up."""
+        """Return True once a topic was published since the last wait, False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             return False
-        self._is_woken = False  # before it is cleared: who wakes in between sets it after that
+        # Before the event is cleared: a `wake` in between sets the event again, which is harmless.
+        self._is_woken = False
         self._event.clear()
         return True
 
     def wake(self) -> None:
-        """From any thread."""
+        """Wake the waiting task; may be called from any thread."""
         if self._is_woken:
             return
         self._is_woken = True
-        with contextlib.suppress(RuntimeError):  # its loop was closed: no task waits there
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             self._loop.call_soon_threadsafe(self._event.set)
 
     def __enter__(self) -> Self:
@@ -104,12 +103,12 @@ class Subscription:
 
 
 class Signals:
-    """Topics of one process. Publishing is allowed from any thread, waiting in event loops."""
+    """The topics of one process. Any thread may publish; event loops wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._subscribers: dict[str, dict[Subscription, None]] = {}
-        """Subscriptions by topic, in the order in which they came."""
+        """Subscriptions by topic, in the order of arrival."""
 
     def subscribe(self, *topics: str) -> Subscription:
         """`with signals.subscribe(a, b) as woken: ...; await woken.wait(timeout_s)`.
@@ -125,7 +124,7 @@ class Signals:
             subscription.wake()
 
     def publish_all(self) -> None:
-        """Wake every subscriber: a signal may have been missed."""
+        """Wake every subscriber, because signals may have been missed."""
         with self._lock:
             topics = list(self._subscribers)
         for topic in topics:
@@ -146,9 +145,9 @@ class Signals:
 
 
 class PostgresAnnouncer:
-    """A thread that tells other processes, by NOTIFY, which topics this one has published.
+    """A thread that notifies other processes, by NOTIFY, of the topics that this process published.
 
-    It starts with the first topic. While the database does not answer, topics wait.
+    The thread starts with the first topic. While the database does not answer, topics are queued.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -159,11 +158,11 @@ class PostgresAnnouncer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
         self.mark = f"from:{secrets.token_hex(8)}"
-        """In each of its messages. The number of the server's process, which comes with them, soon
-        belongs to another one, after a restart also to that of another sender."""
+        """A word in each of its messages that identifies the sender. The server's process id, which
+        PostgreSQL adds to messages, does not: it is reused, and changes with each connection."""
 
     def announce(self, topics: Collection[str]) -> None:
-        """From any thread."""
+        """Queue topics to be sent; may be called from any thread."""
         if not topics:
             return
         with self._lock:
@@ -173,7 +172,7 @@ class PostgresAnnouncer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Send what is left, unless the database does not answer."""
+        """Send the queued topics, unless the database does not answer, and end the thread."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -192,7 +191,7 @@ class PostgresAnnouncer:
                 self._stop.wait(RECONNECT_S)
 
     def _send_all(self, connection: psycopg.Connection) -> None:
-        """Until stopped, and nothing is left."""
+        """Send topics until the thread is stopped and none is queued."""
         while True:
             self._woken.wait()
             self._woken.clear()
@@ -209,7 +208,7 @@ class PostgresAnnouncer:
 
 
 def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
-    """Topics after the mark, with spaces between them, in messages that PostgreSQL takes."""
+    """Yield messages of at most MAX_PAYLOAD bytes: the mark, then topics, separated by spaces."""
     payload = mark
     for topic in topics:
         if len(payload) + 1 + len(topic) > MAX_PAYLOAD:
@@ -221,10 +220,9 @@ def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
 
 
 class PostgresListener:
-    """A thread that passes on the NOTIFY messages of other processes, and not those of `own`.
+    """A thread that publishes the topics of other processes' NOTIFY messages, but not `own`'s.
 
-    A lost connection is opened again, and then every subscriber is woken, since signals may have
-    been missed meanwhile.
+    Every subscriber is woken after a reconnection, because signals may have been missed.
     """
 
     def __init__(self, conninfo: str, signals: Signals, own: PostgresAnnouncer) -> None:
@@ -234,7 +232,7 @@ class PostgresListener:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-listen", daemon=True)
         self.listening = threading.Event()
-        """Set while LISTEN is in force."""
+        """Set while LISTEN is active."""
 
     def start(self) -> None:
         self._thread.start()

@@ -1,14 +1,13 @@
 """One transaction at a time, on SQLite and on PostgreSQL.
 
 `write` and `read` run a function of a Session as exactly one transaction, in a thread. The
-function may run again after a lost connection or a deadlock, also when it is not known whether the
-first commit arrived: the function must find out (every write here is a compare-and-set).
+function may run again after a lost connection or a deadlock, even if the first commit may have
+succeeded. The function must allow for this, so every write is a compare-and-set.
 
-SQLite has one writing connection behind a lock, and only that one checkpoints the write-ahead
-log; readers are other connections that can't write. Each commit is synced to disk
-(`synchronous=FULL`), because a job that was acknowledged must outlive a power cut. Writes that
-wait while another one is committed share the next commit, each within a savepoint: PostgreSQL does
-the same by itself.
+SQLite has one writing connection behind a lock, and only this connection checkpoints the
+write-ahead log; readers have other connections that can't write. Each commit is synced to disk
+(`synchronous=FULL`), because an acknowledged job must survive a power failure. Writes that wait
+during a commit share the next commit, each within a savepoint. PostgreSQL groups commits itself.
 """
 
 from __future__ import annotations
@@ -53,16 +52,15 @@ MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
-"""How many writes share a commit on SQLite, and for how long others may join it."""
+"""The most writes that share a commit on SQLite, and how long writes may join it."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
-"""Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
-too long in a transaction."""
+"""Serialization failure, deadlock, server stops or starts, lock not available, idle transaction."""
 
 OF_VALUES = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(AssertionError, RecursionError, StatementError),
 )
-"""Errors of computing or storing with values of a form that nobody expected."""
+"""Errors of code that computes with or stores values of an unexpected form."""
 
 _TOPICS = "topics"
 _TOUCHED = "touched"
@@ -71,23 +69,23 @@ _MEASURED = "measured"
 
 
 def notify(session: Session, *topics: str) -> None:
-    """Publish these topics when, and only when, this transaction is committed."""
+    """Publish these topics if and when this transaction is committed."""
     session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Say that this transaction changes the answers about these jobs, and about no others but those
-    that it notifies of. Wakes nobody."""
+    """Declare that this transaction changes only the answers about these jobs, and jobs that it
+    notifies of. Wakes no task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
 def at_end(session: Session, work: Callable[[Session], None]) -> None:
-    """Do `work` at the end of this transaction, once however often it is asked for."""
+    """Run `work` at the end of this transaction, once, however often it is requested."""
     session.info.setdefault(_AT_END, {})[work] = None
 
 
 def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
-    """Count in the meter of this process when, and only when, this transaction is committed."""
+    """Count in this process's meter if and when this transaction is committed."""
     measured = session.info.setdefault(_MEASURED, [])
     measured.append(cells_of(metric, amount, label))
 
@@ -102,17 +100,17 @@ def utc_now() -> datetime:
 
 
 class Database:
-    """Owns the connections and the threads that use them."""
+    """The connections to the database, and the threads that use them."""
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
-        """The clock of this process; where other processes write, too, decide by `time` instead."""
+        """The clock of this process. Use `time` for decisions if other processes write, too."""
         self.url = normalise_url(url)
         self.signals = Signals()
         self.meter = Meter()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
-        """The damage of the database, once a statement has found it."""
+        """A message about the damage of the database, once a statement has found it."""
         self._announcer: PostgresAnnouncer | None = None
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
@@ -124,8 +122,8 @@ class Database:
             self._read_engine = sqlite_engine(self.url, writes=False)
             self._near_engine = sqlite_engine(self.url, writes=False, pool_size=1)
         else:
-            # Without `pool_pre_ping`, a question before each transaction: a connection that was
-            # lost is replaced, with all that the pool has, and `_retrying` takes another.
+            # `pool_pre_ping` would add a round trip to each transaction. Without it, a lost
+            # connection invalidates the pool, and `_retrying` takes a new connection.
             self.engine = create_engine(
                 self.url,
                 pool_size=THREADS,
@@ -135,7 +133,7 @@ class Database:
             self._read_engine = self.engine
             self._announcer = PostgresAnnouncer(self._conninfo)
             limit_idling(self.engine)
-            # One statement is one view of the database: no BEGIN, no COMMIT.
+            # A single statement is consistent without BEGIN and COMMIT.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
         self._writers = ThreadPoolExecutor(
@@ -143,22 +141,19 @@ class Database:
         )
 
     def time(self, session: Session) -> datetime:
-        """Now, by the clock of the server, which all processes that share this database go by.
-
-        On SQLite, which no other process shares, by the clock of this process.
-        """
+        """The present time, by the clock of the database's server; on SQLite, of this process."""
         return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
-        """The result of `work`, from one consistent view of the database."""
+        """Return the result of `work`, which reads one consistent snapshot of the database."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, self.read_sync, work)
 
     async def look_up(self, work: Work[T]) -> T:
-        """As `read`, for one statement that finds a row by its key.
+        """Like `read`, for a single statement that finds a row by its key.
 
-        On SQLite such a statement takes less time than handing it to a thread, so it runs here, on
-        a connection of its own; readers never wait for the writer.
+        On SQLite such a statement is faster than handing it to a thread, so it runs in the caller's
+        thread, on a separate connection. Readers never wait for the writer.
         """
 
         def once() -> T:
@@ -170,7 +165,7 @@ class Database:
         return await loop.run_in_executor(self._readers, self._retrying, once)
 
     async def write(self, work: Work[T]) -> T:
-        """The result of `work`, once it is committed; on any exception nothing is kept."""
+        """Return the result of `work` once it is committed. Any exception rolls `work` back."""
         if not self.is_sqlite:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._writers, self.write_sync, work)
@@ -189,15 +184,15 @@ class Database:
             return self._write_alone(work)
 
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
-        """Call `watcher` after each commit of this process, before the writer goes on.
+        """Call `watcher` after each commit of this process, before the writer continues.
 
-        It is given the jobs that the transaction notified of or touched: only their answers have
-        changed. None if the transaction did neither, so that any answer may have changed.
+        Its argument is the set of jobs that the transaction notified of or touched, whose answers
+        may have changed; None if the transaction did neither, so that any answer may have changed.
         """
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """On PostgreSQL, begin to pass on the signals of other processes. Ends with `close`."""
+        """Start to publish the signals of other processes, on PostgreSQL, until `close`."""
         if self._announcer is None or self._listener is not None:
             return
         self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)
@@ -205,7 +200,7 @@ class Database:
 
     @property
     def _conninfo(self) -> str:
-        """As psycopg takes it."""
+        """The URL in psycopg's form."""
         return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     @property
@@ -236,11 +231,11 @@ class Database:
             _finish(session)
             session.flush()
             session.commit()
-        self._tell(session)
+        self._notify(session)
         return result
 
-    def _tell(self, session: Session) -> None:
-        """Tell watchers and waiting tasks of a transaction that is committed."""
+    def _notify(self, session: Session) -> None:
+        """Notify watchers and waiting tasks of a committed transaction."""
         topics = session.info.get(_TOPICS, ())
         changed = _changed(topics, session.info.get(_TOUCHED))
         for watcher in self._watchers:
@@ -253,8 +248,7 @@ class Database:
             self.meter.add_all(cells)
 
     def _write_queued(self) -> None:
-        """A turn of the writer of SQLite, of which there is one for each queued write. It writes at
-        least one, if any is left."""
+        """Write at least one queued write to SQLite, if any is left. Runs once for each of them."""
         with self._write_lock:
             taken: list[_Queued[Any]] = []
             while self._queued and len(taken) < MAX_SHARED_WRITES:
@@ -270,9 +264,10 @@ class Database:
         return self._retrying(lambda: self._write_once(work))
 
     def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
-        """Write these in one transaction, those for which there is time; the others wait for the
-        next turn. False, and nothing is kept, after an error of the database: alone, each shows
-        whether it is its own."""
+        """Write in one transaction as many as there is time for, and put the others back.
+
+        Returns False after a database error, which rolls back all: each must then run alone.
+        """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
         failed: list[tuple[_Queued[Any], Exception]] = []
@@ -292,13 +287,13 @@ class Database:
             return False
         self._queued.extendleft(reversed(taken[len(written) + len(failed) :]))
         for queued, result, session in written:
-            queued.settle(functools.partial(self._told, session, result))
+            queued.settle(functools.partial(self._notified, session, result))
         for queued, failure in failed:
             queued.answer.set_exception(failure)
         return True
 
-    def _told(self, session: Session, result: T, _: Work[T]) -> T:
-        self._tell(session)
+    def _notified(self, session: Session, result: T, _: Work[T]) -> T:
+        self._notify(session)
         return result
 
     def _retrying(self, once: Callable[[], T]) -> T:
@@ -311,7 +306,7 @@ class Database:
                 if damage.is_damage(error):
                     self.damage = damage.sentence(self.url, error)
                     raise DatabaseUnavailable(
-                        "the database is damaged", hint="tell whoever runs this service"
+                        "the database is damaged", hint="notify the operator of this service"
                     ) from error
                 if not _may_pass(error):
                     raise
@@ -324,14 +319,14 @@ class Database:
 
 
 class _Queued(Generic[T]):
-    """A write that waits for the writer."""
+    """A write that waits for the writer of SQLite."""
 
     def __init__(self, work: Work[T]) -> None:
         self.work = work
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Whether its caller still waits; the caller can't leave from then on."""
+        """Whether the caller still waits. If so, the caller can't cancel the write any more."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:
@@ -342,7 +337,7 @@ class _Queued(Generic[T]):
 
 
 class _OneTransaction(Session):
-    """A session for one transaction, so that its statements need not look for its connection."""
+    """A session for one transaction, which looks up its connection only once."""
 
     _found: Connection | None = None
 
@@ -357,7 +352,7 @@ class _OneTransaction(Session):
 
 
 def _within_savepoint(connection: Connection, work: Work[T]) -> tuple[T, Session]:
-    """The result of `work`, which is kept if the transaction is; on any exception nothing of it."""
+    """Return the result of `work`, run within a savepoint. Any exception rolls `work` back."""
     with _OneTransaction(
         connection, join_transaction_mode="create_savepoint", expire_on_commit=False
     ) as session:
@@ -375,8 +370,7 @@ def _changed(topics: Iterable[str], touched: set[str] | None) -> frozenset[str] 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """Whether the error comes from the connection or from other transactions, not from the
-    statement."""
+    """Whether the error is caused by the connection or by other transactions, not the statement."""
     sqlstate = getattr(error.orig, "sqlstate", None)
     if error.connection_invalidated or sqlstate in RETRIED_SQLSTATES:
         return True
@@ -386,8 +380,7 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def is_of_values(error: Exception) -> bool:
-    """Whether the values that were to be stored may be what the error comes from, and neither the
-    database, nor its schema, nor the connection."""
+    """Whether the stored values may be the cause, and not the database, schema or connection."""
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
     return isinstance(error, OF_VALUES)

@@ -15,14 +15,14 @@ from sqlalchemy.types import TypeDecorator
 from dray.views import JobState
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
-"""A 64-bit key that counts up by itself; SQLite does that for INTEGER alone."""
+"""A 64-bit key that autoincrements; SQLite does that for INTEGER only."""
 _SERVER_NOW = select(func.clock_timestamp())
 
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime, stored in UTC: `timestamptz`, or on SQLite text of fixed width.
 
-    Both sort and compare as times. A naive datetime is refused with ValueError.
+    Both sort and compare as times. A naive datetime raises ValueError.
     """
 
     impl = DateTime(timezone=True)
@@ -37,7 +37,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        """Rows have many times, most of them None."""
+        # Not `process_result_value`, which is slower: rows have many times, most of them None.
         parsed = datetime.fromisoformat if dialect.name == "sqlite" else _in_utc
 
         def process(value: Any) -> datetime | None:
@@ -54,7 +54,7 @@ def _in_utc(time: datetime) -> datetime:
 
 
 class StateType(TypeDecorator[JobState]):
-    """A job's state by its name; a name that is no state is refused with ValueError."""
+    """A job's state, stored by name; an unknown name raises ValueError."""
 
     impl = String(16)
     cache_ok = True
@@ -67,19 +67,19 @@ class StateType(TypeDecorator[JobState]):
 
 
 def from_json(text: str | bytes) -> Any:
-    """As `json.loads`, in half the time: rows have many columns of JSON."""
+    """Parse JSON like `json.loads`, in half the time: rows have many JSON columns."""
     try:
         return pydantic_core.from_json(text)
     except ValueError:
-        return json.loads(text)  # it takes a lone half of a surrogate pair
+        return json.loads(text)  # which accepts a lone surrogate
 
 
 def storable(text: str) -> bool:
-    """False of text that no row can hold, so that none can match it: PostgreSQL has no NUL."""
+    """Whether a row can hold this text: PostgreSQL accepts neither NUL nor surrogates."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def server_now(session: Session) -> datetime:
-    """The time at the PostgreSQL server as this statement runs, not as the transaction began."""
+    """The PostgreSQL server's time when this statement runs, not when the transaction began."""
     now: datetime = session.connection().execute(_SERVER_NOW).scalar_one()
     return now

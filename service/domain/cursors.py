@@ -1,4 +1,4 @@
-"""Opaque cursors: a place in a listing, as text that only the call that gave it understands."""
+"""Opaque cursors: positions in a listing as text that only the same listing can read."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _as_text(raw: bytes) -> str:
 
 
 def encode_cursor(scope: str, place: Any) -> str:
-    """`place` (JSON data) as text; `scope` names the listing it belongs to."""
+    """Return `place`, JSON data, as text. scope: name of the listing."""
     packed = zlib.compress(json.dumps(place, separators=(",", ":")).encode(), 6)
     return _as_text(_check(scope, packed) + packed)
 
 
 def decode_cursor(scope: str, cursor: str) -> Any:
-    """The place that `encode_cursor` was given for the same scope; BadCursor for anything else.
+    """Return the place that `encode_cursor` got for the same scope; raises BadCursor otherwise.
 
-    The check catches accidents and cursors of other listings. A place grants nothing, so a forged
-    one is no danger: it must only not be an error of the server.
+    The check catches accidents and cursors of other listings. A forged cursor grants nothing, so it
+    is harmless as long as it causes no server error.
     """
     try:
         if len(cursor) > _MAX_CURSOR_CHARS:
@@ -50,6 +50,6 @@ def decode_cursor(scope: str, cursor: str) -> Any:
         return json.loads(plain)
     except (ValueError, binascii.Error, zlib.error, RecursionError) as error:
         raise BadCursor(
-            "the cursor is not one that this listing gave out",
-            hint="take next_cursor from the page before, unchanged, or leave it out",
+            "the cursor was not returned by this listing",
+            hint="use next_cursor of the previous page, unchanged, or leave it out",
         ) from error

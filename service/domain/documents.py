@@ -1,4 +1,4 @@
-"""Stored job documents keep the version they were written in and are brought up when read."""
+"""Stored job documents keep their version, and are upgraded when read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dray.spec import SPEC_VERSION, JobSpec
 Document = dict[str, Any]
 
 UPCASTS: Mapping[int, Callable[[Document], Document]] = {}
-"""`UPCASTS[n]` turns a document of version n into one of version n + 1."""
+"""`UPCASTS[n]` converts a document from version n to version n + 1."""
 
 
 class DocumentRefused(Exception):
-    """This program can't run a job that was stored by another release: its rules are others."""
+    """A job stored by another release can't run, because the rules have changed."""
 
 
 def read(spec: Mapping[str, Any]) -> JobSpec:
-    """A stored document, by the rules of this program. DocumentRefused says what it refuses."""
+    """Return a stored document, checked by this release. Raises DocumentRefused."""
     try:
         return check(upcast(spec))
     except Fault as fault:
@@ -35,7 +35,7 @@ def read(spec: Mapping[str, Any]) -> JobSpec:
 
 @dataclass(frozen=True)
 class CheckedDocument:
-    """A document that this program can run."""
+    """A document that this release can run."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -52,13 +52,13 @@ class CheckedDocument:
 
 
 MAX_SEED = 2**63
-"""Seeds are below it."""
+"""Exclusive upper bound of seeds."""
 MAX_REMEMBERED = 256
-"""Documents whose check is remembered: it takes longer than all else of a claim."""
+"""Most cached checks of documents. A check takes longer than the rest of a claim."""
 
 
 def checked(spec: Mapping[str, Any]) -> CheckedDocument:
-    """As `read`, and remembers: jobs of an array differ by their seeds alone."""
+    """Return the checked document, from a cache for documents that differ only in their seeds."""
     train = spec.get("train")
     seed = train.get("seed") if isinstance(train, Mapping) else None
     if type(seed) is not int or not 0 <= seed < MAX_SEED:
@@ -73,7 +73,7 @@ def _checked(text: bytes) -> CheckedDocument:
 
 
 def shown(spec: Mapping[str, Any]) -> Document:
-    """A stored document for people to read; as it is, if there is no way up."""
+    """Return a stored document to show to users, unchanged if it can't be upgraded."""
     try:
         return upcast(spec)
     except ValueError:
@@ -86,9 +86,9 @@ def upcast(
     upcasts: Mapping[int, Callable[[Document], Document]] = UPCASTS,
     target: int = SPEC_VERSION,
 ) -> Document:
-    """The same document in the version of this program.
+    """Return the document in the version of this release.
 
-    Raises ValueError for one that a newer program wrote, or that has no way up.
+    Raises ValueError if a newer release wrote it, or if it can't be upgraded.
     """
     document = dict(spec)
     version = int(document.get("version", 1))
@@ -100,7 +100,7 @@ def upcast(
     while version < target:
         step = upcasts.get(version)
         if step is None:
-            raise ValueError(f"there is no way from version {version} of the job document")
+            raise ValueError(f"version {version} of the job document can't be upgraded")
         document = step(document)
         version += 1
         document["version"] = version

@@ -1,8 +1,8 @@
-"""The errors that a caller of a use case may see, without a word of HTTP.
+"""The errors that a caller of a use case may see. They do not depend on HTTP.
 
-Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
-to do, and `pointer` (a JSON pointer) which field of the document is at fault. An error that only
-one class of use cases raises may stand with that class.
+Each class has a stable `code` for programs. `message` states the error, `hint` what to do, and
+`pointer` (a JSON pointer) the invalid field of the document. An error that only one class of use
+cases raises may stand with that class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class QueueNotFound(NotFound, code="queue_not_found"):
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):
-    """No round of the scheduler of this number is kept, or it can't be read."""
+    """The scheduler's round with this number is not stored or can't be read."""
 
 
 class ArrayNotFound(NotFound, code="array_not_found"):
@@ -91,19 +91,19 @@ class NotFederated(Conflict, code="not_federated"):
 
 
 class TooManyClients(Conflict, code="too_many_clients"):
-    """As many clients are invited as the job's document has."""
+    """All clients of the job's document are already invited."""
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round of a federated job is not open (any more)."""
+    """The round of a federated job is not open, or not any more."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):
-    """The client is not asked for an update in the round, or has sent it."""
+    """The client is not asked for an update in the round, or has already sent it."""
 
 
 class BadUpdate(DomainError, code="bad_update"):
-    """The update of a client has not the size of the model, or lacks a part."""
+    """A client's update does not have the size of the model, or a part is missing."""
 
 
 class JobFinished(Conflict, code="job_finished"):
@@ -115,7 +115,7 @@ class JobLive(Conflict, code="job_live"):
 
 
 class JobNotRunning(Conflict, code="job_not_running"):
-    """The job does not run (any more, or yet), so that nothing can happen to its processes."""
+    """The job does not run yet, or not any more, so it has no processes to act on."""
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):
@@ -123,11 +123,11 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
 
 
 class QueueFull(Conflict, code="queue_full"):
-    """As many jobs wait in the queue as its rules allow."""
+    """The queue has the most waiting jobs that its rules allow."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
-    """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
+    """The queue can't be deleted: it has unfinished jobs, or is the default queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
@@ -135,11 +135,11 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed"):
-    """Somebody changed the tags or notes since they were read."""
+    """The tags or notes have changed since they were read."""
 
 
 class TooManyWebhooks(Conflict, code="too_many_webhooks"):
-    """The user has as many webhooks as a user may have."""
+    """The user already has the maximum number of webhooks."""
 
 
 class WebhookDisabled(Conflict, code="webhook_disabled"):
@@ -155,19 +155,19 @@ class OutOfMemory(Unsatisfiable, code="out_of_memory"):
 
 
 class NotPlannable(DomainError, code="not_plannable"):
-    """Nothing can be said of the job before its data are read, or it leaves no way to divide it."""
+    """The job can't be planned before its data are read, or its model can't be divided."""
 
 
 class DrillImpossible(DomainError, code="drill_impossible"):
-    """The job is none on which this drill makes sense."""
+    """The drill makes no sense for this job."""
 
 
 class DataSourceForbidden(DomainError, code="data_source_forbidden"):
-    """The job names data that the operator lets nobody read."""
+    """The operator does not allow jobs to read these data."""
 
 
 class WebhookUrlForbidden(DomainError, code="webhook_url_forbidden"):
-    """The operator lets no webhook be sent to this address."""
+    """The operator does not allow webhooks to this address."""
 
 
 class IdempotencyMismatch(DomainError, code="idempotency_key_reused"):
@@ -175,15 +175,15 @@ class IdempotencyMismatch(DomainError, code="idempotency_key_reused"):
 
 
 class BadUpload(DomainError, code="bad_upload"):
-    """The uploaded files can't be those of one folder."""
+    """The uploaded files can't form one folder."""
 
 
 class UploadTooLarge(DomainError, code="upload_too_large"):
-    """More was uploaded than one owner may."""
+    """The upload exceeds the owner's limit."""
 
 
 class CodeUnfit(DomainError, code="code_unfit"):
-    """The job names code that is not there, or that has no such entrypoint."""
+    """The job's code does not exist, or does not have the entrypoint."""
 
 
 class UnknownQueue(DomainError, code="unknown_queue"):
@@ -203,7 +203,7 @@ class ArrayTooLarge(DomainError, code="array_too_large"):
 
 
 class InvalidTrial(DomainError, code="invalid_trial"):
-    """The values of a trial do not go together: its document would be refused."""
+    """The values of a trial are not valid together: its document would be refused."""
 
 
 class SamplerUnavailable(DomainError, code="sampler_unavailable"):
@@ -211,11 +211,11 @@ class SamplerUnavailable(DomainError, code="sampler_unavailable"):
 
 
 class DependencyNotFound(DomainError, code="dependency_not_found"):
-    """A job or array that the job is to start after does not exist."""
+    """A job or array that this job depends on does not exist."""
 
 
 class DependencyNeverSatisfied(DomainError, code="dependency_never_satisfied"):
-    """A job after whose success the job is to start has ended otherwise."""
+    """A job whose success this job depends on did not succeed."""
 
 
 class InitFromNotFound(DomainError, code="init_from_not_found"):
@@ -223,23 +223,23 @@ class InitFromNotFound(DomainError, code="init_from_not_found"):
 
 
 class InitFromDiffers(DomainError, code="init_from_differs"):
-    """The checkpoint is of another model, or, taken whole, of another kind of training."""
+    """The checkpoint has another model or, to continue its training, another kind of training."""
 
 
 class QuotaExceeded(DomainError, code="quota_exceeded"):
-    """The storage is full by the operator's settings: no job is taken."""
+    """The storage has reached the operator's limit, so no job is accepted."""
 
 
 class InvalidSearch(DomainError, code="invalid_search"):
-    """The search expression can't be read; the message begins with the column at fault."""
+    """The search expression is not valid. The message begins with the column of the error."""
 
 
 class NotComparable(DomainError, code="not_comparable"):
-    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+    """The jobs have no baseline, or the baseline is not a job of the experiment."""
 
 
 class TooManyTags(DomainError, code="too_many_tags"):
-    """The job would have more tags than a job can have."""
+    """The job would have more tags than allowed."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
@@ -247,11 +247,11 @@ class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
 
 
 class BadCursor(DomainError, code="bad_cursor"):
-    """The cursor is not one that this call gave out."""
+    """The cursor was not returned by this call."""
 
 
 class Unavailable(DomainError, code="unavailable"):
-    """Something the service stands on does not answer; asking again later may work."""
+    """A system that the service depends on does not answer. A later retry may succeed."""
 
 
 class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
@@ -261,5 +261,5 @@ class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
 class FolderSpoilt(StorageUnavailable):
-    """The storage works, and something is in the way in the folder of one job: a file where a
-    folder is to be, a link that leads out of it, missing permissions."""
+    """The storage works, but a job's folder is unusable: a file is in place of a folder, a link
+    leads out of it, or permissions are missing."""

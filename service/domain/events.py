@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 ACTOR = "actor"
-"""Where the data of an event has the name of who caused it."""
+"""Key of the name of the user who caused an event."""
 ANONYMOUS = "anonymous"
 """The actor on a server without tokens."""
 SYNC_PLAN = "sync_plan"
-"""Where the data of the event `submitted` has the choice of `sync: auto`."""
+"""Key of the choice of `sync: auto` in the event `submitted`."""

@@ -1,4 +1,4 @@
-"""Identifiers that sort by the time they were made (after ULID, github.com/ulid/spec)."""
+"""Identifiers that sort by creation time, like ULIDs (github.com/ulid/spec)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _FROM_RFC_4648 = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.e
 
 
 def _base32(value: int, length: int) -> str:
-    """The last digits of a number below 2**80; at most 16 of them."""
+    """Return the last `length` digits, at most 16, of a number below 2**80."""
     return base64.b32encode(value.to_bytes(10)).translate(_FROM_RFC_4648)[-length:].decode()
 
 
 def _milliseconds(at: datetime) -> int:
-    """Since 1970, within what an id has room for."""
+    """Return the milliseconds since 1970, limited to the range of an id."""
     return max(0, min((at - _EPOCH) // _MILLISECOND, _MAX_MILLISECONDS))
 
 
 class _Sequence:
-    """Numbers for the ids of one process: random, and rising within a millisecond."""
+    """Numbers for the ids of one process: random, but increasing within a millisecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class _Sequence:
     def next(self, milliseconds: int) -> int:
         with self._lock:
             at, number = self._last
-            # One bit short of the 80, so that there is always a next one.
+            # One bit less than 80, so that there is always a next number.
             number = number + 1 if at == milliseconds else secrets.randbits(79)
             self._last = (milliseconds, number)
             return number
@@ -49,51 +49,51 @@ _sequence = _Sequence()
 
 
 def new_job_id(now: datetime) -> str:
-    """`job-` and 26 characters: 48 bits of milliseconds, then 80 bits, mostly random.
+    """Return `job-` and 26 characters: 48 bits of milliseconds, then 80 bits, mostly random.
 
-    Ids that one process makes at the same `now` rise.
+    Ids of one process for the same `now` increase.
     """
     milliseconds = _milliseconds(now)
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
 
 
 def new_array_id(now: datetime) -> str:
-    """`array-` and 26 characters, as of a job."""
+    """Return `array-` and 26 characters as in a job's id."""
     return new_job_id(now).replace("job-", ARRAY_PREFIX, 1)
 
 
 def is_array_id(text: str) -> bool:
-    """Whether it looks like one."""
+    """Whether the text has the prefix of an array's id."""
     return text.startswith(ARRAY_PREFIX)
 
 
 def new_drill_id(now: datetime) -> str:
-    """`drill-` and 26 characters, as of a job."""
+    """Return `drill-` and 26 characters as in a job's id."""
     return new_job_id(now).replace("job-", "drill-", 1)
 
 
 def new_webhook_id(now: datetime) -> str:
-    """`webhook-` and 26 characters, as of a job."""
+    """Return `webhook-` and 26 characters as in a job's id."""
     return new_job_id(now).replace("job-", "webhook-", 1)
 
 
 def is_job_id(text: str) -> bool:
-    """Whether it looks like one."""
+    """Whether the text has the prefix of a job's id."""
     return text.startswith("job-")
 
 
 def ids_since(time: datetime) -> str:
-    """No id made at `time` or later is below this one."""
+    """Return a lower bound of all job ids made at `time` or later."""
     return f"job-{_base32(_milliseconds(time), 10)}"
 
 
 def ids_up_to(time: datetime) -> str:
-    """All ids made at `time` or earlier are below this one."""
+    """Return an exclusive upper bound of all job ids made at `time` or earlier."""
     return f"job-{_base32(_milliseconds(time) + 1, 10)}"
 
 
 def last_id(prefix: str) -> str:
-    """No id of a job or array that begins so is above this one."""
+    """Return an upper bound of all job and array ids with this prefix."""
     longest = _JOB_ID_LENGTH - len("job-") + len(ARRAY_PREFIX)
     return prefix.ljust(longest, ALPHABET[-1])
 
@@ -103,6 +103,6 @@ def new_deployment_id() -> str:
 
 
 def artifact_id(job_id: str, path: str) -> str:
-    """The same for each attempt that writes the same path, so that links stay good."""
+    """Return an id that is equal for all attempts that write the path, so that links stay valid."""
     digest = hashlib.sha256(f"{job_id}\0{path}".encode()).digest()
     return f"artifact-{_base32(int.from_bytes(digest[:10]), 16)}"

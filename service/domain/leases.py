@@ -1,9 +1,9 @@
-"""The lease of the loops: which process may run them where several could.
+"""The lease of the loops: which of several processes may run them.
 
-A lease is held for a while and renewed well before it ends. Each time it is taken its term rises:
-the term is the fencing token of everything that the loops write, so that a process which was
-stopped past the end of its lease and continued finds out at its next write. Every time here is the
-database's, so nobody's own clock matters.
+A lease is held for a while and renewed well before it ends. Its term increases each time a process
+takes it. The term is the fencing token of everything that the loops write, so a process that was
+stopped until after the end of its lease is refused at its next write. All times here are the
+database's, so the processes' clocks don't matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Lease:
 
     holder: str
     term: int
-    """How often the lease was taken so far."""
+    """Number of times that the lease was taken so far."""
     expires_at: datetime
 
     def is_over(self, now: datetime) -> bool:
@@ -26,9 +26,9 @@ class Lease:
 
 
 def taken(found: Lease | None, holder: str, now: datetime, held_for: timedelta) -> Lease | None:
-    """The lease that `holder` gets, always in a new term; None while another process has it.
+    """Return the lease that `holder` gets, always in a new term; None while another process has it.
 
-    If `holder` has it already, the answer was lost, or `holder` no longer trusts it.
+    A `holder` that already has the lease takes it again if the answer was lost or it has doubts.
     """
     if found is not None and found.holder != holder and not found.is_over(now):
         return None
@@ -50,5 +50,5 @@ def renewed(lease: Lease, now: datetime, held_for: timedelta) -> Lease:
 
 
 def released(lease: Lease, now: datetime) -> Lease:
-    """Over at once, so that the next one need not wait; the term stays used."""
+    """End the lease at once, so that the next process need not wait. The term stays used."""
     return replace(lease, expires_at=now)

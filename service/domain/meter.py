@@ -1,7 +1,8 @@
 """Counts and durations of what the service does, for Prometheus.
 
-Every process adds up its own here and now and then adds that to the database, where all processes
-read the sums of all: the loops may run where nobody asks for metrics, and no restart resets them.
+Each process collects its sums here and periodically adds them to the database, from which every
+process reads the totals. So metrics include loops that run in another process, and survive
+restarts.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from dray.views import JobState
 
 COUNT: Final = "count"
 SUM: Final = "sum"
-"""With the upper bounds of buckets, the parts of a metric."""
+"""`COUNT`, `SUM` and the upper bounds of buckets are the parts of a metric."""
 BEYOND: Final = "+Inf"
 
 Cell = tuple[str, str, str]
-"""Metric, value of its label, part."""
+"""(metric, value of its label, part)."""
 
 
 @dataclass(frozen=True)
 class ServiceMetric:
-    """A counter, or, with bounds, a histogram of seconds."""
+    """A counter or, with bounds, a histogram of seconds."""
 
     name: str
-    """As Prometheus calls it, without `_total`."""
+    """Name in Prometheus, without `_total`."""
     help: str
     label: str | None = None
     values: tuple[str, ...] = ("",)
-    """Those that the label has."""
+    """All values of the label."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets, in seconds."""
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The buckets from the lowest on."""
+        """The buckets in rising order."""
         return (*(f"{bound:g}" for bound in self.bounds), BEYOND)
 
 
@@ -82,7 +83,7 @@ JOB_ENDS = ServiceMetric(
 )
 WEBHOOK_TRIES = ServiceMetric(
     "dray_webhook_tries",
-    "Messages that were sent to webhooks, also again, by whether they were taken.",
+    "Messages sent to webhooks, including retries, by whether they were accepted.",
     "outcome",
     ("delivered", "failed"),
 )
@@ -94,14 +95,14 @@ METRICS: Final = (
 
 
 class Meter:
-    """Of one process, since its sums were last taken. For any thread."""
+    """Sums of one process since the last `take`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cells: dict[Cell, float] = defaultdict(float)
 
     def add(self, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
-        """Count up, or put a duration in seconds into its bucket."""
+        """Increment a counter, or add a duration in seconds to a histogram."""
         assert label in metric.values, f"{metric.name} has no label {label!r}"
         self.add_all(cells_of(metric, amount, label))
 
@@ -111,7 +112,7 @@ class Meter:
                 self._cells[cell] += amount
 
     def take(self) -> dict[Cell, float]:
-        """The sums, which begin anew."""
+        """Return the sums and reset them."""
         with self._lock:
             taken, self._cells = self._cells, defaultdict(float)
         return dict(taken)

@@ -1,7 +1,7 @@
-"""How far a job has come, and between which times it ends at the paces that were measured.
+"""A job's progress, and the range of times in which it ends at the measured paces.
 
 A mark is a time in seconds and the step that was reached then. A few marks are kept with the job's
-progress, evenly spread over the time in which the attempt has trained.
+progress, evenly spread over the training time of the attempt.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
-"""The parts of a progress that are true only while the job trains."""
+"""The parts of a progress that are valid only while the job trains."""
 MAX_MARKS = 24
 MIN_PACES = 4
-"""A job with fewer measured paces, or paces of a shorter time, has no expected end."""
+"""A job with fewer measured paces, or less than `MIN_S` of them, has no expected end."""
 MIN_S = 5.0
 SURE = 1.3
-"""The errors of the mean pace, in standard deviations, that the range allows for."""
+"""Error of the mean pace that the range allows for, in standard deviations."""
 FEW = 4.0
-"""The same errors are larger by this over the number of paces, since their spread is then less
-certain."""
+"""The error grows by the factor 1 + FEW / n for n paces: few paces make their spread uncertain."""
 MARGIN = 0.1
-"""The share by which the range is wider on each side for each doubling of the measured steps until
-the last one: evaluations, checkpoints and neighbours that come later were not measured."""
+"""Share by which the range widens on each side for each doubling of the measured steps up to the
+last step, for later evaluations, checkpoints and neighbours that were not measured."""
 MAX_TREND = 2.0
-"""A pace that changes is expected to change at most by this factor."""
+"""Largest factor by which a changing pace is expected to change."""
 
 
 FARTHEST_S = 365 * 86400.0
-"""A job whose total number of steps stands for "without end" has no expected end."""
+"""Longest time left in seconds with an expected end. Longer times stand for "without end"."""
 
 
 class Mark(NamedTuple):
-    """A step, and when it was reached."""
+    """A step and the time when it was reached."""
 
     at_s: float
     step: int
@@ -48,17 +47,17 @@ class TimeLeft(NamedTuple):
     latest_s: float
 
     def at(self, share: float) -> float:
-        """Seconds at a share of the way from the least to the most."""
+        """Return the seconds at this share of the range, from 0 for the least to 1 for the most."""
         return self.earliest_s + share * (self.latest_s - self.earliest_s)
 
 
 def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The progress of a job that does not train now."""
+    """Return the progress of a job that does not train now."""
     return {**progress, **dict.fromkeys(RATES)} if progress else None
 
 
 def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
-    """The marks with a new one. They begin anew where the job went back to an earlier step."""
+    """Return the marks with a new one. They start again if the job went back to an earlier step."""
     if marks and new.step < marks[-1].step:
         return [new]
     if marks and (new.step == marks[-1].step or new.at_s <= marks[-1].at_s):
@@ -71,10 +70,10 @@ def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
 
 
 def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
-    """Seconds from the newest mark to the last step; None without enough measured paces.
+    """Return the seconds from the newest mark to the last step; None without enough measured paces.
 
-    The range covers the mean pace with its error, by the spread of the measured paces; the pace of
-    the newer half; and that pace with the trend from the older half to the newer.
+    The range covers the mean pace with its error from the spread of the measured paces, the pace of
+    the newer half, and that pace with the trend from the older half to the newer.
     """
     if len(marks) <= MIN_PACES or marks[-1].at_s - marks[0].at_s < MIN_S:
         return None
@@ -83,7 +82,7 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # From the middle of the newer half to the middle of the steps left, in halves of the measured.
+    # From the middle of the newer half to the middle of the steps left, in units of a half.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     paces = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(pace * left for pace in paces))
@@ -95,8 +94,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
 def end_between(
     marks: Sequence[Mark], total_steps: int, at_the_latest: datetime | None
 ) -> tuple[datetime, datetime] | None:
-    """The times between which a job ends; None where nobody can tell. at_the_latest: when its
-    `max_runtime_s` ends it."""
+    """Return the earliest and the latest time at which a job ends; None if unknown. at_the_latest:
+    when its `max_runtime_s` ends it."""
     left = seconds_left(marks, total_steps)
     if left is None or left.latest_s > FARTHEST_S:
         return None
@@ -108,14 +107,13 @@ def end_between(
 
 
 def _pace(marks: Sequence[Mark]) -> float:
-    """Seconds for a step."""
+    """Return the seconds per step."""
     return (marks[-1].at_s - marks[0].at_s) / (marks[-1].step - marks[0].step)
 
 
 def _spread(marks: Sequence[Mark]) -> float:
-    """Seconds that the time of some steps may be off, over the square root of their number. Paces
-    that stay fast or slow for long show in few long parts of the time, and pauses in many short
-    ones."""
+    """Return the error of the seconds of n steps, divided by sqrt(n). Long phases of fast or slow
+    paces show in a few long intervals, and pauses in many short intervals."""
     return max(
         _error(marks[::-width][::-1]) for width in (1, 2, 4) if len(marks) > MIN_PACES * width
     )
@@ -132,7 +130,7 @@ def _error(marks: Sequence[Mark]) -> float:
 
 
 def _halves(marks: Sequence[Mark]) -> tuple[float, float]:
-    """The paces of the older and the newer half of the steps."""
+    """Return the paces of the older and the newer half of the steps."""
     half = (marks[0].step + marks[-1].step) / 2
     middle = min(range(1, len(marks) - 1), key=lambda n: abs(marks[n].step - half))
     return _pace(marks[: middle + 1]), _pace(marks[middle:])

@@ -1,4 +1,4 @@
-"""Series of metric values: chunks of one, rows of several, and how many points become few."""
+"""Series of metric values: chunks of one series, rows of several, and downsampling."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from ray_workers.shared.frame_fields import TIMES as TIMES
 
 CHUNK_POINTS = 1024
-"""Points after which a chunk is closed and the next one begun."""
+"""Points after which a chunk is closed and the next one begins."""
 BLOCK_POINTS = 64
-"""The outline of a chunk has the extremes of each so many points."""
+"""The outline of a chunk has the extremes of each block of this many points."""
 _BLOCK = struct.Struct("<qdqdq")
-"""Step and value of the least, step and value of the greatest, first step that is NaN; a step of
--1 means that there is none."""
+"""Step and value of the minimum, step and value of the maximum, first step with a NaN. A step of -1
+stands for no step."""
 
 Points = tuple[list[int], list[float]]
-"""(steps, values), equally long, steps rising."""
+"""(steps, values) of equal length with rising steps."""
 Series = tuple[str, int]
 """(key, rank)"""
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
-    """The Unix time of each step, by the points of the series `TIMES`, at least one.
+    """Return the Unix time of each step. known: at least one point of the series `TIMES`.
 
-    A step between two that are known gets a time between theirs, as where the series was thinned
-    out; one beyond them gets the nearest known one's.
+    A step between two known steps gets an interpolated time, for example where the series was
+    thinned. A step outside of the known ones gets the time of the nearest.
     """
     there, times = known
     found = []
@@ -46,9 +46,9 @@ def times_at(steps: Sequence[int], known: Points) -> list[float]:
 
 
 def pack(steps: Iterable[int], values: Iterable[float]) -> bytes:
-    """All steps as little-endian int64, then all values as little-endian IEEE doubles.
+    """Return all steps as little-endian int64, then all values as little-endian IEEE doubles.
 
-    Exact for every double, NaN and the infinities included. Steps must fit 63 bits.
+    Exact for every double, including NaN and infinities. Steps must fit 63 bits.
     """
     packed_steps, packed_values = array("q", steps), array("d", values)
     if len(packed_steps) != len(packed_values):
@@ -71,20 +71,20 @@ def unpack(blob: bytes) -> Points:
 
 
 def append(blob: bytes, steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """The packed points in `blob`, with these after them."""
+    """Return the packed points in `blob` followed by these points."""
     half = len(blob) // 2
     more = pack(steps, values)
     return b"".join((blob[:half], more[: len(more) // 2], blob[half:], more[len(more) // 2 :]))
 
 
 def tail(blob: bytes, begin: int) -> Points:
-    """The packed points from number `begin` on."""
+    """Return the packed points from index `begin` on."""
     half = len(blob) // 2
     return unpack(blob[8 * begin : half] + blob[half + 8 * begin :])
 
 
 def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """The extremes of each `BLOCK_POINTS` points; of a part of a chunk a prefix of the whole's."""
+    """Return the extremes of each `BLOCK_POINTS` points. A chunk's outline grows by appending."""
     blocks = []
     for begin in range(0, len(steps), BLOCK_POINTS):
         end = begin + BLOCK_POINTS
@@ -102,16 +102,14 @@ def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
 
 
 def whole_blocks(blob: bytes | None, count: int) -> tuple[bytes, int]:
-    """Of the outline of `count` points the blocks that are full, and how many points those are.
-
-    An outline that is missing has none.
-    """
+    """Return the full blocks of the outline of `count` points, and the number of their points; none
+    if there is no outline."""
     full = 0 if blob is None else count // BLOCK_POINTS
     return (blob or b"")[: full * _BLOCK.size], full * BLOCK_POINTS
 
 
 def outlined(blob: bytes) -> list[tuple[int, float]]:
-    """The points that an outline names, in order of steps, each once."""
+    """Return the points that an outline names in order of steps, each once."""
     points: list[tuple[int, float]] = []
     for low_step, low, high_step, high, nan_step in _BLOCK.iter_unpack(blob):
         if nan_step < 0 and low_step >= 0:
@@ -130,7 +128,7 @@ def outlined(blob: bytes) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The extremes of a chunk, with which a long series is read without its values."""
+    """The extremes of a chunk, to read a long series without its values."""
 
     count: int
     first: tuple[int, float]
@@ -142,7 +140,7 @@ class Summary:
     """The first step whose value is NaN."""
 
     def then(self, later: Summary) -> Summary:
-        """The summary of these points and the later ones; of equal extremes the first stays."""
+        """Return the summary of these and the later points. The first of equal extremes is kept."""
         lows = [one for one in (self.low, later.low) if one is not None]
         highs = [one for one in (self.high, later.high) if one is not None]
         return Summary(
@@ -155,7 +153,7 @@ class Summary:
         )
 
     def points(self) -> list[tuple[int, float]]:
-        """The extremes in order of steps, each step once."""
+        """Return the extremes in order of steps, each step once."""
         chosen = {self.first[0]: self.first[1], self.last[0]: self.last[1]}
         if self.nan_step is not None:
             chosen[self.nan_step] = math.nan
@@ -166,7 +164,7 @@ class Summary:
 
 
 def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
-    """Summary of at least one point. A NaN is no extreme, an infinity is."""
+    """Return the summary of at least one point. Infinities count as extremes, NaN does not."""
     nan_at = _first_nan(values)
     if nan_at is None:
         low = values.index(min(values))
@@ -191,18 +189,18 @@ def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
 
 
 def _first_nan(values: Sequence[float]) -> int | None:
-    """A sum is NaN if a value is, or if there are infinities of both signs: only then each value
-    is tested."""
+    """Return the index of the first NaN, if any. The search is skipped unless the sum is NaN, as it
+    also is with infinities of both signs."""
     if not math.isnan(sum(values)):
         return None
     return next((i for i, value in enumerate(values) if value != value), None)
 
 
 def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -> Points:
-    """At most `max_points` (1 or more) of the points, with the first, the last and the extremes.
+    """Return at most `max_points` of the points, with the first, the last and the extremes.
 
-    The points between the first and the last are cut into equal buckets by index; each gives its
-    minimum and its maximum and, if it has one, its first NaN.
+    The points between the first and the last are divided into equal buckets by index. Each bucket
+    contributes its minimum, its maximum and, if any, its first NaN. max_points: at least 1.
     """
     count = len(steps)
     if count <= max_points:
@@ -230,12 +228,12 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
     return [steps[i] for i in kept], [values[i] for i in kept]
 
 
-# A row is a line of JSON, which names the series, and their numbers after it, little-endian: int64
-# steps and IEEE doubles. Series of one rank that have points at the same steps share these.
+# A row is a line of JSON that names the series, followed by little-endian int64 steps and IEEE
+# doubles. Series of one rank with points at the same steps share the steps.
 
 
 def pack_row(points: Mapping[Series, Points]) -> bytes:
-    """The row of these points; exact for every double. Each series has one point at least."""
+    """Return the row of these points, exact for every double. No series may be empty."""
     groups: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
     for (key, rank), (steps, values) in points.items():
         groups.setdefault((rank, tuple(steps)), {})[key] = values
@@ -248,7 +246,7 @@ def pack_row(points: Mapping[Series, Points]) -> bytes:
 
 
 def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
-    """The points in a row, of all ranks or of one."""
+    """Return the points in a row, of all ranks or of one."""
     found: dict[Series, Points] = {}
     head, _, _ = row.partition(b"\n")
     at = len(head) + 1

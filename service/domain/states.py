@@ -1,8 +1,8 @@
 """The life of a job as one table.
 
-Every (state, trigger) pair that is not in `TRANSITIONS` is refused, and the terminal states have
-no row, so they absorb. Each row names the reason codes that may accompany the move: they are what
-`Job.reason.code` and the job's events show.
+Every (state, trigger) pair that is not in `TRANSITIONS` is refused. Terminal states have no row, so
+they are final. Each row names the reason codes that are allowed with the transition. They appear in
+`Job.reason.code` and in the job's events.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Trigger(StrEnum):
     CLAIM = "claim"
     """The scheduler chose slots and a launch follows."""
     STEP = "step"
-    """The first optimizer step was seen; for a script, its process."""
+    """The first optimizer step was seen, or a script's process."""
     REFORM = "reform"
-    """The running group lost a part and recovers in place."""
+    """The running group lost workers and recovers in place."""
     SUCCEED = "succeed"
-    """Every rank ended well."""
+    """Every rank finished normally."""
     FAIL = "fail"
-    """The attempt ended badly and another one would not help or is not paid for."""
+    """The attempt failed, and another one would not help or exceeds the retry budget."""
     RETRY = "retry"
-    """The attempt ended and the job is to be tried again."""
+    """The attempt ended and the job is tried again."""
     CANCEL = "cancel"
-    """The user asked for it, or the sweep that the job is a trial of has no more use for it."""
+    """The user or the job's sweep cancels the job."""
     UNMET = "unmet"
-    """A job after whose success it was to start ended otherwise."""
+    """A job whose success this job depends on did not succeed."""
     STOPPED = "stopped"
-    """The attempt was seen gone after it was told to stop."""
+    """The attempt has ended after a request to stop."""
     IMPOSSIBLE = "impossible"
     """The cluster could not run the job even if it were empty."""
 
@@ -47,7 +47,7 @@ STOPPED_EARLY = "stopped_early"
 TOO_MANY_FAILED = "too_many_failed"
 """More trials of the sweep failed than it allows, and this one has not started."""
 STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
-"""Why a job that has had slots is cancelled."""
+"""Reasons for which a job that has had slots is cancelled."""
 
 GIVE_UP_CODES = frozenset(
     {
@@ -62,12 +62,12 @@ GIVE_UP_CODES = frozenset(
         "supervisor_lost",
     }
 )
-"""Why a job fails: its own fault, or one of the cluster or of a data source after that budget was
-spent."""
+"""Reasons for which a job fails: its own error, or faults of the cluster or of a data source once
+their retry budget is used up."""
 
 UNFIT_CODES = frozenset({"document_refused", "runtime_exceeded", "cannot_run"})
-"""Why a job that is due is not started: another release stored what this one refuses, it has run
-for as long as it may, or its environment can't be installed."""
+"""Reasons for which a job that is due fails instead: this release refuses its document, its
+`max_runtime_s` is used up, or its environment can't be installed."""
 
 RETRY_CODES = frozenset(
     {
@@ -82,7 +82,7 @@ RETRY_CODES = frozenset(
         "preempted",
     }
 )
-"""Why a job goes back to the queue, with `not_before` set."""
+"""Reasons for which a job returns to the queue, with `not_before` set."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ TRANSITIONS = _table()
 
 
 class IllegalTransition(Exception):
-    """A move that the table does not have: a fault in the caller, or a race that it lost."""
+    """A transition that is not in the table, by an error in the caller or a lost race."""
 
     def __init__(self, state: JobState, trigger: Trigger, code: str | None = None):
         with_code = "" if code is None else f" with the reason {code!r}"
@@ -129,10 +129,8 @@ class IllegalTransition(Exception):
 
 
 def transition(state: JobState, trigger: Trigger, code: str | None = None) -> JobState:
-    """The state that `trigger` leads to; with `code`, also check that it fits the move.
-
-    Raises IllegalTransition for every pair (or code) that the table does not have.
-    """
+    """Return the state to which `trigger` leads. Raises IllegalTransition if the table lacks the
+    pair or does not allow `code` with it."""
     rule = TRANSITIONS.get((state, trigger))
     if rule is None:
         raise IllegalTransition(state, trigger)
@@ -142,7 +140,7 @@ def transition(state: JobState, trigger: Trigger, code: str | None = None) -> Jo
 
 
 def render_mermaid() -> str:
-    """The table as a Mermaid state diagram, for the docs."""
+    """Return the table as a Mermaid state diagram for the documentation."""
     lines = ["stateDiagram-v2", "    [*] --> QUEUED: submit"]
     order = list(JobState)
     edges = sorted(
@@ -155,7 +153,7 @@ def render_mermaid() -> str:
 
 
 def render_page() -> str:
-    """docs/states.md: the diagram and the reason codes of every move."""
+    """Return docs/states.md: the diagram and the reason codes of every transition."""
     rows = [
         f"| {state} | {trigger} | {rule.to} | {', '.join(sorted(rule.codes))} |"
         for (state, trigger), rule in sorted(
@@ -172,13 +170,13 @@ def render_page() -> str:
             render_mermaid().rstrip("\n"),
             "```",
             "",
-            "A job that is cancelling ends as SUCCEEDED if its training ended well before the stop",
-            "reached it; any other end is what was asked for, so it is CANCELLED, and the attempt",
-            "keeps its own reason. SUCCEEDED, FAILED and CANCELLED absorb.",
+            "A job that is cancelling ends as SUCCEEDED if its training finishes normally before",
+            "the stop reaches it. After any other end it is CANCELLED, and the attempt keeps its",
+            "own reason. SUCCEEDED, FAILED and CANCELLED are final.",
             "",
             "A trial of a [sweep](sweeps.md) that is worse than others is CANCELLED with the",
-            "reason `stopped_early`, and one that never starts because too many others failed with",
-            "`too_many_failed`: neither has failed itself.",
+            "reason `stopped_early`. A trial that never starts, because too many other trials have",
+            "failed, is CANCELLED with the reason `too_many_failed`. Neither has failed itself.",
             "",
             "| from | trigger | to | reason codes |",
             "|---|---|---|---|",
@@ -192,17 +190,18 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """The reason of a cancelled job. actor: who asked for it, which may be an administrator."""
+    """Return the reason of a cancelled job. actor: the user or administrator who cancelled it."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 
 def cancelled_while_queued(by: str, attempt: int) -> str:
-    """The same while it waits. by: `cancelled_by`. attempt: its last one, or 0."""
+    """Return the reason of a waiting job that was cancelled. by: `cancelled_by`. attempt: number of
+    its last attempt, or 0."""
     if attempt:
         return f"{by} while it waited for attempt {attempt + 1}"
     return f"{by} before it started"
 
 
 def once_stopped(message: str) -> str:
-    """The reason of a cancelled job whose processes have ended. message: its reason before."""
+    """Return the reason of a cancelled job whose processes have ended. message: earlier reason."""
     return message.removesuffix(BEING_STOPPED)

@@ -1,4 +1,4 @@
-"""Samples of system metrics: many series at the same times, packed, joined and made fewer."""
+"""Samples of system metrics, many series at the same times: packing, joining and thinning."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Ranks whose samples share rows, so that those of one rank are read without all others."""
+"""Ranks whose samples share rows, so that one rank is read without all other ranks."""
 LONE_SAMPLES = 64
-"""Samples that have rows of their own until they are joined in one."""
+"""Samples that have rows of their own until they are joined in one row."""
 MAX_SAMPLES = 1024
-"""Of one job that are kept; of more each two become their mean."""
+"""Most samples kept of one job. With more, each two become their mean."""
 SAMPLES_OF_ROW = 128
 
 
 @dataclass(frozen=True)
 class SystemSamples:
-    """times: Unix seconds, rising. columns: of each series a value for each time, NaN for none."""
+    """times: rising Unix seconds. columns: a value for each time, or NaN, by series."""
 
     times: Sequence[int]
     columns: Mapping[Series, Sequence[float]]
 
     def of(self, start: int, stop: int) -> SystemSamples:
-        """Those from one place to another."""
+        """Return the samples from index `start` up to `stop`."""
         columns = {series: values[start:stop] for series, values in self.columns.items()}
         return SystemSamples(self.times[start:stop], columns)
 
 
 def first_rank(rank: int) -> int:
-    """The least of the ranks that share rows with this one."""
+    """Return the lowest rank that shares rows with this rank."""
     return rank - rank % RANKS_OF_ROW
 
 
 def pack(samples: SystemSamples) -> bytes:
-    """A line of JSON that names the series; after it the times as int64 and the values as float32,
-    little-endian."""
+    """Return a line of JSON that names the series, followed by the times as int64 and the values as
+    float32, little-endian."""
     keys: dict[int, list[str]] = {}
     for key, rank in samples.columns:
         keys.setdefault(rank, []).append(key)
@@ -62,7 +62,7 @@ def pack(samples: SystemSamples) -> bytes:
 
 
 def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
-    """Of all ranks, or of one."""
+    """Return the samples of a row, of all ranks or of one."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
     times = struct.unpack_from(f"<{num_samples}q", data)
@@ -82,8 +82,8 @@ def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
 
 
 def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
-    """All samples in the order of their times, whatever the order of the parts: the clocks of two
-    attempts may differ. Of several at the same time the first."""
+    """Return all samples in order of time, whatever the order of the parts: clocks of attempts may
+    differ. Of several samples at the same time, the first is kept."""
     columns: dict[Series, list[float]] = {}
     times: list[int] = []
     for part in parts:
@@ -105,7 +105,7 @@ def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
 
 
 def thinned(samples: SystemSamples, count: int) -> SystemSamples:
-    """The mean of each `count` samples in a row, at the time of the last of them."""
+    """Return the mean of each `count` consecutive samples, at the time of the last one."""
     if count == 1:
         return samples
     starts = range(0, len(samples.times), count)
@@ -129,7 +129,8 @@ def _mean(values: Sequence[float]) -> float:
 def of_report(
     time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
 ) -> dict[int, SystemSamples]:
-    """One sample by the first rank of its row. columns: ranks, and the values of each by name."""
+    """Return one sample for each row, by the row's first rank. columns: ranks, and a value for each
+    rank by name."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
         for place, rank in enumerate(ranks):

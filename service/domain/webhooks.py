@@ -1,7 +1,7 @@
-"""Webhooks: the message about a job, its signature, and when it is sent again.
+"""Webhooks: the message about a job, its signature, and its retries.
 
-The signature and its headers are those of Standard Webhooks (standardwebhooks.com), for which many
-languages have libraries.
+The signature and its headers follow Standard Webhooks (standardwebhooks.com), for which libraries
+exist in many languages.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Any
 from dray.views import JobState, WebhookFormat
 
 TEST = "webhook.test"
-"""The type of a message that was asked for to try a webhook."""
+"""Type of a message that a user sends to test a webhook."""
 
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 3600.0
 GIVEN_UP_AFTER = timedelta(hours=24)
-"""A message that is not taken for so long is given up, and a webhook of which none is taken is
+"""Time after which an undelivered message is given up, and a webhook that accepts no message is
 disabled."""
 WITHOUT_TOKEN_FOR = timedelta(minutes=10)
-"""How long the messages of a webhook wait whose owner has no token any more, before it is disabled:
-a line of the file may have been lost by mistake."""
+"""Time for which messages wait after a webhook's owner lost their token, before the webhook is
+disabled: the token may be missing from the file by mistake."""
 MAX_WAITING = 50_000
-"""A webhook for which more messages wait is disabled: its receiver is too slow."""
+"""Most waiting messages of a webhook. With more it is disabled: its receiver is too slow."""
 MAX_PER_OWNER = 20
 MAX_METRICS = 100
-"""Final metrics in a message."""
+"""Most final metrics in a message."""
 MAX_REASON = 1000
-"""Characters of a job's reason in a message."""
+"""Most characters of a job's reason in a message."""
 
 _SECRET_PREFIX = "whsec_"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The receiver's answer to a try."""
+    """The receiver's answer to one try."""
 
     status: int | None
-    """HTTP status; None if none came."""
+    """HTTP status; None without an answer."""
     body: str
     error: str | None
-    """Why the message does not count as taken; None if it does."""
+    """Why the message does not count as delivered; None if it does."""
     took_s: float
 
     @property
@@ -62,12 +62,12 @@ def new_secret() -> str:
 
 
 def message_id(webhook_id: str, number: int) -> str:
-    """The same at each try."""
+    """Return the id of a message, which is the same for each try."""
     return f"{webhook_id}-{number}"
 
 
 def headers(secret: str, message_id: str, now: datetime, body: bytes) -> dict[str, str]:
-    """The headers that prove where the message is from, and when it was sent."""
+    """Return the headers that prove the sender and the time of the message."""
     timestamp = str(int(now.timestamp()))
     key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
     signed = f"{message_id}.{timestamp}.".encode() + body
@@ -99,7 +99,7 @@ def type_of(state: JobState) -> str:
 
 
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The last values, those of the validation first, as many as a message has room for."""
+    """Return the last values, at most `MAX_METRICS`, beginning with the validation's."""
     keys = sorted(summary, key=lambda key: (not key.startswith("val/"), key))
     return {key: summary[key] for key in keys[:MAX_METRICS]}
 
@@ -107,7 +107,7 @@ def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
 def body_of(
     kind: str, at: datetime, data: Mapping[str, Any], format_: WebhookFormat, public_url: str
 ) -> bytes:
-    """The message as it is sent. data: as it was stored, with a path as its `link`."""
+    """Return the message to send. data: the stored data, whose `link` is a path."""
     link = data.get("link")
     full = {**data, "link": public_url + link} if link else dict(data)
     if format_ is WebhookFormat.SLACK:
@@ -136,37 +136,37 @@ def _slack_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that Slack shows as it is: without it a name could mention everybody, or be a link."""
+    """Escape text for Slack, so that a name can't mention all users or become a link."""
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)
     return text
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """How long after so many failures in a row the next try comes: exponential backoff, of which
-    `chance` (0 to 1) takes up to a half."""
+    """Return the seconds until the next try after this many failures in a row: an exponential
+    backoff, shortened by up to a half in proportion to `chance` (0 to 1)."""
     ceiling = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30), MAX_PAUSE_S)
     return ceiling * (1.0 - chance / 2.0)
 
 
 def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tuple[str, str] | None:
-    """Why a webhook whose newest message was not taken is to be disabled: a code and a message."""
+    """Return (code, message) if a webhook is to be disabled after a failed delivery, else None."""
     if answer.is_gone:
         return "gone", "its receiver answered 410: it wants no more messages"
     if now - failing_since >= GIVEN_UP_AFTER:
-        return "failing", f"its receiver has taken no message for a day; the last: {answer.error}"
+        return "failing", f"its receiver accepted no message for a day; last error: {answer.error}"
     return None
 
 
 def why_unauthorized(
     owner: str, enabled_by: str | None, all_users: bool, admins: Mapping[str, bool]
 ) -> tuple[str, str] | None:
-    """Why a webhook is sent nothing: a code and a message; None if its owner or the admin who
-    enabled it stands behind it. admins: everybody who has a token, and whether it is an admin's."""
+    """Return (code, message) if no messages may be sent to a webhook. None if its owner, or the
+    admin who enabled it, has the right. admins: whether each user with a token is an admin."""
     if enabled_by is not None and admins.get(enabled_by):
         return None
     if owner not in admins:
         return "no_token", f"{owner} has no token any more"
     if all_users and not admins[owner]:
-        return "no_admin", f"{owner}, who had it notified of the jobs of all users, is no admin"
+        return "no_admin", f"{owner}, who made it for jobs of all users, is no longer an admin"
     return None

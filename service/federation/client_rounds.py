@@ -1,7 +1,7 @@
-"""Use cases of a client of a federated job that is outside of the cluster.
+"""Use cases of a federated job's client outside of the cluster.
 
-Its updates go to the job's storage by way of the service, and the rank that aggregates finds them
-there, so that neither knows of the other.
+The service writes the client's updates to the job's storage, where the aggregating rank finds them.
+So the client and the rank never communicate directly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)
 
 @dataclass(frozen=True)
 class RoundFile:
-    """A file of a round that clients may read."""
+    """A file of a round for clients to read."""
 
     key: str
     size_bytes: int
@@ -42,20 +42,22 @@ class RoundFile:
 
 
 class ClientRounds:
-    """The rounds of a job for the client that has a token. Each call raises JoinTokenUnknown if the
-    token is none of the job's; those with the `name` of a round raise RoundOver if that is not the
-    open one."""
+    """The rounds of a job for the client with a token.
+
+    Each call raises JoinTokenUnknown if the job has no client with this token. Calls with the
+    `name` of a round raise RoundOver if this round is not open.
+    """
 
     def __init__(self, database: Database, storage: Storage, job_id: str, token: str) -> None:
         self._database = database
         self._storage = storage
         self._job_id = job_id
         self.digest = digest_of(token)
-        """The token, as the database has it."""
+        """The token's hash, which the database stores."""
         self._prefix = round_files.rounds_prefix(job_id)
 
     async def look(self) -> views.FederatedRound:
-        """The newest round, as the client is to see it."""
+        """The newest round, from the client's view."""
         at = await self._standing()
         if at.joined_at is None:
 
@@ -78,60 +80,58 @@ class ClientRounds:
         )
 
     async def model(self, name: str) -> RoundFile:
-        """The weights that clients begin the round with."""
+        """The weights with which clients begin the round."""
         at = await self._open_round(name)
         key = f"{self._prefix}/{name}/{round_files.MODEL}"
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self) -> RoundFile:
-        """The facts that clients know of the model and the training. RoundOver if no round was
-        opened."""
+        """The description of model and training. Raises RoundOver if no round was opened yet."""
         at = await self._standing()
         if at.name is None:
-            raise RoundOver("no round was opened yet", hint="ask for the round, and wait for it")
+            raise RoundOver("no round was opened yet", hint="request the round until it is open")
         key = f"{self._prefix}/{round_files.FORM}"
         return RoundFile(key, at.form_size_bytes, at.form_sha256)
 
     async def size_of_part(self, name: str, part: int) -> int:
-        """The size of a part of the client's update, if that is wanted now. BadUpdate if an update
-        has not so many parts; UpdateRefused if the client is not to send one."""
+        """The size of a part of the client's update. Raises BadUpdate if it has fewer parts or is
+        not awaited, and UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
         most = round_files.num_parts(at.update_bytes)
         if at.awaits not in SENT_IN_PARTS or part >= most:
-            raise BadUpdate(f"an update of this model has {most} parts, and {part} is none of them")
+            raise BadUpdate(f"an update of this model has {most} parts, from 0: {part} is not one")
         return round_files.part_size(at.update_bytes, part)
 
     async def put_part(self, name: str, part: int, content: bytes) -> None:
-        """Keep a part, in place of what the client has sent as the same part before."""
+        """Store a part, and replace this part if the client has sent it before."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         wanted = round_files.part_size(at.update_bytes, part)
         if len(content) != wanted:
             raise BadUpdate(
-                f"part {part} has {len(content)} bytes and not {wanted}: an update of this model "
-                f"has {at.update_bytes}",
+                f"part {part} has {len(content)} bytes instead of {wanted}: an update of this "
+                f"model has {at.update_bytes} bytes",
                 hint="send its numbers in little-endian order and without a header, in parts of "
                 f"{round_files.PART_BYTES} bytes",
             )
         key = f"{self._prefix}/{name}/{round_files.part_path(at.client, part)}"
         await in_storage_thread(self._storage.write_bytes, key, content)
 
-    async def send(self, name: str, said: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
-        """Hand the parts that were sent to the rank that aggregates; and whether that is news.
+    async def send(self, name: str, update: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
+        """Pass an update, whose parts were sent, to the aggregating rank.
 
-        Harmless to repeat, and of no effect with another update: the first one of a client in a
-        round is the one that counts. BadUpdate if a part is missing.
+        Returns (receipt, is_new). Repeating this is harmless: a client's first update in a round
+        counts, and later ones have no effect. Raises BadUpdate if a part is missing.
         """
         at = await self._open_round(name, round_files.UPDATE)
-        sent = SentUpdate(client=at.client, **said.model_dump())
+        sent = SentUpdate(client=at.client, **update.model_dump())
         path = round_files.update_path(at.client)
-        return await self._hand_over(at, path, sent.to_json(), said.sha256)
+        return await self._hand_over(at, path, sent.to_json(), update.sha256)
 
     async def message(self, name: str, phase: str) -> bytes:
-        """The message to which the client answers in a phase of secure aggregation; empty in the
-        first."""
+        """The message for the client in a phase of secure aggregation; empty in the first phase."""
         at = await self._open_round(name, phase)
         _refuse_unwanted(at)
         key = f"{self._prefix}/{name}/{round_files.message_path(phase, at.client)}"
@@ -143,8 +143,10 @@ class ClientRounds:
     async def answer(
         self, name: str, phase: str, content: bytes
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Hand the client's answer in a phase of secure aggregation to the rank that aggregates. As
-        `send`. In masked_input the answer is the SHA-256 of the parts."""
+        """Pass the client's answer in a phase of secure aggregation to the rank, like `send`.
+
+        In the phase masked_input the answer is the SHA-256 of the parts.
+        """
         at = await self._open_round(name, phase)
         path = round_files.answer_path(phase, at.client)
         return await self._hand_over(at, path, content, hashlib.sha256(content).hexdigest())
@@ -152,8 +154,10 @@ class ClientRounds:
     async def _hand_over(
         self, at: Row[Any], path: str, content: bytes, sha256: str
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Write the file by which the rank knows of what the client has sent, and note so first:
-        the file can be written again, and nothing else can be sent."""
+        """Record what the client has sent, then write the file from which the rank learns of it.
+
+        In this order the file can be written again, and nothing else can be sent.
+        """
         _refuse_unwanted(at, but=sha256)
         folder, is_update = f"{self._prefix}/{at.name}", at.awaits in SENT_IN_PARTS
         if is_update:
@@ -166,7 +170,7 @@ class ClientRounds:
             return repository.note_sent(session, *sent, is_update=is_update)
 
         is_new = await self._database.write(note)
-        if not is_new:  # another request came in between, or this one came before
+        if not is_new:  # another request was faster, or this request is repeated
             now = await self._open_round(at.name, at.awaits)
             _refuse_unwanted(now, but=sha256)
         await in_storage_thread(self._storage.write_bytes, f"{folder}/{path}", content)
@@ -179,7 +183,8 @@ class ClientRounds:
                 size = self._storage.size_bytes(f"{folder}/{path}")
             except FileNotFoundError:
                 raise BadUpdate(
-                    f"part {part} of the update is missing", hint="send it, and then the update"
+                    f"part {part} of the update is missing",
+                    hint="send this part, and then the update",
                 ) from None
             assert size == round_files.part_size(at.update_bytes, part)
 
@@ -192,30 +197,30 @@ class ClientRounds:
         at = await self._database.look_up(work)
         if at is None:
             raise JoinTokenUnknown(
-                "the token is not one of this job's clients",
-                hint="the job's owner makes one by `dray federate invite JOB`; it is sent as "
+                "the token does not belong to a client of this job",
+                hint="the job's owner makes tokens with `dray federate invite JOB`; send one as "
                 "`Authorization: Bearer TOKEN`",
             )
         return at
 
     async def _open_round(self, name: str, awaits: str | None = None) -> Row[Any]:
-        """awaits: what the round must await of its clients."""
+        """Return the round if it is open. awaits: what the round must await from its clients."""
         at = await self._standing()
         if not _is_open(at) or at.name != name:
-            now_open = f"; the open one is {at.name}" if _is_open(at) else ""
+            now_open = f"; the round {at.name} is open" if _is_open(at) else ""
             raise RoundOver(
-                f"the round {name[:64]!r} is over{now_open}", hint="ask for the round again"
+                f"the round {name[:64]!r} is over{now_open}", hint="request the round again"
             )
         if awaits not in (None, at.awaits):
             raise RoundOver(
                 f"the round {name[:64]!r} awaits {at.awaits}, not {awaits[:32]!r}",
-                hint="ask for the round again",
+                hint="request the round again",
             )
         return at
 
 
 def names_of_sent(name: str) -> set[str]:
-    """The values of `sent_round` that say of a client that its update in the round is there."""
+    """The values of `sent_round` which mean that the client's update in the round has arrived."""
     phases = (MaskingPhase.MASKED_INPUT, MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
     return {name, *(f"{name}/{phase}" for phase in phases)}
 
@@ -241,9 +246,10 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """UpdateRefused if the client is not asked for an update, or has sent one. but: the SHA-256 of
-    an update that may be sent again."""
+    """Raise UpdateRefused if the client is not selected, or has sent another update than `but`."""
     if not _is_asked(at):
-        raise UpdateRefused(f"client {at.client} is not asked for an update in round {at.number}")
+        raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:
-        raise UpdateRefused(f"client {at.client} has sent its {at.awaits} in round {at.number}")
+        raise UpdateRefused(
+            f"client {at.client} has already sent its {at.awaits} in round {at.number}"
+        )

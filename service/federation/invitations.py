@@ -17,14 +17,14 @@ from service.jobs.service import found
 
 
 class Invitations:
-    """Clients are known by their numbers; their tokens are told once, and stored as hashes."""
+    """Invitations of clients, which have numbers, and tokens of which only hashes are stored."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
-        """Tokens for `count` more clients. TooManyClients if the document has fewer."""
-        tokens = [new_token() for _ in range(count)]  # while others write
+        """Make tokens for `count` more clients. Raises TooManyClients if the document has fewer."""
+        tokens = [new_token() for _ in range(count)]  # outside of the transaction
         digests = [digest_of(token) for token in tokens]
 
         def work(session: Session) -> list[int]:
@@ -37,8 +37,8 @@ class Invitations:
             free = [number for number in range(most) if number not in taken][:count]
             if len(free) < count:
                 raise TooManyClients(
-                    f"federated.clients is {most}, and {len(taken)} of them are invited",
-                    hint=f"`dray federate revoke {job_id} CLIENT` makes room for another one",
+                    f"federated.clients is {most}, and {len(taken)} of them are already invited",
+                    hint=f"`dray federate revoke {job_id} CLIENT` removes a client",
                 )
             now = self._database.time(session)
             common = {"job_id": job_id, "invited_by": by, "created_at": now, "num_sent": 0}
@@ -88,7 +88,7 @@ class Invitations:
         return await self._database.read(work)
 
     async def revoke(self, job_id: str, number: int) -> None:
-        """Let the client's token be good for nothing from now on."""
+        """Revoke the client's token."""
 
         def work(session: Session) -> None:
             touch(session)
@@ -96,18 +96,18 @@ class Invitations:
             if not repository.remove_client(session, job_id, number):
                 raise ClientNotFound(
                     f"job {job_id} has no client {number}",
-                    hint=f"`dray federate clients {job_id}` shows those that are invited",
+                    hint=f"`dray federate clients {job_id}` shows the invited clients",
                 )
 
         await self._database.write(work)
 
 
 def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
-    """NotFederated unless the job has clients outside of the cluster."""
+    """The job. Raises NotFederated unless it has clients outside of the cluster."""
     job = found(session, job_id, lock=lock)
     if (job.spec.get("federated") or {}).get("http") is None:
         raise NotFederated(
             f"job {job_id} has no clients outside of the cluster",
-            hint="`federated: {http: {}}` in its document gives it some",
+            hint="set `federated: {http: {}}` in its document",
         )
     return job

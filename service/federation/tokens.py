@@ -1,4 +1,4 @@
-"""Tokens of clients outside of the cluster: each is good for the rounds of one job."""
+"""Tokens of clients outside of the cluster: each is valid for the rounds of one job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 JOIN_TOKEN = "dray-join-"
-"""How these tokens begin, by which other routes know and refuse them."""
+"""The prefix of these tokens, by which other routes recognise and refuse them."""
 
 
 def new_token() -> str:
@@ -14,5 +14,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """The form in which the database has a token."""
+    """The hash of a token, which the database stores."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,1 +1,1 @@
-"""Reports of attempts: checked frame by frame, and stored together with the cursor."""
+"""Checks the reports of attempts frame by frame, and stores them together with the cursor."""

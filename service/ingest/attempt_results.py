@@ -1,9 +1,8 @@
-"""Storing the results of attempts: each reply of a supervisor whole or not at all, and those of
-several attempts in one transaction.
+"""Stores the replies of supervisors: each reply atomically, several attempts in one transaction.
 
-A reply is fenced twice. Its attempt must be the job's live one, so that the replies of a supervisor
-that was given up are ignored; and its cursor must be beyond the stored one, so that a reply that
-comes twice is stored once.
+Two checks fence a reply. Its attempt must be the job's live attempt, so the replies of a supervisor
+that was given up are ignored. Its cursor must be beyond the stored cursor, so a reply that arrives
+twice is stored once.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class Recorded:
     """The effect of a reply."""
 
     changed: bool
-    """Something was stored."""
+    """Whether anything was stored."""
     live: bool
-    """The attempt is still the job's live one: poll on. False also if it was not before."""
+    """Whether the attempt is still the job's live attempt, and is to be polled again."""
     cursor: Mapping[str, int] = field(default_factory=dict)
-    """Everything up to here is stored: poll on from there."""
+    """The reports up to this cursor are stored; the next poll continues from it."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,13 @@ class Received:
     attempt: int
     reply: PollReply
     asked: Mapping[str, int] | None = None
-    """The cursor that the poll was made with. Give it where two processes may poll the same attempt
-    at once: a reply from an older cursor than the stored one is then ignored whole."""
+    """The cursor of the poll. Set it if two processes may poll the same attempt at once: a reply to
+    an older cursor than the stored one is then ignored."""
     in_storage: Sequence[Frame] = ()
-    """Reports of the attempt's checkpoints by `service.checkpoints.catalog`, for a reply with an
-    outcome: those that no rank reported are stored with it."""
+    """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, for a reply with an
+    outcome. Checkpoints that no rank reported are stored with it."""
     left_out: str | None = None
-    """Of a reply that can't be stored as it came: which reports were taken out of it, and why."""
+    """A message about the reports that were removed because they could not be stored."""
 
 
 def record(
@@ -96,15 +95,12 @@ def record(
     prices: Prices | None = None,
     known: KnownAttempts | None = None,
 ) -> list[Recorded]:
-    """Store replies of different jobs: the frames, phase, cursor and outcome of each, once, or
-    nothing.
+    """Store replies of different jobs: the frames, phase, cursor and outcome of each, atomically.
 
-    prices: None where nothing is priced. known: what this process knows of the attempts.
+    `prices` is None if no prices are set. `known` caches facts about the attempts.
     """
     job_ids = [one.job_id for one in received]
-    assert len(set(job_ids)) == len(job_ids), (
-        "two replies of one job are stored one after the other"
-    )
+    assert len(set(job_ids)) == len(job_ids), "two replies of one job must not share a transaction"
     touch(session, *job_ids)
     jobs = repository.lock_all(session, job_ids)
     attempts = attempts_repository.live_of(session, job_ids)
@@ -121,15 +117,15 @@ def record(
         elif _is_stale(row.cursor, one.reply, one.asked):
             recorded.append(Recorded(changed=False, live=True, cursor=row.cursor))
         else:
-            there = known.take(session, job.id, row.attempt, row.cursor)
+            facts = known.take(session, job.id, row.attempt, row.cursor)
             recorder = _Recorder(
-                *(session, storage, job, row, now, prices, ends, there),
+                *(session, storage, job, row, now, prices, ends, facts),
                 is_drilled=one.job_id in drilled,
                 lacks_reports=(one.job_id, one.attempt) in lacking,
             )
             effect = recorder.take(one)
             if effect.live:
-                known.keep(job.id, row.attempt, row.cursor, there)
+                known.keep(job.id, row.attempt, row.cursor, facts)
             recorded.append(effect)
     ends.settle(session, now)
     return recorded
@@ -147,29 +143,29 @@ class _Recorder:
     prices: Prices | None
     ends: Ends
     known: KnownAttempt
-    """Of the attempt; it is kept up to date."""
+    """Cached facts about the attempt, which are kept up to date."""
     is_drilled: bool
     """Whether the job has drills that are not over."""
     lacks_reports: bool
-    """Whether reports of an earlier reply of the attempt were left out."""
+    """Whether reports of an earlier reply of the attempt were omitted."""
 
     def take(self, received: Received) -> Recorded:
         session, job, row, now, reply = self.session, self.job, self.row, self.now, received.reply
         before = (row.cursor, row.phase)
-        told: list[Frame] = []
+        of_supervisor: list[Frame] = []
         stored: Mapping[tuple[str, int], Points] = {}
         if dict(reply.cursor) != row.cursor:
-            told = [frame for frame in reply.frames if is_from_supervisor(frame)]
-            row.generation = max(row.generation, generation(told))
+            of_supervisor = [frame for frame in reply.frames if is_from_supervisor(frame)]
+            row.generation = max(row.generation, generation(of_supervisor))
             reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
             stored = RankFrames(session, self.storage, job, row, now, self.known).take(reported)
             row.cursor = dict(reply.cursor)
         if received.left_out is not None:
             remark(session, job, type_=LEFT_OUT, code=LEFT_OUT, message=received.left_out, now=now)
         self._follow_phase(reply)
-        SupervisorFrames(session, job, row, now, self.known, self.prices).take(told)
+        SupervisorFrames(session, job, row, now, self.known, self.prices).take(of_supervisor)
         lacks_reports = self.lacks_reports or received.left_out is not None
-        outcome = reply.outcome and _borne_out(reply.outcome, lacks_reports=lacks_reports)
+        outcome = reply.outcome and _confirmed(reply.outcome, lacks_reports=lacks_reports)
         has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
         if outcome is not None:
@@ -187,7 +183,8 @@ class _Recorder:
         return Recorded(changed=changed, live=True, cursor=row.cursor)
 
     def _follow_phase(self, reply: PollReply) -> None:
-        """Move a job that starts as its attempt does; frames report a recovery in place."""
+        """Update the attempt's phase, and move a starting job whose attempt trains. A recovery in
+        place is reported by frames instead."""
         job, row, now = self.job, self.row, self.now
         row.phase = reply.phase or row.phase
         if row.started_at is None and Phase.STARTING in reply.phase_times:
@@ -216,13 +213,13 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """A time by a worker's clock, within the life of the attempt: that clock may be wrong."""
+        """Return a worker's time, or now if it is outside of the attempt's life: a wrong clock."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)
 
     def _end(self, outcome: Outcome, ended_at: datetime) -> None:
-        """Close the attempt and move the job: to its end, or back to the queue."""
+        """Close the attempt, and end the job or put it back into the queue."""
         session, job, row, now = self.session, self.job, self.row, self.now
         message = clean(outcome.message) or str(outcome.cause)
         change(
@@ -250,7 +247,7 @@ class _Recorder:
             self._retry_or_fail(outcome, message, by_drill=by_drill)
 
     def _move(self, trigger: Trigger, code: str, message: str, outcome: Outcome) -> None:
-        """To the job's end, with a sentence on the results that the outcome says are not kept."""
+        """End the job, with a sentence about results that were not kept, if the outcome has any."""
         left = clean(outcome.left_behind)
         move(
             self.session,
@@ -320,7 +317,7 @@ class _Recorder:
         )
 
     def _fails_alike(self, message: str) -> bool:
-        """Whether the attempt before ended in the same error of the user's code."""
+        """Whether the previous attempt ended with the same error of the user's code."""
         before = attempts_repository.get(self.session, self.job.id, self.row.attempt - 1)
         if before is None or before.reason_code != Cause.USER_ERROR:
             return False
@@ -348,28 +345,28 @@ class _Recorder:
             job,
             type_="checkpoints_found",
             code="checkpoints_found",
-            message=f"checkpoints that were not reported are in the storage: those of step {shown}",
+            message=f"checkpoints that no rank reported are in the storage: steps {shown}",
             now=now,
             data={"steps": steps},
         )
 
 
-def _borne_out(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
-    """The outcome, unless it is a success whose reports were left out."""
+def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
+    """Return the outcome, but a failure instead of a success whose reports were omitted."""
     if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
         return outcome
-    message = "it came to its end, but not all that it reported could be stored"
+    message = "it ended normally, but some of its reports could not be stored"
     return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
 
 
 def _log_lines_lost(
     session: Session, attempt: AttemptRow, outcome: Outcome
 ) -> Mapping[int, int | None]:
-    """By rank: how many lines of its log never came; None where nobody can say."""
+    """Return how many log lines of each rank were lost; None for an unknown number."""
     if outcome.log_lines_lost is not None:
         return outcome.log_lines_lost
     if attempt.started_at is None and not attempt.cursor:
-        return {}  # as far as anybody knows, it had no process
+        return {}  # no process of the attempt is known
     logged = chunks_repository.log_ranks(session, attempt.job_id, attempt.attempt)
     return dict.fromkeys(sorted({*logged, *range(attempt.world_size)}))
 
@@ -381,10 +378,9 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 
 
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """The running time that counts against max_runtime_s, without the sleep of the machine.
+    """Return the running time that counts against max_runtime_s, without suspends of the machine.
 
-    Where no supervisor is left to say it, the ledger does; of a group whose size changed, the wall
-    clock.
+    If no supervisor reported it, the ledger counts, or wall time if the group changed its size.
     """
     if outcome.ran_s is not None:
         return outcome.ran_s
@@ -418,7 +414,7 @@ def _retry_sentence(cause: Cause, retry: Retry) -> str:
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
-    """Data of the event of an attempt's end."""
+    """Return the data of the event of an attempt's end."""
     data: dict[str, Any] = {"cause": str(outcome.cause)}
     if job.log_lines_dropped:
         data["log_lines_dropped"] = job.log_lines_dropped

@@ -1,8 +1,8 @@
-"""Frames as they arrive: their reports, decoded; their times; and the count of those refused.
+"""Decodes the reports and times of frames, and counts refused frames.
 
-Frames come from processes that run a user's code. One that is malformed or out of bounds is refused
-and counted, and the job's events say so once. Whether a report may name a file, such as one in
-another job's folder, its handler checks.
+Frames come from processes that run a user's code. A frame that is malformed or out of bounds is
+refused and counted, and the job gets one event about it. The handler of a report checks whether it
+may name a file, such as a file in another job's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.telemetry.log_lines import MAX_TIME_S
 
 
 def _validators() -> dict[FrameKind, Callable[..., Report]]:
-    """The validator of each class of reports, whose annotations are resolved first."""
+    """Return the validator of each report class, after resolving the annotations."""
     for of in vars(frames).values():
         if isinstance(of, type) and is_dataclass(of) and of.__module__ == frames.__name__:
             hints = get_type_hints(of, localns=vars(frame_fields), include_extras=True)
@@ -42,7 +42,7 @@ _COUNT = TypeAdapter(Count)
 
 
 class BadFrame(ValueError):
-    """The frame can't be stored; the message says why."""
+    """The frame can't be stored; the message has the reason."""
 
 
 MALFORMED = (BadFrame, LookupError, TypeError, ValueError, OverflowError, AttributeError)
@@ -64,53 +64,53 @@ def _first_of(error: ValidationError) -> str:
 
 
 def resumed_step(frame: Frame) -> int:
-    """The step of a RESUMED frame, also where the rest of it is malformed."""
+    """Return the step of a RESUMED frame, even if the rest of the frame is malformed."""
     return _COUNT.validate_python(frame.body["step"])
 
 
 class Refusals:
-    """The frames of one reply that were refused, counted by the reason."""
+    """Counts the refused frames of one reply by reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def guard(self, frame: Frame, take: Callable[[Frame], None]) -> None:
-        """Take the frame, or note why it can't be."""
+        """Call `take` with the frame, and count the frame if it is refused."""
         try:
             take(frame)
         except MALFORMED as error:
             self._counts[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
 
-    def tell(self, session: Session, job: JobRow, now: datetime) -> None:
-        """Leave an event of them, once for each job."""
+    def add_event(self, session: Session, job: JobRow, now: datetime) -> None:
+        """Add an event about refused frames to the job, unless it has one."""
         type_ = "frames_refused"
         if not self._counts or events_repository.has_event(session, job.id, type_):
             return
-        what, _ = self._counts.most_common(1)[0]
+        reason, _ = self._counts.most_common(1)[0]
         remark(
             session,
             job,
             type_=type_,
             code=type_,
-            message=f"something that a rank reported was not stored ({what})",
+            message=f"a report of a rank was not stored ({reason})",
             now=now,
             data={"refused": dict(self._counts.most_common(10))},
         )
 
 
 def time_of(frame: Frame, now: datetime) -> datetime:
-    """The frame's time by its node's clock, or now if that is no time."""
+    """Return the frame's time by its node's clock, or `now` if it is not a valid time."""
     return _as_time(frame.time) or now
 
 
 def seconds_of(frame: Frame, now: datetime) -> float:
-    """The same as Unix time."""
+    """Return `time_of` in Unix seconds."""
     return frame.time if 0 <= frame.time <= MAX_TIME_S else now.timestamp()
 
 
 def within(seconds: float, first: datetime, last: datetime) -> datetime:
-    """A time by a node's clock (Unix seconds) if it lies between the two; otherwise that clock is
-    wrong, and the answer is the last."""
+    """Return a node's time (Unix seconds) if it lies between `first` and `last`; otherwise the
+    node's clock is wrong, and the result is `last`."""
     at = _as_time(seconds)
     return at if at is not None and first <= at <= last else last
 

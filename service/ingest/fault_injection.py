@@ -1,8 +1,8 @@
-"""The progress of drills: by a supervisor's report, an attempt's end, the next one's first step.
+"""Stores the progress of drills: reports of supervisors, ends of attempts, steps of later attempts.
 
-A drill after which the group recovers in place is over when the supervisor says so. One that ends
-its attempt on purpose (a preemption, or a loss without recovery in place) is over when the next
-attempt trains.
+A drill after which the group recovers in place is over when the supervisor reports it. A drill that
+ends its attempt (a preemption, or a loss without recovery in place) is over when the next attempt
+trains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_MESSAGE_CHARS = 1024
 
 
 def take(session: Session, job: JobRow, report: DrillReport, at: datetime, now: datetime) -> None:
-    """Store a supervisor's report of a drill, made at `at`. BadFrame if there is no such drill."""
+    """Store a supervisor's report of a drill at `at`. Raises BadFrame if no such drill exists."""
     row = repository.drill(session, job.id, report.id)
     if row is None:
         raise BadFrame("there is no such drill")
@@ -37,7 +37,7 @@ def take(session: Session, job: JobRow, report: DrillReport, at: datetime, now: 
     recovered = state is DrillState.PASSED and report.recovery_s is not None  # a prepared script
     if row.resumes and not recovered:
         if row.state == DrillState.STRUCK:
-            return  # the next attempt shows how it went
+            return  # the next attempt shows the result
         state = DrillState.STRUCK if state is DrillState.PASSED else state
     row.step = row.step if report.step is None else report.step
     if row.struck_at is None and state is not DrillState.FAILED:
@@ -57,7 +57,8 @@ def attempt_ended(
     ended_at: datetime,
     now: datetime,
 ) -> bool:
-    """Whether the end was asked for by a drill, so that nobody is to be charged for it."""
+    """Update the drills of an attempt that ended. Return whether a drill caused the end, so that no
+    retry budget is charged."""
     by_drill = False
     for row in repository.open_drills(session, job.id):
         if row.attempt != attempt.attempt:
@@ -79,7 +80,7 @@ def attempt_ended(
 
 
 def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    """Whether the attempt left because of this preemption, without a report of it before."""
+    """Whether the attempt ended by this drill's preemption, which no report mentioned before."""
     return (
         row.kind == DrillKind.PREEMPT
         and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)
@@ -91,8 +92,7 @@ def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) 
 def resumed(
     session: Session, job: JobRow, attempt: AttemptRow, at: datetime, now: datetime
 ) -> None:
-    """The attempt took its first step at `at`: the job has recovered from drills that ended earlier
-    attempts."""
+    """Mark drills that ended earlier attempts as passed: this attempt took a step at `at`."""
     for row in repository.open_drills(session, job.id):
         if row.attempt >= attempt.attempt:
             continue

@@ -1,4 +1,4 @@
-"""Booking the use of slots: of an attempt, of its job, and of all jobs together."""
+"""Records the use of slots by an attempt, by its job, and by all jobs together."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
 from service.domain.attempts import ledger
 
-SPEECHLESS = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
-"""Ends after which no supervisor can report the use of the last seconds."""
+UNREPORTED = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
+"""Causes after which no supervisor can report the use of the last seconds."""
 
 
 def book(
-    session: Session, job: JobRow, attempt: AttemptRow, said: ledger.Ledger, at: datetime
+    session: Session, job: JobRow, attempt: AttemptRow, reported: ledger.Ledger, at: datetime
 ) -> None:
-    """The attempt's ledger is now `said`, by its supervisor's clock at `at`."""
+    """Set the attempt's ledger to the ledger that its supervisor reported at `at`."""
     before = attempt.slot_seconds or {}
-    attempt.slot_seconds = dict(said)
+    attempt.slot_seconds = dict(reported)
     attempt.ledger_at = at
-    job.slot_seconds = ledger.replaced(job.slot_seconds or {}, before, said)
-    repository.count_slot_seconds(session, ledger.growth(before, said))
+    job.slot_seconds = ledger.replaced(job.slot_seconds or {}, before, reported)
+    repository.count_slot_seconds(session, ledger.growth(before, reported))
 
 
 def close(
     session: Session, job: JobRow, attempt: AttemptRow, cause: Cause, ended_at: datetime
 ) -> None:
-    """Book the slots that an attempt held after its supervisor's last report."""
+    """Record the slots that an attempt held after its supervisor's last report."""
     since = attempt.ledger_at or attempt.started_at
-    if cause not in SPEECHLESS or since is None or ended_at <= since:
+    if cause not in UNREPORTED or since is None or ended_at <= since:
         return
     held_s = job.world_size * (ended_at - since).total_seconds()
     book(session, job, attempt, ledger.unaccounted(attempt.slot_seconds or {}, held_s), ended_at)
 
 
 def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
-    """The ledger to the millisecond; the rounded classes add up to the total."""
+    """Return the ledger in milliseconds' precision; the rounded classes add up to the total."""
     if slot_seconds is None:
         return None
     shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}

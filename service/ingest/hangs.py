@@ -1,4 +1,4 @@
-"""Hang reports: which ranks stood still, and where every rank was, within limits of size."""
+"""Hang reports, within limits of size: the ranks that stood still, and the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from service.db.models import HangRow
 KEPT_OF_A_JOB = 20
 MAX_STACK_BYTES = 64 << 10
 MAX_BUNDLE_BYTES = 4 << 20
-"""Of all stacks together: of a thousand ranks that wait for one, a few show where."""
+"""Most bytes of all stacks: if a thousand ranks wait for one rank, a few stacks suffice."""
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
 def bounded(report: HangReport, num_ranks: int) -> HangReport:
-    """The report as it is stored, of at most so many ranks, in order."""
+    """Return the report to store, with at most `num_ranks` ranks, in order."""
     culprits = list(report.culprits)[:num_ranks]
     return replace(report, culprits=culprits, ranks=_bounded(report.ranks[:num_ranks], culprits))
 
 
 def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[RankWhereabouts]:
-    """The ranks in order, without stacks beyond MAX_BUNDLE_BYTES; culprits keep theirs first."""
+    """Return the ranks in order. Stacks beyond MAX_BUNDLE_BYTES are dropped; the stacks of culprits
+    come first."""
     kept, left = [], MAX_BUNDLE_BYTES
     for one in sorted(ranks, key=lambda one: one.rank not in culprits):
         stack = None if one.stack is None else shortened(one.stack, MAX_STACK_BYTES)
@@ -34,7 +35,7 @@ def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[
 
 
 def shortened(stack: str, limit_bytes: int) -> str:
-    """The outermost and the innermost frames of a stack that is longer than the limit."""
+    """Cut the middle out of a stack that is longer than the limit."""
     data = stack.encode()
     if len(data) <= limit_bytes:
         return stack
@@ -43,11 +44,11 @@ def shortened(stack: str, limit_bytes: int) -> str:
 
 
 def sentence(report: HangReport, job_id: str) -> str:
-    """`rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)`, and the command
-    that shows where each rank was."""
+    """Return a sentence such as `rank 1 stood still for 12.3 s in data_wait at step 50 (the limit
+    is 4.0 s)`, and the command that shows the stacks."""
     culprits = report.culprits
     shown = ", ".join(map(str, culprits[:8])) + (" and more" if len(culprits) > 8 else "")
-    who = {0: "nobody knows who", 1: f"rank {shown}"}.get(len(culprits), f"ranks {shown}")
+    who = {0: "an unknown rank", 1: f"rank {shown}"}.get(len(culprits), f"ranks {shown}")
     parts = [f"{who} stood still"]
     if report.waited_s is not None:
         parts.append(f"for {report.waited_s:.1f} s")
@@ -61,7 +62,7 @@ def sentence(report: HangReport, job_id: str) -> str:
 
 
 def how_to_see(job_id: str) -> str:
-    """Where a user finds the stacks of a hang."""
+    """Return the sentence that names the command for the stacks of a hang."""
     return f"`dray hangs {job_id}` shows where each rank was when it hung"
 
 

@@ -1,4 +1,4 @@
-"""The open round of a federated job: storing it as a rank reports it, and who has not answered."""
+"""The open round of a federated job: stores its reports, and lists clients without an answer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from service.lifecycle.resizing import HOLDING
 
 MAX_MISSING = 100
 MAX_NAMED = 10
-"""Clients that a sentence names."""
+"""Most clients that a sentence names."""
 
 
 def store(
     session: Session, job: JobRow, attempt: AttemptRow, report: RoundReport, at: datetime
 ) -> None:
-    """Store the newest state of a round. BadFrame of a job without such clients.
+    """Store the newest state of a round, reported at `at`.
 
-    at: when it was reported.
+    Raises BadFrame for a job without clients outside of the cluster.
     """
     federated = job.spec.get("federated") or {}
     if federated.get("http") is None:
@@ -38,24 +38,24 @@ def store(
     # Each phase of secure aggregation has a deadline of its own.
     is_new_phase = report.is_open and before is not None and report.awaits != before.awaits
     if report.is_open and not is_same:
-        # After a restart the storage tells what has come in, and not what was begun.
+        # After a restart, the storage has the received updates, but not the started ones.
         repository.forget_sent(session, job.id, report.name, report.received)
     closes_at = at + timedelta(seconds=report.deadline_s)
     if before is not None and is_same and not is_new_phase:
         closes_at = before.closes_at
-    told = {k: v for k, v in report.body().items() if k not in ("deadline_s", "received")}
-    row = FederatedRoundRow(job_id=job.id, attempt=attempt.attempt, closes_at=closes_at, **told)
+    body = {k: v for k, v in report.body().items() if k not in ("deadline_s", "received")}
+    row = FederatedRoundRow(job_id=job.id, attempt=attempt.attempt, closes_at=closes_at, **body)
     repository.put_round(session, row)
     notify(session, rounds_of(job.id))
 
 
 def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at: datetime) -> None:
-    """Note the open round of silos, or its end. BadFrame for a silo that the job has not.
+    """Store the open round of silos, or its end, reported at `at`.
 
-    at: when it was reported.
+    Raises BadFrame for a silo that the job does not have.
     """
     silos = (job.spec.get("federated") or {}).get("silos") or []
-    if any(place >= len(silos) for place in report.missing):
+    if any(index >= len(silos) for index in report.missing):
         raise BadFrame("the job has no such silo")
     if not report.missing:
         attempt.silo_round = None
@@ -70,12 +70,12 @@ def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at
 
 
 def sent_name(name: str, awaits: str) -> str:
-    """The value of `sent_round` of a client that has answered in the round of this name."""
+    """Return the value of `sent_round` of a client that has answered in the round of this name."""
     return name if awaits == round_files.UPDATE else f"{name}/{awaits}"
 
 
 def missing(session: Session, job: JobRow, newest: FederatedRoundRow) -> list[int]:
-    """The numbers of the clients that are asked and have not answered."""
+    """Return the numbers of the clients that were asked and have not answered."""
     name = sent_name(newest.name, newest.awaits)
     return sorted(set(_asked(job, newest)) - repository.senders(session, job.id, name))
 
@@ -85,7 +85,7 @@ def _asked(job: JobRow, newest: FederatedRoundRow) -> Sequence[int]:
 
 
 def of_job(session: Session, job: JobRow, attempt: AttemptRow | None) -> views.OpenRound | None:
-    """None where no round is known to be open."""
+    """Return the open round of the job, or None if no round is known to be open."""
     federated = job.spec.get("federated") or {}
     if attempt is None or job.state not in HOLDING:
         return None
@@ -109,7 +109,7 @@ def of_job(session: Session, job: JobRow, attempt: AttemptRow | None) -> views.O
 
 
 def _of_silos(names: Sequence[str], row: Mapping[str, Any]) -> views.OpenRound:
-    lacking = [names[place] for place in row["missing"]]
+    lacking = [names[index] for index in row["missing"]]
     return views.OpenRound(
         number=row["number"],
         awaits=round_files.UPDATE,
@@ -122,7 +122,8 @@ def _of_silos(names: Sequence[str], row: Mapping[str, Any]) -> views.OpenRound:
 
 
 def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
-    """The clients that the round waits for, and until when; empty where it waits for none."""
+    """Return a sentence about the clients that the round waits for, and its deadline; empty if it
+    waits for no clients."""
     if found is None or not found.num_missing:
         return ""
     one = "silo" if job.spec["federated"].get("silos") else "client"
@@ -131,13 +132,13 @@ def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
         names += f" and {found.num_missing - MAX_NAMED} more"
     phase = "" if found.awaits == round_files.UPDATE else f" in {found.awaits}"
     num_asked = found.num_answered + found.num_missing
-    said = (
+    waits = (
         f"round {found.number} waits{phase} for {one}{'s' if found.num_missing > 1 else ''} "
-        f"{names}, and has answers of {found.num_answered} of {num_asked}"
+        f"{names}, and has answers from {found.num_answered} of {num_asked}"
     )
     if found.closes_at is None:
-        return said
+        return waits
     left_s = (found.closes_at - now).total_seconds()
     enough = f"{found.quorum} {'is' if found.quorum == 1 else 'are'} enough"
     when = f"at its deadline, in {left_s:.0f} s" if left_s > 0 else "now that its deadline is over"
-    return f"{said}: {enough} {when}"
+    return f"{waits}: {enough} {when}"

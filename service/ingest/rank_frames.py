@@ -1,7 +1,7 @@
-"""Storing the reports of ranks: metrics, log lines, checkpoints, artifacts, errors.
+"""Stores the reports of ranks: metrics, log lines, checkpoints, artifacts, errors.
 
-`decoding` checks the form of a frame. This module also refuses the name of a place outside of the
-attempt's own folder. `supervisor_frames` stores the frames of supervisors.
+`decoding` checks the form of a frame. This module also refuses URLs outside of the attempt's own
+folder. `supervisor_frames` stores the frames of supervisors.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from service.telemetry.metric_writer import MetricStore
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
-"""Errors of one attempt that become events: a thousand ranks mostly fail of one cause."""
+"""Most errors of one attempt that become events: a thousand ranks mostly fail for one reason."""
 GRAD_NORM = "train/grad_norm"
 DIVERGENCE = "divergence"
 """Type of the event."""
 
 
 class RankFrames:
-    """Stores the frames of one reply. Made for one transaction."""
+    """Stores the rank frames of one reply. An object serves one transaction."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RankFrames:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: of the attempt; it is kept up to date."""
+        """Keep `known`, the cached facts about the attempt, up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -75,17 +75,17 @@ class RankFrames:
         self._metrics = MetricStore(session, job, attempt, now, known)
         self._known_keys: set[str] = set()
         self._awaited_step = resume_reports.awaited_step(attempt)
-        self._said: dict[str, Any] = dict(job.progress or {})
+        self._progress: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
-        """Newest step of rank 0, and the frame that reported it."""
+        """The newest step of rank 0, and the frame that reported it."""
         self._watches_script = job.spec.get("script") is not None
         self._batch: dict[str, float] = {}
-        """The newest values of `step_times.OF_BATCH` that rank 0 said."""
+        """The newest values of `step_times.OF_BATCH` that rank 0 reported."""
 
     def take(self, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:
-        """Answers the points that were stored, by metric and rank."""
+        """Store the frames, and return the stored points by metric and rank."""
         refusals = Refusals()
-        # A replacement's frames come after those of the rank before it.
+        # A replacement's frames come after the frames of the process that it replaced.
         in_order = sorted(frames, key=lambda frame: frame.incarnation)
         for run in metric_columns.runs(in_order):
             if run[0].kind == FrameKind.METRICS and self._take_run(run):
@@ -95,17 +95,18 @@ class RankFrames:
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
-            self._job.progress = progress(self._job, self._attempt, self._said, step, at)
-            times = step_times.noted(self._job, self._attempt, self._said, self._batch)
+            self._job.progress = progress(self._job, self._attempt, self._progress, step, at)
+            times = step_times.noted(self._job, self._attempt, self._progress, self._batch)
             if times is not None:
                 self._job.step_times = times
         stored = self._metrics.store()
         self._logs.store()
-        refusals.tell(self._session, self._job, self._now)
+        refusals.add_event(self._session, self._job, self._now)
         return stored
 
     def _take_run(self, frames: Sequence[Frame]) -> bool:
-        """Take frames of one form at once; False, and nothing is taken, if one is unusual."""
+        """Store frames of the same form together. Return False, and store nothing, if one of them
+        is unusual."""
         run = metric_columns.run_of(frames, MAX_STEP)
         if run is None or not all(map(self._may_name, run.columns)):
             return False
@@ -114,7 +115,7 @@ class RankFrames:
         if not is_guess:
             self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
         if rank == 0 and not is_guess:
-            self._reach(run.steps[-1], frames[-1], run.said)
+            self._reach(run.steps[-1], frames[-1], run.progress)
             batch = {key: run.columns[key][-1] for key in step_times.OF_BATCH if key in run.columns}
             self._batch.update(batch)
             self._complete_receipt(run.steps, run.columns.get(resume_reports.LOSS))
@@ -169,7 +170,7 @@ class RankFrames:
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:
-                raise BadFrame(f"rank {frame.rank} reported what only a supervisor does")
+                raise BadFrame(f"rank {frame.rank} sent a report that only supervisors may send")
 
     def _take_metrics(self, report: MetricsReport, frame: Frame) -> None:
         self._known_keys.update(report.values)
@@ -188,15 +189,15 @@ class RankFrames:
         for key, value in report.values.items():
             self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
 
-    def _reach(self, step: int, frame: Frame, said: Mapping[str, Any]) -> None:
-        """Note a step of rank 0; one that is reported again after a recovery changes nothing."""
+    def _reach(self, step: int, frame: Frame, reported: Mapping[str, Any]) -> None:
+        """Note a step of rank 0. A step that is repeated after a recovery changes nothing."""
         if step >= (self._attempt.last_metric_step or 0):
-            self._said.update(said)
+            self._progress.update(reported)
             self._reached = step, frame
             self._attempt.last_metric_step = step
 
     def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
-        """Give the receipt of a resume the loss that it waits for, of the first step after it."""
+        """Complete the receipt of a resume if these steps include the first step after it."""
         awaited = self._awaited_step
         if awaited is not None and losses is not None and awaited in steps:
             loss = losses[steps.index(awaited)]
@@ -204,17 +205,18 @@ class RankFrames:
             self._awaited_step = None
 
     def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
-        """Note when rank 0 reported steps. It may report a step several times, under other names;
-        the first time stays."""
+        """Store when rank 0 reported these steps. It may report a step several times with other
+        metrics; the first time counts."""
         times = [seconds_of(frame, self._now) for frame in frames]
         self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 
     def _may_repeat(self, frame: Frame) -> bool:
-        """Whether its steps may have been reported before, by a process that is gone."""
+        """Whether an earlier process may have reported the frame's steps before."""
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
-        """`step`: the lowest of some steps, and `frame` its report; `first`: the first report."""
+        """Update the first step. `frame` reported `step`, the lowest of several steps; `first` is
+        the earliest of their frames."""
         known = self._attempt.first_metric_step
         if known is None or step < known:
             self._attempt.first_metric_step = step
@@ -223,7 +225,7 @@ class RankFrames:
             self._job.first_step_at = time_of(first, self._now)
 
     def _new_key(self, key: str) -> str:
-        """Check a name that was not seen in this reply yet."""
+        """Check a metric name that is new in this reply."""
         name = metric_key(key)
         self._known_keys.add(name)
         return name
@@ -285,8 +287,8 @@ class RankFrames:
         self._warn(f"{found}: training diverges, and train.on_divergence is {report.then}", data)
 
     def _check_script(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """Warn at the first loss or gradient norm of a script that is not finite: only recipes
-        report a divergence themselves."""
+        """Warn of a script's first loss or gradient norm that is not finite: scripts, unlike
+        recipes, do not report a divergence themselves."""
         if not self._watches_script:
             return
         watched = {key: columns[key] for key in (resume_reports.LOSS, GRAD_NORM) if key in columns}
@@ -304,9 +306,9 @@ class RankFrames:
         self._warn(f"{message}, and the script goes on", {"step": steps[at], **shown})
 
     def _warn(self, message: str, data: dict[str, Any]) -> None:
-        """Leave an event of a divergence, and a warning with the job."""
-        said = f"{message} (attempt {self._attempt.attempt})"
-        self._job.warnings = [{"code": "diverges", "message": said}]
+        """Add an event about a divergence, and a warning, to the job."""
+        warning = f"{message} (attempt {self._attempt.attempt})"
+        self._job.warnings = [{"code": "diverges", "message": warning}]
         self._remark(DIVERGENCE, "diverges", message, data)
 
     def _take_error(self, report: ErrorReport, rank: int) -> None:
@@ -329,7 +331,7 @@ class RankFrames:
         )
 
     def _own_url(self, url: str) -> str:
-        """The URL if it is in this attempt's folder: what it names will be served."""
+        """Return the URL if it is in the attempt's folder, since users can download its file."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):
@@ -338,37 +340,37 @@ class RankFrames:
 
 
 def _first_bad(values: Sequence[float]) -> int | None:
-    """The place of the first number that is not finite."""
-    if math.isfinite(sum(values)):  # then each of them is, as nearly always
+    """Return the index of the first number that is not finite, or None."""
+    if math.isfinite(sum(values)):  # the usual case: then all values are finite
         return None
     return next((n for n, value in enumerate(values) if not math.isfinite(value)), None)
 
 
 def progress_in(report: MetricsReport) -> dict[str, Any]:
-    """The parts of the progress that a report names; the others, as in the report of an evaluation,
-    stay as they were."""
-    said: dict[str, Any] = {
+    """Return the parts of the progress that a report has. A report of an evaluation, for example,
+    has only some of them; the others stay unchanged."""
+    found: dict[str, Any] = {
         name: value
         for name in ("total_steps", "epoch")
         if (value := getattr(report, name)) is not None
     }
     if report.samples_per_s is not None:
         speed = report.samples_per_s
-        said["samples_per_s"] = speed if math.isfinite(speed) else None
-    return said
+        found["samples_per_s"] = speed if math.isfinite(speed) else None
+    return found
 
 
 def _are_guesses(names: Collection[str]) -> bool:
-    """Whether a report has guessed metrics alone, whose steps are no progress of the job."""
+    """Whether a report has only guessed metrics, whose steps are not the job's progress."""
     return bool(names) and all(name.startswith(GUESSED) for name in names)
 
 
 def progress(
-    job: JobRow, attempt: AttemptRow, said: Mapping[str, Any], step: int, at: datetime
+    job: JobRow, attempt: AttemptRow, reported: Mapping[str, Any], step: int, at: datetime
 ) -> dict[str, Any]:
-    """The progress of rank 0, with the times between which the job ends at the paces of this
-    attempt."""
-    total = said.get("total_steps")
+    """Return the progress of rank 0, with the earliest and latest end of the job at the speeds of
+    this attempt."""
+    total = reported.get("total_steps")
     marks = [Mark(*mark) for mark in (job.progress or {}).get("marks") or ()]
     marks = reached(marks, Mark(at.timestamp(), step))
     ends = None if total is None else end_between(marks, total, _ended_at(job, attempt))
@@ -376,8 +378,8 @@ def progress(
     return {
         "step": step,
         "total_steps": total,
-        "epoch": said.get("epoch"),
-        "samples_per_s": said.get("samples_per_s"),
+        "epoch": reported.get("epoch"),
+        "samples_per_s": reported.get("samples_per_s"),
         "earliest_end_at": earliest,
         "latest_end_at": latest,
         "marks": marks,
@@ -385,7 +387,7 @@ def progress(
 
 
 def _ended_at(job: JobRow, attempt: AttemptRow) -> datetime | None:
-    """When its `max_runtime_s` ends the attempt."""
+    """The time at which `max_runtime_s` ends the attempt."""
     if job.max_runtime_s is None or attempt.started_at is None:
         return None
     return attempt.started_at + timedelta(seconds=job.max_runtime_s - job.runtime_used_s)

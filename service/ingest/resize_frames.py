@@ -1,4 +1,4 @@
-"""Storing a supervisor's report of a group that has changed its size."""
+"""Stores a supervisor's report of a group that has changed its size."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def store_resized(
     at: datetime,
     now: datetime,
 ) -> None:
-    """Store the slots that a group holds since `at`. BadFrame if they are not its own."""
+    """Store the slots that a group has held since `at`. Raises BadFrame for slots of others."""
     world_size, lacking, before = report.world_size, report.lacking, attempt.world_size
     kept = tuple(report.slices)
     if world_size > count_of(kept) or (world_size == 0 and not lacking):
-        raise BadFrame(f"{world_size} workers on {count_of(kept)} slots are no group")
+        raise BadFrame(f"{world_size} workers can't form a group on {count_of(kept)} slots")
     try:
         after = rules.resized(_holding(attempt), kept, report.grants, lacking)
     except rules.NotItsOwn as wrong:

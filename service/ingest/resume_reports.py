@@ -1,7 +1,7 @@
-"""Receipts of resumes: what an attempt restored, and the loss on both sides of the gap.
+"""Receipts of resumes: the checkpoint that an attempt restored, and the loss before and after.
 
-Rank 0 reports all but the loss after the resume, which comes with the metrics of the first step.
-The event that shows the receipt waits for that step, or for the attempt's end.
+Rank 0 reports everything except the loss after the resume, which comes with the metrics of the
+first step. The event with the receipt waits for that step, or for the attempt's end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LOSS = "train/loss"
 
 
 def of_report(report: ResumedReport) -> dict[str, Any] | None:
-    """The receipt as it is stored; None of an attempt that began from nothing."""
+    """Return the receipt to store; None for an attempt that restored nothing."""
     if not report.url and not report.passed_over:
         return None
     return asdict(report) | {"loss_after": None}
 
 
 def awaited_step(attempt: AttemptRow) -> int | None:
-    """The step whose loss the attempt's receipt still lacks."""
+    """Return the step whose loss the attempt's receipt still lacks, or None."""
     receipt = attempt.receipt
     if receipt is None or receipt["loss_after"] is not None:
         return None
@@ -48,7 +48,7 @@ def complete(
 
 
 def close(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
-    """Show the receipt of an attempt that ends as it is, if no step followed the resume."""
+    """Add the event with an incomplete receipt if the attempt ends before the awaited step."""
     if attempt.receipt is not None and awaited_step(attempt) is not None:
         _show(session, job, attempt, now)
 
@@ -61,7 +61,7 @@ def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
     reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
     is_recipe = job.spec.get("script") is None
     if reported < receipt["step"] and is_recipe and not is_anothers:
-        # It was saved, and its node was lost before the service had read what came before.
+        # Its node was lost after the save, before the service had read the earlier metrics.
         message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)
 
@@ -69,7 +69,7 @@ def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
 def _sentence(receipt: Mapping[str, Any], *, is_anothers: bool) -> str:
     parts = []
     if not receipt["url"]:
-        parts.append("began afresh")
+        parts.append("started from scratch")
     elif receipt["step"] == 0:
         parts.append("began with another job's weights")
     else:
@@ -77,7 +77,7 @@ def _sentence(receipt: Mapping[str, Any], *, is_anothers: bool) -> str:
         parts.append(f"resumed from {whose} checkpoint of step {receipt['step']}")
     if receipt["passed_over"]:
         steps = ", ".join(str(each["step"]) for each in receipt["passed_over"])
-        parts.append(f"passed over what is damaged (step {steps})")
+        parts.append(f"skipped damaged checkpoints (step {steps})")
     before, after = receipt["loss_before"], receipt["loss_after"]
     if before is not None and isinstance(after, float):
         parts.append(f"training loss {before:.4g} before and {after:.4g} after")

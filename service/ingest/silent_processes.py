@@ -1,4 +1,4 @@
-"""Events of a job about processes of its attempt that do not answer, and about silent nodes."""
+"""Adds events to a job about processes of its attempt that do not answer, and silent nodes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ def note(
     silent: Sequence[SilentProcess],
     now: datetime,
 ) -> bool:
-    """Store the silent processes, with an event for each change; whether anything changed."""
+    """Store the silent processes, with an event for each change. Return whether any changed."""
     known = {_key(entry): entry for entry in attempt.silent or ()}
     entries = [
         {"kind": str(one.kind), "node_id": one.node_id, "since": min(one.since, now.timestamp())}
         for one in silent
     ]
-    # The first gateway to ask says since when a process is silent; one that was restarted counts
-    # anew.
+    # Keep the first time since when a process is silent: a restarted gateway reports a later one.
     kept = {_key(entry): known.get(_key(entry), entry) for entry in entries}
     fallen, back = kept.keys() - known.keys(), known.keys() - kept.keys()
     if not fallen and not back:
@@ -58,7 +57,7 @@ def note(
 
 
 def sentence(session: Session, attempt: AttemptRow | None) -> str:
-    """The processes that do not answer, and since when; empty where all answer."""
+    """Return a sentence about the processes that do not answer; empty if all answer."""
     if attempt is None or attempt.finished_at is not None or not attempt.silent:
         return ""
     hostnames = _hostnames(session)

@@ -1,4 +1,4 @@
-"""The times of the steps of elastic jobs, by the size of the group: sizes are chosen by them."""
+"""The step times of elastic jobs by group size, from which the scheduler chooses sizes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from ray_workers.shared.frame_fields import MAX_SECONDS
 from service.db.models import AttemptRow, JobRow
 
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
-"""Metrics of a job with a range for its batch."""
+"""Metrics of a job with a range of batch sizes."""
 CHANGED = 0.05
-"""Relative change that is noted: a fit for each report would gain nothing."""
+"""Least relative change that is stored: a new fit for each report would gain nothing."""
 LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
-"""The weight of a new time in the mean of those with the same size."""
+"""The weight of a new time in the moving average of its size."""
 
 
 def noted(
-    job: JobRow, attempt: AttemptRow, said: Mapping[str, Any], batch: Mapping[str, float]
+    job: JobRow, attempt: AttemptRow, progress: Mapping[str, Any], batch: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """The job's `step_times` with what its rank 0 said now; None where nothing changes. batch: the
-    last values of `OF_BATCH`.
+    """Return the job's `step_times` with the speed in rank 0's progress; None if nothing changes.
 
-    Only recipes have one batch size for the whole job. While a group changes its size nobody knows
-    with which workers the step was taken.
+    `batch` has the last values of `OF_BATCH`. Only recipes have one batch size for the whole job.
+    While a group changes its size, the number of workers of a step is not known.
     """
-    speed = said.get("samples_per_s")
+    speed = progress.get("samples_per_s")
     if job.min_workers is None or job.spec.get("recipe") is None or not speed:
         return None
-    # The steps of a federated job are rounds, of which each has other clients.
+    # The steps of a federated job are rounds, and each round has other clients.
     if not job.spec["elastic"].get("by_speed", True) or job.spec.get("federated"):
         return None
     is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking
@@ -60,14 +59,14 @@ def noted(
             is_new = any(known.get(name) != value for name, value in in_force.items())
             return {**known, **in_force} if is_new else None
     if not LEAST_SECONDS < seconds < MAX_SECONDS:
-        return None  # nobody can step so fast, or so slowly
+        return None  # an implausible time
     times[tuple(size)] = float(f"{seconds:.3g}")
     return {**known, **in_force, "times": [[*key, value] for key, value in times.items()]}
 
 
 def _in_force(known: Mapping[str, Any], batch: Mapping[str, float]) -> dict[str, Any]:
-    """The batch size in force, and the noise scale if it was measured. A value out of the range, or
-    no number, counts as not said."""
+    """Return the current batch size, and the noise scale if it was measured. A value that is out of
+    range or not a number is ignored."""
     found = {name: known[name] for name in ("batch_size", "noise_scale") if name in known}
     if "batch_range" not in known:
         return found
@@ -82,7 +81,7 @@ def _in_force(known: Mapping[str, Any], batch: Mapping[str, float]) -> dict[str,
 
 
 def alike(spec: Mapping[str, Any]) -> str:
-    """Equal for jobs whose steps take as long with the same workers."""
+    """Return a key that is equal for jobs whose steps take the same time with the same workers."""
     parts = [spec.get(name) for name in ("name", "recipe", "model", "parallel", "sync")]
     train = spec["train"]
     parts += [spec["resources"], spec["data"].get("source")]

@@ -1,7 +1,7 @@
-"""Storing the reports of a supervisor: losses, sizes, hangs, drills, the ledger, system metrics.
+"""Stores the reports of a supervisor: losses, sizes, hangs, drills, the ledger, system metrics.
 
-Reports are stored in the order in which the supervisor wrote them, so that the events of a job read
-as it happened, also where one reply reports a loss and the recovery from it.
+Reports are stored in the order in which the supervisor wrote them, so the events of a job are in
+the right order even if one reply reports a loss and the recovery from it.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ KINDS = frozenset(
 
 
 def is_from_supervisor(frame: Frame) -> bool:
-    """Whether the frame is of these kinds and from the supervisor, and not from a rank."""
+    """Whether the frame is of these kinds and from the supervisor, not from a rank."""
     return frame.rank == SUPERVISOR_RANK and frame.kind in KINDS
 
 
 def generation(frames: Sequence[Frame]) -> int:
-    """The newest round of the rendezvous that REGROUPING frames call ranks to; 0 for none."""
+    """Return the newest rendezvous generation in REGROUPING frames; 0 if there are none."""
     newest = 0
     for frame in frames:
         if frame.kind is FrameKind.REGROUPING:
@@ -75,7 +75,7 @@ def generation(frames: Sequence[Frame]) -> int:
 
 
 class SupervisorFrames:
-    """Stores the supervisor's frames of one reply. Made for one transaction."""
+    """Stores the supervisor's frames of one reply. An object serves one transaction."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SupervisorFrames:
         known: KnownAttempt,
         prices: Prices | None = None,
     ) -> None:
-        """known: of the attempt; it is kept up to date. prices: None where nothing is priced."""
+        """Keep `known`, the cached facts about the attempt, up to date. `prices`: None if unset."""
         self._session = session
         self._known = known
         self._prices = prices
@@ -100,10 +100,10 @@ class SupervisorFrames:
         for frame in frames:
             refusals.guard(frame, self._take)
         if self._ledger is not None:
-            said, at = self._ledger
-            goodput.book(self._session, self._job, self._attempt, said, at)
+            reported, at = self._ledger
+            goodput.book(self._session, self._job, self._attempt, reported, at)
             spending.charge(self._session, self._job, self._attempt, self._prices, at)
-        refusals.tell(self._session, self._job, self._now)
+        refusals.add_event(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
         session, job, now = self._session, self._job, self._now
@@ -121,16 +121,16 @@ class SupervisorFrames:
                 fault_injection.take(session, job, report, at, now)
             case WaitingReport() as report:
                 self._remark("waiting", "waiting", report.message, {})
-            case LedgerReport() as report:  # the newest of a reply holds; each says all
+            case LedgerReport() as report:  # the newest of a reply counts: each is complete
                 self._ledger = ledger.checked(report.slot_seconds), at
             case SystemMetricsReport() as report:
                 time = int(self._within_run(report.time).timestamp())
                 system_metrics.store(session, job.id, time, report, self._known)
             case _:
-                raise BadFrame("a supervisor reported what only a rank does")
+                raise BadFrame("a supervisor sent a report that only ranks may send")
 
     def _within_run(self, seconds: float) -> datetime:
-        """A time by the node's clock, if it lies within the attempt; otherwise now."""
+        """Return a time of the node's clock if it lies within the attempt; otherwise now."""
         return within(seconds, self._attempt.started_at or self._attempt.created_at, self._now)
 
     def _take_regrouping(self, report: RegroupingReport) -> None:

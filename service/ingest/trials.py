@@ -1,5 +1,4 @@
-"""Metrics of the trials of sweeps: the value of each trial, and the end of those that are worse
-than others."""
+"""Stores the metric values of sweeps' trials, and stops trials that are worse than others."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ def follow(
     *,
     may_stop: bool,
 ) -> None:
-    """Note the points of a trial's metric, by metric and rank, and stop the trial if it is due.
+    """Store the points of a trial's metric, and stop the trial if it is due.
 
-    may_stop: false of a trial that has just come to its end by itself.
+    `stored` has points by metric and rank. `may_stop` is False if the trial has just ended itself.
     """
     if job.array_id is None or not stored:
         return
@@ -58,7 +57,7 @@ def _goes_on(
     now: datetime,
     may_stop: bool,
 ) -> bool:
-    """Judge the trial on a rung; False if that stops it."""
+    """Judge the trial on a rung; return False if that stops the trial."""
     assert sweep.early_stopping is not None
     eta = sweep.early_stopping.eta
     repository.lock(session, trial.array_id)  # trials are judged one after the other

@@ -1,1 +1,1 @@
-"""The use cases behind the API: submit, cancel, list, read and test a job."""
+"""The use cases of the API: submit, cancel, list, read and test jobs."""

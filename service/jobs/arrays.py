@@ -1,4 +1,4 @@
-"""Use cases of arrays: many jobs of one document, made, shown, cancelled and deleted together."""
+"""Use cases of arrays: many jobs of one document that are created and deleted together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_BYTES = 128 << 20
-"""Of the documents of one array or sweep together: each of its jobs is stored with its own."""
+"""Most bytes of all documents of an array or sweep: each of its jobs is stored with its own."""
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
@@ -87,8 +87,8 @@ def insert(
     event: Mapping[str, Any],
     now: datetime,
 ) -> None:
-    """Store the job with its event, and where the document has `array` or `sweep` its other jobs,
-    which differ by their index. trials: those of a sweep."""
+    """Store the job with its event. If the document has `array` or `sweep`, also store the other
+    jobs, which differ by their index. `trials` are the trials of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
@@ -113,8 +113,8 @@ def insert(
 
 
 def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Store the values that an array is searched by: those of its first document, and where the
-    others differ."""
+    """Store the searchable values of an array: the values of its first document, and the values of
+    other documents that differ."""
     assert row.array_id is not None
     of_first = SharedValues(row.array_id, row.spec, searchable(row.spec))
     shared, own = of_first.of_array({one["id"]: one.get("spec", row.spec) for one in copies})
@@ -125,15 +125,14 @@ def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, 
 def _differing(
     document: dict[str, Any], spec: JobSpec, trials: Trials | None, index: int
 ) -> dict[str, Any]:
-    """The columns of the job with this index that differ, besides those of all."""
+    """Return the columns that differ for the job with this index."""
     if trials is None:
         return _seeded(document, spec, index)
     return {} if trials.documents is None else {"spec": trials.document(index)}
 
 
 def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, Any]:
-    """The document of a recipe with a seed of its own; nothing of a script, whose seed is its
-    own affair."""
+    """Return the document of a recipe with its own seed; nothing for a script."""
     if spec.recipe is None:
         return {}
     seed = (spec.train.seed + index) % MAX_SEED
@@ -141,7 +140,7 @@ def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, An
 
 
 class Arrays:
-    """The use cases. Each is ArrayNotFound for an array that does not exist."""
+    """The use cases. Each raises ArrayNotFound if the array does not exist."""
 
     def __init__(self, database: Database, storage: Storage, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -152,8 +151,7 @@ class Arrays:
         return await self._database.read(lambda session: view(session, array_id))
 
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
-        """Ask all jobs of the array to end that have not, in the name of `actor`. Harmless to
-        repeat, and to call for one that is over."""
+        """Ask all unfinished jobs of the array to end, in the name of `actor`. Idempotent."""
         now = self._clock()
         code, data = "cancelled_by_user", {ACTOR: actor}
 
@@ -176,16 +174,16 @@ class Arrays:
         return array
 
     async def delete(self, array_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete all jobs of the array and all they left, in the name of `actor`.
+        """Delete all jobs of the array and all their files, in the name of `actor`.
 
-        JobLive unless all have ended; CheckpointInUse if a live job starts from a checkpoint of
-        one. Its steps are those of `Jobs.delete`.
+        Raises JobLive unless all have ended, and CheckpointInUse if a live job starts from a
+        checkpoint of one of them. It takes the same steps as `Jobs.delete`.
         """
         hidden: list[str] = []
 
         def hide(session: Session) -> None:
             if hidden:
-                return  # this very call did it: the answer to its commit was lost
+                return  # this call did it, and the answer to its commit was lost
             array = view(session, array_id)
             if not array.is_settled():
                 raise JobLive(

@@ -1,4 +1,4 @@
-"""Changes of a job that waits: hold, release, move to another queue or to the front; and of the
+"""Changes of a waiting job: hold, release, move to another queue or to the front. Also changes the
 priority of any job that has not ended."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEXT_LOOK = "waits for the scheduler's next look"
 
 
 class JobChanges:
-    """The use case, in one transaction."""
+    """Changes jobs, each in one transaction."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
@@ -44,12 +44,11 @@ class JobChanges:
         actor: str = ANONYMOUS,
         is_admin: bool = False,
     ) -> views.Job:
-        """Change the job in the name of `actor`, with an event for each thing that changes.
-        Harmless to repeat.
+        """Change the job in the name of `actor`, with an event for each change. Idempotent.
 
-        JobFinished if it has ended; JobNotWaiting if it is to be held or moved and does not wait.
-        As at a submit UnknownQueue, QueueFull and Unsatisfiable, and PriorityTooHigh unless an
-        admin asks.
+        Raises JobFinished if it has ended, and JobNotWaiting for a hold or a move if it does not
+        wait. Like a submit, raises UnknownQueue, QueueFull, Unsatisfiable, and, except for admins,
+        PriorityTooHigh.
         """
         now = self._clock()
 
@@ -75,15 +74,15 @@ def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
     moves = wanted.queue is not None or wanted.first or wanted.held is not None
     if moves and row.state is not JobState.QUEUED:
         raise JobNotWaiting(
-            f"the job {row.id} is {row.state}: only one that waits can be held, released or moved",
-            hint=f"`dray preempt {row.id}` has it leave its slots and wait again",
+            f"the job {row.id} is {row.state}: only a waiting job can be held, released or moved",
+            hint=f"`dray preempt {row.id}` makes it leave its slots and wait again",
         )
 
 
 def _check_rules(
     session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
 ) -> None:
-    """Refuse a place that the queue, or the one that the job is to move to, does not allow."""
+    """Refuse a priority or a move that the queue does not allow."""
     moves = wanted.queue is not None and wanted.queue != row.queue
     if not moves and wanted.priority is None:
         return
@@ -99,7 +98,7 @@ def _check_rules(
 
 
 class _Placing:
-    """The changes of one job, which is locked."""
+    """Makes the changes of one locked job."""
 
     def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
         self._session = session
@@ -114,26 +113,26 @@ class _Placing:
             data = {"from": row.queue, "to": wanted.queue}
             row.queue, row.rank = wanted.queue, 0
             message = f"moved to the queue {row.queue!r}"
-            if row.held_by is None:  # what kept it back may have been the queue that it left
+            if row.held_by is None:  # the queue that it left may have kept it back
                 row.position, row.blocked_by = None, []
                 self._explain("moved", NEXT_LOOK, message, data)
             else:
-                self._tell("moved", message, data)
+                self._add_event("moved", message, data)
         if wanted.priority is not None and wanted.priority != row.priority:
             steps = {"from": row.priority, "to": wanted.priority}
             row.priority, row.rank = wanted.priority, 0
-            self._tell("priority", f"has priority {row.priority} now", steps)
+            self._add_event("priority", f"has priority {row.priority} now", steps)
         if wanted.first:
             self._move_first()
 
     def _move_first(self) -> None:
         row = self._row
-        # The row that was submitted first is not the first of its rank: the work left decides that.
+        # The earliest submission is not always the first of its rank: the remaining work decides.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
-            self._tell("moved_first", f"moved before all others {where}")
+            self._add_event("moved_first", f"moved before all others {where}")
 
     def hold(self, held: bool | None) -> None:
         row = self._row
@@ -148,9 +147,9 @@ class _Placing:
         self, code: str, reason: str, message: str, data: Mapping[str, object] = NOTHING
     ) -> None:
         self._row.reason_code, self._row.reason_message = code, reason
-        self._tell(code, message, data)
+        self._add_event(code, message, data)
 
-    def _tell(self, code: str, message: str, data: Mapping[str, object] = NOTHING) -> None:
+    def _add_event(self, code: str, message: str, data: Mapping[str, object] = NOTHING) -> None:
         self.is_any = True
         remark(
             self._session,

@@ -1,4 +1,4 @@
-"""The cluster as it was last seen, and the jobs on each node as the database has them."""
+"""The last snapshot of the cluster, and the jobs on each node, from the database."""
 
 from __future__ import annotations
 

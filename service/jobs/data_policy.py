@@ -1,8 +1,7 @@
-"""The data that jobs may read: the settings, as ranks get them and as submission checks them.
+"""Checks at submission whether jobs may read their data.
 
-A source whose URL is forbidden is refused here, while a person waits for the answer. The node
-decides by the same rules on what it alone knows: where a link leads, and which address a name has
-by then.
+A forbidden URL is refused here, while the user waits for the answer. The node applies the same
+rules later to facts that only it knows: the target of a link, and the current address of a name.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from ray_workers.shared.node_needs import DataPolicy
 from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
-"""A name that is not found by then passes: the worker checks it again."""
+"""A name that is not resolved in this time passes: the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
-"""Of one job: each may take that long to look up."""
+"""Most hosts of packages of a job: each look-up may take `LOOKUP_TIMEOUT_S`."""
 
-# Threads of its own: names that nobody answers for may hold these, and nothing else.
+# Own threads: look-ups without an answer may block only these.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 
 async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
-    """DataSourceForbidden if the job names a source that nobody may read."""
+    """Raise DataSourceForbidden if the job names a source that jobs may not read."""
     await _check(spec.data.source, "/data/source", policy)
     for number, silo in enumerate((spec.federated and spec.federated.silos) or ()):
         if silo.source is not None:
@@ -53,14 +52,16 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
 
 
 async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
-    """A repository is read without it only from private hosts."""
+    """Allow repositories without encryption only from private hosts."""
     url = urlsplit(code.git or "")
     host = url.hostname or ""
     if url.scheme != "http" or is_named(host, allowed):
         return
     if literal_address(host) is None:
         found = await _addresses(host)
-        if all(allowed.has_address(one) for one in found):  # also if the nodes alone know the name
+        if all(
+            allowed.has_address(one) for one in found
+        ):  # also if only the nodes can resolve the name
             return
     raise DataSourceForbidden(
         f"a repository is read from {host} over https:// only",
@@ -70,13 +71,13 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
 
 
 async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:
-    """Hosts of packages, each once. Without encryption only those that the operator names."""
+    """Check each host of packages once; without encryption, the operator must name the host."""
     checked: set[tuple[str, bool]] = set()
     for pointer, address in environment.addresses:
         url = urlsplit(address)
         host = url.hostname or ""
-        place = (host, url.scheme.endswith("http"))
-        if place in checked:
+        kind = (host, url.scheme.endswith("http"))
+        if kind in checked:
             continue
         if len(checked) >= MAX_PACKAGE_HOSTS:
             raise DataSourceForbidden(
@@ -89,11 +90,11 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
                 hint="the operator allows hosts without it by DRAY_DATA_PRIVATE_HOSTS",
             )
         await _check_host(host, pointer, allowed)
-        checked.add(place)
+        checked.add(kind)
 
 
 def is_named(host: str, allowed: AllowedHosts) -> bool:
-    """Whether the operator has named the host itself, by its name or its address."""
+    """Whether the operator's settings contain the host itself, by its name or its address."""
     address = literal_address(canonical_host(host))
     return allowed.has_name(host) or (address is not None and allowed.has_address(address))
 
@@ -122,8 +123,8 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
 
 
 async def why_refused(host: str, allowed: AllowedHosts) -> str | None:
-    """Why nobody may connect to the host, by its spelling and by the addresses that it has now;
-    None if all may."""
+    """Return why connections to the host are forbidden, by its name and its current addresses; None
+    if they are allowed."""
     reason = refused_host(host, allowed)
     if reason is None and not allowed.has_name(host) and literal_address(host) is None:
         refused = (refused_address(one, allowed) for one in await _addresses(host))
@@ -142,7 +143,7 @@ async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
 
 
 async def _addresses(host: str) -> list[Address]:
-    """All addresses of a name; none if it has none or no answer comes in time."""
+    """Return all addresses of a name; an empty list if it has none or the answer is late."""
     loop = asyncio.get_running_loop()
     looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     try:
@@ -150,4 +151,4 @@ async def _addresses(host: str) -> list[Address]:
             found = await looking
     except (OSError, UnicodeError, TimeoutError):
         return []
-    return [ipaddress.ip_address(str(place[0]).split("%", 1)[0]) for *_, place in found]
+    return [ipaddress.ip_address(str(address[0]).split("%", 1)[0]) for *_, address in found]

@@ -1,6 +1,6 @@
-"""Links that download one file of a job, once: for browsers, which send no token with a download.
+"""Links for one download of a job's file: for browsers, which send no token with a download.
 
-The secret in the link is stored as its hash, in SQL, so that any API process may answer it and only
+The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
 one of them does.
 """
 
@@ -22,12 +22,12 @@ from service.domain.errors import DownloadLinkNotFound
 from service.jobs.service import found
 
 LIFETIME = timedelta(minutes=1)
-"""From when a link is made until its download must have begun."""
+"""The download must begin within this time after the link was created."""
 
 
 @dataclass(frozen=True)
 class UsedLink:
-    """The purpose of a link that was used, and the caller who asked for it."""
+    """The target of a link that was used, and the user who requested it."""
 
     job_id: str
     wanted: DownloadRequest
@@ -42,7 +42,7 @@ class DownloadLinks:
     async def create(
         self, job_id: str, wanted: DownloadRequest, *, owner: str, token_id: str | None
     ) -> views.DownloadLink:
-        """A link for a caller with this token. NotFound if there is no such job."""
+        """Return a link for a caller with this token. Raises NotFound if the job does not exist."""
         secret = secrets.token_urlsafe(32)
 
         def work(session: Session) -> views.DownloadLink:
@@ -64,8 +64,8 @@ class DownloadLinks:
         return await self._database.write(work)
 
     async def use(self, secret: str) -> UsedLink:
-        """Spend the link, which nobody can use a second time. DownloadLinkNotFound if it has been
-        used, is too old, or never was."""
+        """Use up the link. Raises DownloadLinkNotFound if it was used before, is too old, or never
+        existed."""
 
         def work(session: Session) -> UsedLink:
             touch(session)

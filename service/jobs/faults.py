@@ -35,7 +35,7 @@ TRAINING = (JobState.RUNNING, JobState.RECOVERING)
 
 
 class FaultService:
-    """The use cases. Each is one transaction, and NotFound for a job that does not exist."""
+    """The use cases, each in one transaction. Each raises NotFound if the job does not exist."""
 
     def __init__(
         self,
@@ -52,8 +52,10 @@ class FaultService:
     async def preempt(
         self, job_id: str, grace_s: float | None = None, *, actor: str = ANONYMOUS
     ) -> views.Job:
-        """Ask the job to save a checkpoint and leave its slots; it goes back to its place in the
-        queue. Harmless to repeat: the first grace counts. JobNotRunning if it holds no slots."""
+        """Ask the job to save a checkpoint, leave its slots and wait in its queue again.
+
+        Idempotent: the first grace period counts. Raises JobNotRunning if it holds no slots.
+        """
         now = self._clock()
         grace = self._settings.preempt_grace_s if grace_s is None else grace_s
 
@@ -76,11 +78,11 @@ class FaultService:
         actor: str = ANONYMOUS,
         idempotency: IdempotencyKey | None = None,
     ) -> views.Drill:
-        """Try a fault on the job; the drill shows how the job takes it.
+        """Inject a fault into the job; the drill shows how the job recovers.
 
-        The first drill if the key was used for the same request. JobNotRunning if the job does not
-        train now; DrillImpossible if the drill makes no sense on this job; IdempotencyMismatch if
-        the key was used for another request.
+        Returns the first drill if the key was used for the same request. Raises JobNotRunning if
+        the job does not train now, DrillImpossible if the job can't pass the drill, and
+        IdempotencyMismatch if the key was used for another request.
         """
         now = self._clock()
         drill_id = new_drill_id(now)
@@ -93,7 +95,7 @@ class FaultService:
                     return serializers.drill(_drill(session, job_id, earlier))
             attempt = _live_attempt(session, row, TRAINING, "a drill needs a job that trains")
             running = _running(row, attempt)
-            _refuse_senseless(running, request)
+            _refuse_impossible(running, request)
             resumes = drills.ends_attempt(request.kind, running)
             drill = _new_row(row, request, drill_id, now, resumes=resumes)
             repository.add_drill(session, drill)
@@ -113,7 +115,7 @@ class FaultService:
             return await self._database.write(work)
 
     async def drills(self, job_id: str) -> views.DrillPage:
-        """Oldest first."""
+        """Return the job's drills, oldest first."""
 
         def work(session: Session) -> views.DrillPage:
             found(session, job_id)
@@ -123,7 +125,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def get_drill(self, job_id: str, drill_id: str) -> views.Drill:
-        """The drill; DrillNotFound if the job has no such drill."""
+        """Return the drill. Raises DrillNotFound if the job does not have it."""
 
         def work(session: Session) -> views.Drill:
             found(session, job_id)
@@ -132,7 +134,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def hangs(self, job_id: str) -> views.HangPage:
-        """The newest hangs, which are kept, oldest first."""
+        """Return the newest hangs, which are kept, oldest first."""
 
         def work(session: Session) -> views.HangPage:
             found(session, job_id)
@@ -142,14 +144,14 @@ class FaultService:
         return await self._database.read(work)
 
     async def slot_seconds(self) -> dict[str, float]:
-        """Slot-seconds of all jobs that ever were, by category."""
+        """Return the slot-seconds of all jobs, including deleted jobs, by category."""
         return await self._database.read(repository.slot_seconds)
 
 
 def _live_attempt(
     session: Session, job: JobRow, states: tuple[JobState, ...], needs: str
 ) -> AttemptRow:
-    """The attempt that runs. JobNotRunning if the job is in none of the states."""
+    """Return the running attempt. Raises JobNotRunning if the job is in none of the states."""
     attempt = attempts_repository.get(session, job.id, job.attempt)
     if job.state not in states or attempt is None or attempt.finished_at is not None:
         hint = None
@@ -183,8 +185,8 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
     )
 
 
-def _refuse_senseless(running: drills.Running, request: DrillRequest) -> None:
-    """DrillImpossible if the drill could never pass, or not mean what was asked for."""
+def _refuse_impossible(running: drills.Running, request: DrillRequest) -> None:
+    """Raise DrillImpossible if the drill could never pass, or would test something else."""
     why = drills.refusal(request.kind, request.rank, request.at_step, running)
     if why is not None:
         raise DrillImpossible(why.message, pointer=why.pointer, hint=why.hint)

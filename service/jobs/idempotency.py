@@ -1,4 +1,4 @@
-"""Idempotency keys: one key, one request, one job or drill, however often it is sent."""
+"""Idempotency keys: a request with a key creates one job or drill, however often it is sent."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
 
 @dataclass(frozen=True)
 class IdempotencyKey:
-    """The caller's name for the request, and a hash of its canonical body."""
+    """The caller's key of a request, and a hash of its canonical body."""
 
     key: str
     fingerprint: str
 
 
 class KeysInFlight:
-    """The keys whose first request this process has not answered yet; for one event loop.
+    """The keys whose first request this process has not answered yet. Belongs to one event loop.
 
-    The database holds them against other processes, by an advisory lock on PostgreSQL; SQLite
-    has one process.
+    On PostgreSQL, an advisory lock excludes other processes; on SQLite there is one process.
     """
 
     def __init__(self) -> None:
@@ -58,11 +57,11 @@ def reserve(
     *,
     drill_id: str | None = None,
 ) -> str | None:
-    """Bind the key to the job (or its drill) that is about to be written, or answer the id of the
-    one that it is bound to.
+    """Bind the key to the job (or its drill) that is about to be written, or return the id of the
+    job or drill to which it is bound.
 
-    IdempotencyMismatch if it is bound to another request, IdempotencyInFlight while another
-    process is about to bind it.
+    Raises IdempotencyMismatch if it is bound to another request, and IdempotencyInFlight while
+    another process is about to bind it.
     """
     if not repository.try_lock(session, _lock_number(owner, idempotency.key)):
         raise _in_flight()
@@ -80,19 +79,19 @@ def reserve(
     if bound.fingerprint != idempotency.fingerprint:
         raise IdempotencyMismatch(
             "this Idempotency-Key was used before, for another request",
-            hint="take a key of its own for each request, and the same key only to send one again",
+            hint="use a new key for each request, and the same key only to repeat a request",
         )
     return bound.job_id if drill_id is None else bound.drill_id
 
 
 def _lock_number(owner: str, key: str) -> int:
-    """A signed 64-bit number. A collision costs somebody one retry."""
+    """Return a signed 64-bit number for the key. A collision costs one client a retry."""
     digest = hashlib.sha256(f"idempotency\0{owner}\0{key}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)
 
 
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
-        "a request with this Idempotency-Key is being worked on",
-        hint="send it again in a moment: it will then answer as the first did",
+        "a request with this Idempotency-Key is being processed",
+        hint="repeat it in a moment: the answer will then be that of the first request",
     )

@@ -1,7 +1,7 @@
-"""The list of jobs: queries, and pages that cost the same however many jobs there are.
+"""The list of jobs: filters, and pages whose cost does not depend on the number of jobs.
 
-Jobs are listed by id, newest first. An id begins with the time at which it was made, so a page is a
-walk along one index, from the cursor on, also if the query names a time, state, queue or label.
+Jobs are listed by id, newest first. An id begins with its creation time, so a page is a scan of one
+index from the cursor on, even if the filter has a time, state, queue or label.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PAGE = 500
 
 
 def scope(wanted: JobFilter) -> str:
-    """Name of this listing: a cursor of one is no place in another."""
+    """Return the name of this listing: its cursors are not valid for other listings."""
     parts = wanted.model_dump(include=set(JobFilter.model_fields), exclude={"state", "label"})
     parts |= {"state": sorted(set(wanted.state)), "label": sorted(set(wanted.label))}
     text = json.dumps(parts, default=datetime.isoformat, sort_keys=True)
@@ -34,7 +34,7 @@ def scope(wanted: JobFilter) -> str:
 
 
 def can_match(wanted: JobFilter) -> bool:
-    """False if the filter holds text that no row can, or two values of one label."""
+    """Return False if the filter has text that no row can contain, or two values of a label."""
     if len(dict(wanted.labels)) < len(wanted.labels):
         return False
     words = (wanted.queue, wanted.owner, wanted.project, wanted.name, wanted.name_glob, wanted.text)
@@ -44,8 +44,10 @@ def can_match(wanted: JobFilter) -> bool:
 def page(
     session: Session, wanted: JobFilter, *, limit: int, before_id: str | None
 ) -> views.JobPage:
-    """Up to `limit` jobs (at most 500) after the one that the page before ended with.
-    InvalidSearch if the expression can't be read."""
+    """Return up to `limit` jobs (at most 500) that were created before the job `before_id`.
+
+    Raises InvalidSearch if the search expression can't be parsed.
+    """
     where = None if wanted.where is None else parse_search(wanted.where)
     limit = max(1, min(limit, MAX_PAGE))
     rows = repository.page(
@@ -60,8 +62,8 @@ def page(
     return views.JobPage(items=serializers.jobs(session, shown), next_cursor=more)
 
 
-def place(wanted: JobFilter, cursor: str | None) -> str | None:
-    """The id that a cursor stands for; BadCursor if this listing did not give it out."""
+def position(wanted: JobFilter, cursor: str | None) -> str | None:
+    """Return the id in a cursor. Raises BadCursor if the cursor is not from this listing."""
     if cursor is None:
         return None
     job_id = decode_cursor(scope(wanted), cursor)

@@ -1,4 +1,4 @@
-"""A job at its submit: the checks of its document against the cluster, and its first rows."""
+"""Submission of a job: checks its document against the cluster, and makes its first rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from service.planning.service import Resolved
 
 
 def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
-    """The document without the URLs of its silos' data, which only their own ranks are told, and
-    these; None of a job without silos."""
+    """Return the document without the URLs of its silos' data, which only their own ranks may know,
+    and the URLs; None instead of the URLs for a job without silos."""
     federated = spec.federated
     if federated is None or federated.silos is None:
         return spec, None
@@ -39,14 +39,14 @@ def without_sources(spec: JobSpec) -> tuple[JobSpec, list[str | None] | None]:
 
 
 def at_home(request: policy.Request, spec: JobSpec) -> policy.Request:
-    """The request, with the worker of each silo on a node that has its labels."""
+    """Return the request with each silo's worker on a node that has the silo's labels."""
     silos = None if spec.federated is None else spec.federated.silos
     homes = tuple(tuple(sorted(label_resources(silo.node_labels))) for silo in silos or ())
     return replace(request, homes=homes)
 
 
 def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
-    """Keep the code that the job names from being deleted; CodeUnfit if it is gone."""
+    """Prevent the deletion of the job's code. Raises CodeUnfit if it does not exist any more."""
     code = spec.code
     if code is not None and code_repository.use(session, owner, code, now) is None:
         pointer = "/script/code" if spec.script else "/model/code"
@@ -56,8 +56,8 @@ def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None
 def refuse_impossible(
     session: Session, spec: JobSpec, request: policy.Request, settings: Settings
 ) -> None:
-    """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
-    an autoscaler may add; or if no level of the topology has the name that it asks for."""
+    """Raise Unsatisfiable if the known cluster could not run the job even if it were empty and had
+    all nodes of the autoscaler, or if the topology does not have the requested level."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
     is_spread = bool(request.homes) or bool(request.roles)
     is_placed = has_labels or is_spread or request.required_level is not None
@@ -77,7 +77,7 @@ def refuse_impossible(
 
 
 def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
-    """The field of a request that these nodes could never meet."""
+    """Return the pointer to the field of a request that these nodes could never satisfy."""
     if (homeless := policy.homeless_worker(request, usable)) is not None:
         is_silo = homeless < len(request.homes)
         return f"/federated/silos/{homeless}/node_labels" if is_silo else "/resources"

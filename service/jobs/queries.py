@@ -1,4 +1,4 @@
-"""Queries on a job and on the cluster, answered from SQL and storage alone."""
+"""Queries about jobs and the cluster, answered only from SQL and the storage."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ MAX_POINTS = 100_000
 MAX_LINES = 10_000
 MAX_EVENTS = 1000
 MAX_NAMED = 20
-"""Other jobs that an explanation names."""
+"""Most other jobs that an explanation names."""
 MAX_SEQ = 2**63 - 1
 
 
 class Queries:
-    """The queries. Every one of them is NotFound for a job that does not exist."""
+    """The queries. Each raises NotFound if the job does not exist."""
 
     def __init__(
         self, database: Database, storage: Storage, signals: Signals, settings: Settings
@@ -64,12 +64,12 @@ class Queries:
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
-        """Every step of a series once, over all attempts; only steps above `after_step`, and none
-        above `until_step`. A text of `keys` that names no series of the job is read as several
-        keys, separated by commas.
+        """Return each step of the series once, over all attempts: the steps above `after_step`, up
+        to `until_step`. A text of `keys` that is no series of the job is split at commas.
 
-        At most `max_points` points of each series: with its first, its last and its extremes, or
-        with `in_order` the first ones without a gap. With `times` also when they were reported.
+        Returns at most `max_points` points of each series: its first and last points and its
+        extremes, or the first points without a gap if `in_order`. `times` adds the times of the
+        reports.
         """
         after = -1 if after_step is None else after_step
         points = max(1, min(max_points, MAX_POINTS))
@@ -108,8 +108,8 @@ class Queries:
         after_time: int = 0,
         max_points: int = 2000,
     ) -> views.SystemMetrics:
-        """The use of processors, memory and more by a rank; only samples after `after_time`, Unix
-        seconds. At most `max_points` points of each series."""
+        """Return a rank's use of processors, memory and more after `after_time` (Unix seconds), at
+        most `max_points` points of each series."""
 
         def work(session: Session) -> views.SystemMetrics:
             _must_exist(session, job_id)
@@ -125,7 +125,7 @@ class Queries:
         return await self._database.read(work)
 
     async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
-        """The newest sample of every rank."""
+        """Return the newest sample of every rank."""
 
         def work(session: Session) -> views.SystemSample:
             _must_exist(session, job_id)
@@ -142,9 +142,9 @@ class Queries:
         cursor: str | None = None,
         limit: int = 1000,
     ) -> views.LogPage:
-        """Lines in order within each rank, ranks merged by time, attempts one after the other.
+        """Return lines in order within each rank, ranks merged by time, one attempt after another.
 
-        BadCursor for a cursor of another job's logs.
+        Raises BadCursor for a cursor of another job's logs.
         """
         begin = log_reader.decode_places(job_id, cursor)
         limit = max(1, min(limit, MAX_LINES))
@@ -170,7 +170,7 @@ class Queries:
     async def events(
         self, job_id: str, *, after_seq: int = 0, limit: int = MAX_EVENTS
     ) -> views.EventPage:
-        """Events after number `after_seq`; ask again with `after_seq=next_seq`."""
+        """Return the events after number `after_seq`; continue with `after_seq=next_seq`."""
 
         def work(session: Session) -> views.EventPage:
             found(session, job_id)
@@ -184,7 +184,7 @@ class Queries:
         return await self._database.read(work)
 
     async def newest_event(self, job_id: str) -> tuple[int, bool]:
-        """Number of the newest event, and whether it is the last because the job has ended."""
+        """Return the number of the newest event, and whether the job has ended."""
 
         def work(session: Session) -> tuple[int, bool]:
             row = found(session, job_id)
@@ -193,15 +193,15 @@ class Queries:
         return await self._database.read(work)
 
     async def code_of(self, job_id: str) -> tuple[str, str]:
-        """Owner and id of the code that the job brought; CodeNotFound if it brought none."""
+        """Return the owner and id of the job's code. Raises CodeNotFound if it brought none."""
 
         def work(session: Session) -> tuple[str, str]:
             row = found(session, job_id)
             remote = ((row.spec.get("script") or {}).get("code")) if row.code is None else None
             if remote:
-                place = f"{remote['git']} at {remote['commit']}" if remote["git"] else remote["url"]
+                url = f"{remote['git']} at {remote['commit']}" if remote["git"] else remote["url"]
                 raise CodeNotFound(
-                    f"the code of {job_id} is not kept here: its nodes fetch it from {place}"
+                    f"the code of {job_id} is not stored here: its nodes fetch it from {url}"
                 )
             if row.code is None:
                 raise CodeNotFound(f"the job {job_id} brought no code: it runs what nodes have")
@@ -220,7 +220,7 @@ class Queries:
         return await self._database.read(work)
 
     async def checkpoints(self, job_id: str) -> views.CheckpointPage:
-        """The checkpoints that are kept and still count, newest first."""
+        """Return the kept checkpoints that still count, newest first."""
 
         def work(session: Session) -> views.CheckpointPage:
             row = found(session, job_id)
@@ -238,7 +238,7 @@ class Queries:
         return await self._database.read(work)
 
     async def checkpoint_files(self, job_id: str, step: int) -> views.CheckpointFilePage:
-        """The files of the checkpoint of this step. CheckpointNotFound if there is none."""
+        """Return the files of the checkpoint of this step. Raises CheckpointNotFound without it."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
         found = await in_storage_thread(catalog.files, self._storage, row)
         return views.CheckpointFilePage(items=found)
@@ -246,7 +246,8 @@ class Queries:
     async def checkpoint_file(
         self, job_id: str, step: int, path: str
     ) -> tuple[views.CheckpointFile, str]:
-        """One of those files, and its key in the storage. CheckpointNotFound if it isn't there."""
+        """Return a file of the checkpoint, and its storage key. Raises CheckpointNotFound if it is
+        missing."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
         return await in_storage_thread(catalog.locate, self._storage, row, path)
 
@@ -259,7 +260,7 @@ class Queries:
         return await self._database.read(work)
 
     async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
-        """The artifact, and its URL in the storage. ArtifactNotFound if the job has none such."""
+        """Return the artifact and its storage URL. Raises ArtifactNotFound if the job lacks it."""
 
         def work(session: Session) -> tuple[views.Artifact, str]:
             found(session, job_id)
@@ -275,9 +276,11 @@ class Queries:
         return await self._database.read(work)
 
     async def explain(self, job_id: str) -> views.Explanation:
-        """Why the job is in its state, and why its group is smaller than it should be; while the
-        job waits also its place, the jobs in its way, when it is expected to start, and what would
-        have it start; while it has slots, when it is expected to end."""
+        """Return why the job is in its state, and why its group is smaller than requested.
+
+        While the job waits: also its position, the jobs that block it, its expected start, and the
+        changes that would let it start. While it holds slots: also its expected end.
+        """
 
         def work(session: Session) -> views.Explanation:
             row = found(session, job_id)
@@ -285,19 +288,19 @@ class Queries:
             blocked_by = list(row.blocked_by) if is_queued else []
             attempt = attempts_repository.get(session, job_id, row.attempt)
             now = self._database.time(session)
-            size, in_its_way = resizing.why_this_size(row, attempt, now)
+            size, blocking = resizing.why_this_size(row, attempt, now)
             silent = silent_processes.sentence(session, attempt)
             away = _cluster_silence(session, attempt)
             hung = faults_repository.has_hung(session, job_id, row.attempt)
             hang = hangs.how_to_see(job_id) if hung else None
             open_round = open_rounds.of_job(session, row, attempt)
             waits = open_rounds.sentence(row, open_round, now)
-            said = row.reason_message, waits, size, silent, away, hang
-            message = "; ".join(filter(None, said))
+            reasons = row.reason_message, waits, size, silent, away, hang
+            message = "; ".join(filter(None, reasons))
             start, end = forecasts.of_job(session, row, serializers.progress(session, row), now)
             position = row.position if is_queued else None
             ahead = [] if position is None else planned_jobs.first_in_queue(session, position)
-            waits_for = blocked_by or in_its_way
+            waits_for = blocked_by or blocking
             running = (
                 planned_jobs.holding_slots(session, waits_for, MAX_NAMED)
                 if is_queued or waits_for
@@ -326,24 +329,24 @@ class Queries:
         return await self._database.read(work)
 
     async def decisions(self, *, before: int | None = None, limit: int = 100) -> views.DecisionPage:
-        """The newest rounds of the scheduler that are kept, or those before a number."""
+        """Return the newest stored rounds of the scheduler, or the rounds before a number."""
         return await self._database.read(lambda s: decisions.page(s, before, limit))
 
     async def decision(self, number: int) -> views.ReplayedDecision:
-        """A round of the scheduler, and the decisions of the policy on it now. DecisionNotFound if
-        that round is not kept."""
+        """Return a round of the scheduler, and the policy's present decisions on it. Raises
+        DecisionNotFound if the round is not stored."""
         return await self._database.read(lambda s: decisions.replay(s, number))
 
     async def forecast_errors(self) -> views.ForecastErrors:
-        """How far off the forecasts of starts and ends were of late."""
+        """Return the errors of recent forecasts of starts and ends."""
         return await self._database.read(answers.errors)
 
     async def cluster(self) -> views.Cluster:
-        """The cluster as it was last seen, and the jobs on each node as the database has them."""
+        """Return the last snapshot of the cluster, and the jobs on each node."""
         return await self._database.read(lambda s: cluster_view.cluster(s, self._settings))
 
     async def count_jobs(self) -> dict[JobState, int]:
-        """How many jobs there are in each state, also where there are none."""
+        """Return the number of jobs in each state, including 0."""
         counts = await self._database.read(repository.count_by_state)
         return {state: counts.get(state, 0) for state in JobState}
 
@@ -354,7 +357,7 @@ def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
-    """Why nobody knows how a live attempt does; empty where the cluster answers."""
+    """Return why the progress of a live attempt is unknown; empty if the cluster answers."""
     cluster = cluster_repository.get(session)
     is_live = attempt is not None and attempt.finished_at is None
     if not is_live or cluster is None or cluster.connected:
@@ -363,14 +366,14 @@ def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
 
 
 def _sync_plan(session: Session, job_id: str) -> views.SyncPlan | None:
-    """The choice of `sync: auto`, which the job's first event has."""
+    """Return the choice of `sync: auto`, which is in the job's first event."""
     first = events_repository.events_after(session, job_id, 0, 1)
     found = first[0].data.get(SYNC_PLAN) if first else None
     return None if found is None else views.SyncPlan.model_validate(found)
 
 
 def _must_exist(session: Session, job_id: str) -> JobState:
-    """The state of the job; NotFound without one."""
+    """Return the state of the job. Raises NotFound if it does not exist."""
     state = repository.state_of(session, job_id) if storable(job_id) else None
     if state is None:
         raise not_found(job_id)

@@ -1,4 +1,4 @@
-"""Rows as the API answers them."""
+"""Converts rows to the views of the API."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
 
 
 def _cluster(session: Session) -> tuple[str | None, bool]:
-    """URL of Ray's dashboard, and whether the cluster does not answer."""
-    there = surroundings.seen(session)
-    return there.ray_dashboard, there.connected is False
+    """Return the URL of Ray's dashboard, and whether the cluster does not answer."""
+    seen = surroundings.seen(session)
+    return seen.ray_dashboard, seen.connected is False
 
 
 def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:
-    """One that was just stored, with these labels."""
+    """Convert a job that was just stored, with these labels."""
     return _job(row, dict(labels), [], *_cluster(session))
 
 
@@ -50,7 +50,7 @@ def job(session: Session, row: JobRow) -> views.Job:
 
 
 def status(row: Row[Any]) -> views.Job:
-    """The row that `repositories.jobs.status` found."""
+    """Convert the row that `repositories.jobs.status` found."""
     tags = sorted((row.tags or "").split())
     return _job(row, row.labels or {}, tags, row.ray_dashboard, row.connected is False)
 
@@ -62,7 +62,7 @@ def _job(
     dashboard: str | None,
     is_silent: bool,
 ) -> views.Job:
-    """is_silent: the cluster does not answer, so that nobody knows whether the job trains now."""
+    """Convert the row. `is_silent`: the cluster does not answer, so the job may not train now."""
     base = f"/v1/jobs/{row.id}"
     shown_progress = _progress(row, is_silent)
     return views.Job(
@@ -105,7 +105,7 @@ def _job(
 
 
 def progress(session: Session, row: JobRow) -> Mapping[str, Any] | None:
-    """The progress as it is shown."""
+    """Return the progress to show."""
     return _progress(row, _cluster(session)[1])
 
 

@@ -59,15 +59,15 @@ class _CheckedDocument:
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """Why its code can't run, which is told after what is wrong with the job itself."""
+    """The reason why its code can't run, which is raised after the errors of the job itself."""
     trials: Trials | None
-    """Those of a sweep."""
+    """The trials of a sweep."""
     silo_sources: list[str | None] | None
-    """As `JobRow.silo_sources`."""
+    """The value of `JobRow.silo_sources`."""
 
 
 class _NothingStored(Exception):
-    """Ends the transaction of a dry run."""
+    """Rolls back the transaction of a dry run."""
 
     def __init__(self, row: JobRow, after: list[tuple[str, bool]]) -> None:
         super().__init__("a dry run stores nothing")
@@ -75,7 +75,7 @@ class _NothingStored(Exception):
 
 
 class Jobs:
-    """The use cases. Each is one transaction, unless it says otherwise."""
+    """The use cases, each in one transaction unless noted."""
 
     def __init__(
         self,
@@ -108,24 +108,28 @@ class Jobs:
         actor: str = ANONYMOUS,
         idempotency: IdempotencyKey | None = None,
     ) -> tuple[views.Job, bool]:
-        """The job and True; or, if the key was used for the same request, the first one and False.
-        Of an array or a sweep, its job of index 0.
+        """Submit a job, and return (job, created). `created` is False if the key was used before
+        for the same request; `job` is then the first one. For an array or a sweep, `job` is the job
+        of index 0.
 
-        DataSourceForbidden if it names data that nobody may read; UnknownQueue if there is no such
-        queue, QueueFull if as many wait there as it takes, PriorityTooHigh for that queue;
-        Unsatisfiable if the queue's limits or the cluster as it is known now could never let it
-        run, OutOfMemory if it needs more than its workers have;
-        InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
-        of another model or, to be taken whole, of another training; QuotaExceeded while the storage
-        is full; CodeUnfit if its code was not uploaded, or has no such program; ArrayTooLarge;
-        InvalidTrial and SamplerUnavailable of a sweep;
-        DependencyNotFound, DependencyNeverSatisfied if it is to start after a job that is not there
-        or has ended badly;
-        IdempotencyMismatch if the key was used for another request.
+        Raises:
+            DataSourceForbidden: It names data that jobs may not read.
+            UnknownQueue, QueueFull, PriorityTooHigh: The queue does not exist, has too many waiting
+                jobs, or does not allow the priority.
+            Unsatisfiable: The queue's limits or the known cluster could never let it run.
+            OutOfMemory: It needs more memory than its workers have.
+            InitFromNotFound, InitFromDiffers: The checkpoint from which it starts does not exist,
+                or is from another model or, if it is restored completely, another training.
+            QuotaExceeded: The storage is full.
+            CodeUnfit: Its code was not uploaded, or lacks the program.
+            ArrayTooLarge, InvalidTrial, SamplerUnavailable: The array or sweep can't be created.
+            DependencyNotFound, DependencyNeverSatisfied: It is to start after a job that does not
+                exist, or did not end as required.
+            IdempotencyMismatch: The key was used for another request.
         """
         prepared = await self._prepared(spec, owner)
         now = self._clock()
-        job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
+        job_id = new_job_id(now)  # created here, so that a retried transaction finds it
         is_tried_again = False
 
         def work(session: Session) -> tuple[views.Job, bool]:
@@ -151,8 +155,8 @@ class Jobs:
     async def dry_run(
         self, spec: JobSpec, *, owner: str = "default", project: str = "default"
     ) -> views.Explanation:
-        """Whether and when the job would start if it were submitted now; of an array, its first.
-        Nothing is stored. The errors are those of `submit`."""
+        """Return whether and when the job (of an array, the first) would start if it were submitted
+        now, without storing anything. Raises the errors of `submit`."""
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)
@@ -160,8 +164,8 @@ class Jobs:
         def check(session: Session) -> None:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
-        # The checks of a submit take locks and count uses, so they are made in a transaction that
-        # writes, and that never commits. The answer takes longer, and needs none of its locks.
+        # The checks of a submit take locks and count uses, so they run in a write transaction that
+        # is rolled back. The answer takes longer, and does not need its locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -172,7 +176,7 @@ class Jobs:
         return explanation.model_copy(update={"sync": prepared.resolved.sync})
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
-        """The checks that need no transaction."""
+        """Make the checks that need no transaction."""
         await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
         spec, silo_sources = new_jobs.without_sources(spec)
         resolved = await self._plans.resolve(spec)
@@ -192,7 +196,7 @@ class Jobs:
         project: str,
         now: datetime,
     ) -> tuple[JobRow, list[tuple[str, bool]]]:
-        """The job's row, which is not added yet, and what it starts after; or the errors of
+        """Return the job's row, which is not stored yet, and its dependencies. Raises the errors of
         `submit`."""
         spec = prepared.resolved.spec
         if prepared.resolved.refusal is not None:
@@ -216,7 +220,7 @@ class Jobs:
         return row, after
 
     async def get(self, job_id: str) -> views.Job:
-        """NotFound if there is no such job."""
+        """Return the job. Raises NotFound if it does not exist."""
         return await self._database.read(
             lambda session: serializers.job(session, found(session, job_id))
         )
@@ -224,10 +228,10 @@ class Jobs:
     async def wait(
         self, job_id: str, *, wait_s: float, known_state: JobState | None = None
     ) -> views.Job:
-        """The job as soon as its state is not `known_state`, or when the time is up.
+        """Return the job as soon as its state differs from `known_state`, or after `wait_s`.
 
-        Without a known state the present one counts as known. A finished job is answered at once.
-        Not one transaction: the job is read again whenever something may have changed.
+        Without `known_state`, the current state counts as known. A finished job is returned at
+        once. Uses several transactions: the job is read again whenever it may have changed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
         with self._signals.subscribe(events_of(job_id)) as woken:
@@ -242,9 +246,10 @@ class Jobs:
     async def list(
         self, query: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
-        """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
+        """Return jobs, newest first, at most `limit` (1 to 500). Raises BadCursor for a cursor of
+        another listing."""
         wanted = query or JobFilter()
-        before_id = listing.place(wanted, cursor)
+        before_id = listing.position(wanted, cursor)
         if not listing.can_match(wanted):
             return views.JobPage(items=[])
         return await self._database.read(
@@ -252,9 +257,9 @@ class Jobs:
         )
 
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
-        """Ask the job to end, in the name of `actor`. Harmless to repeat.
+        """Ask the job to end, in the name of `actor`. Idempotent.
 
-        JobFinished if it succeeded or failed.
+        Raises JobFinished if it succeeded or failed.
         """
         now = self._clock()
         moved = False
@@ -287,13 +292,13 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all it left, in the name of `actor`, which the log keeps.
+        """Delete a finished job and all its files, in the name of `actor`, who is logged.
 
-        JobLive if it has not ended; CheckpointInUse if a live job starts from one of its
+        Raises JobLive if it has not ended, and CheckpointInUse if a live job starts from one of its
         checkpoints.
 
-        Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
-        the service dies between them, `finish_deletions` does the rest.
+        Takes three idempotent steps: hide the job, delete its files, delete its rows. If the
+        service dies between them, `finish_deletions` completes the deletion.
         """
         begun = False
 
@@ -303,7 +308,7 @@ class Jobs:
                 row = found(session, job_id, lock=True)
             except NotFound:
                 if begun:
-                    return  # this very call did it: the answer to its commit was lost
+                    return  # this call did it, and the answer to its commit was lost
                 raise
             begun = True
             if not row.state.is_terminal:
@@ -312,7 +317,7 @@ class Jobs:
                     hint="cancel it first, and wait until it has ended",
                 )
             init_from.refuse_if_needed(session, job_id)
-            # By the database's clock: another process may have to finish the deletion.
+            # The database's clock counts: another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
             if row.array_head is not None:
                 arrays_repository.hand_head_on(session, row)
@@ -324,10 +329,10 @@ class Jobs:
             await self.storage_watch.look(self._clock())
 
     async def finish_deletions(self, before: datetime | None = None) -> int:
-        """Complete deletions that were cut off; answers how many.
+        """Complete interrupted deletions; return how many.
 
-        At a start all of them; later, when another process may be deleting, those begun `before`.
-        A job whose files can't be deleted now is left for the next time.
+        With `before`, only deletions that began before this time are completed, since another
+        process may still be deleting. A job whose files can't be deleted now is left for later.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         erased = 0
@@ -336,7 +341,9 @@ class Jobs:
                 await self._erase(job_id)
                 erased += 1
             except (OSError, StorageUnavailable) as error:
-                logger.warning("the files of the deleted job %s stay for now: %s", job_id, error)
+                logger.warning(
+                    "can't delete the files of the deleted job %s now: %s", job_id, error
+                )
         return erased
 
     async def _erase(self, job_id: str) -> None:
@@ -345,7 +352,7 @@ class Jobs:
 
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
-    """The job's row; NotFound if there is none, or if it is being deleted."""
+    """Return the job's row. Raises NotFound if it does not exist, or is being deleted."""
     look = repository.lock if lock else repository.get
     row = look(session, job_id) if storable(job_id) else None
     if row is None or row.deleted_at is not None:

@@ -1,9 +1,9 @@
-"""The answer about a job, kept until the job changes.
+"""A cache of the answers about jobs, each valid until the job changes.
 
-Most requests to a training service ask for the state of a job, and most answers are the same as
-the one before. On SQLite one process does all the writing, so it knows of every change the moment
-it is committed: there an answer is kept, and never a stale one given. On PostgreSQL other processes
-write, too, and every answer comes from the database.
+Most requests to a training service ask for the state of a job, and most answers equal the previous
+one. On SQLite, one process makes all writes and knows of every change when it is committed, so it
+caches answers and never returns a stale one. On PostgreSQL, other processes write, too, so every
+answer is read from the database.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from service.jobs import serializers
 from service.jobs.service import not_found
 
 MAX_ANSWERS = 4096
-"""Answers that are kept; the oldest goes first."""
+"""Most cached answers; the oldest is dropped first."""
 
 
 def _present(session: Session, job_id: str) -> views.Job:
-    """NotFound if there is no such job."""
+    """Return the job's view. Raises NotFound if the job does not exist."""
     row = repository.status(session, job_id) if storable(job_id) else None
     if row is None:
         raise not_found(job_id)
@@ -32,23 +32,23 @@ def _present(session: Session, job_id: str) -> views.Job:
 
 
 class StatusCache:
-    """The answers of one process. `peek` and `read` may be called from any thread."""
+    """The cached answers of one process. `peek` and `read` may be called from any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}
         self._changes = 0
-        """Counts commits, so that an answer that was read before one is not kept after it."""
+        """Number of commits: an answer that was read before a commit is not cached after it."""
         if database.is_sqlite:
             database.on_commit(self._forget)
 
     def peek(self, job_id: str) -> bytes | None:
-        """The job's view as JSON if it is kept."""
+        """Return the job's view as JSON if it is cached."""
         return self._answers.get(job_id)
 
     async def read(self, job_id: str) -> bytes:
-        """The same from the database. NotFound if there is no such job."""
+        """Read the job's view as JSON from the database. Raises NotFound if it does not exist."""
         changes = self._changes
         view = await self._database.look_up(lambda s: _present(s, job_id))
         answer = view.model_dump_json().encode()
@@ -61,7 +61,7 @@ class StatusCache:
         return answer
 
     def _forget(self, changed: frozenset[str] | None) -> None:
-        """A commit that says which jobs it changed leaves the answers of the others."""
+        """Drop the answers of the jobs that a commit changed; all answers if these are unknown."""
         with self._lock:
             self._changes += 1
             if changed is None:

@@ -1,4 +1,4 @@
-"""Use cases of sweeps: the sweep with its best trial, and its trials page by page."""
+"""Use cases of sweeps: the sweep with its best trial, and pages of its trials."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.domain.errors import ArrayNotFound, BadCursor, SweepNotFound
 from service.jobs import arrays
 
 MAX_TRIALS = 500
-"""Trials of one page."""
+"""Most trials of one page."""
 
 
 class Sweeps:
-    """Each is SweepNotFound for a sweep that does not exist. A sweep is cancelled and deleted as an
-    array."""
+    """The use cases. Each raises SweepNotFound if the sweep does not exist. A sweep is cancelled
+    and deleted as an array."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,13 +32,14 @@ class Sweeps:
         return await self._database.read(lambda session: _view(session, sweep_id))
 
     async def trials(self, sweep_id: str, *, limit: int, cursor: str | None) -> views.TrialPage:
-        """By their index, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
+        """Return trials by index, at most `limit` (1 to 500). Raises BadCursor for a cursor of
+        another listing."""
         limit = max(1, min(limit, MAX_TRIALS))
-        after = _place(sweep_id, cursor)
+        after = _position(sweep_id, cursor)
         return await self._database.read(lambda session: _page(session, sweep_id, after, limit))
 
 
-def _place(sweep_id: str, cursor: str | None) -> int:
+def _position(sweep_id: str, cursor: str | None) -> int:
     if cursor is None:
         return -1
     index = decode_cursor(_scope(sweep_id), cursor)

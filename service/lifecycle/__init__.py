@@ -1,1 +1,1 @@
-"""Changes of a job: the one transition function, preemption and resizing."""
+"""Changes of jobs: state transitions, claims, preemption and resizing."""

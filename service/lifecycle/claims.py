@@ -1,7 +1,7 @@
-"""Claims: waiting jobs begin their next attempts, all that start in one transaction.
+"""Claims: waiting jobs begin their next attempts, several jobs in one transaction.
 
-A claim is a compare-and-set: the jobs are locked, and those that are no longer as the plan saw them
-are left as they are. The number of the attempt is the fencing token of all that is recorded of it.
+A claim is a compare-and-set: the jobs are locked, and a job that changed after the plan saw it is
+left alone. The attempt's number is the fencing token of everything that is stored about it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from service.domain.progress import without_rates
 from service.domain.scheduling.placement.slots import workers
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, resizing
-from service.lifecycle.transitions import changes_of, move, runtime_left_s, state_event, tell_moved
+from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where attempts begin."""
+    """The deployment in which attempts begin."""
 
     id: str
     cluster_session: str
@@ -67,7 +67,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class _Startable:
-    """A job that is as it was seen, and can start."""
+    """A job that has not changed since the plan saw it, and can start."""
 
     wanted: Wanted
     row: Row[Any]
@@ -77,9 +77,11 @@ class _Startable:
 def claim(
     session: Session, wanted: Sequence[Wanted], deployment: Deployment, now: datetime
 ) -> list[AttemptSpec | None]:
-    """Begin the next attempts of these jobs, and answer all that their launches need; None for a
-    job that is no longer as it was seen, and for a trial that has no values yet. A job that can't
-    start any more fails."""
+    """Begin the next attempts of these jobs, and return the specs for their launches.
+
+    The result has None for a job that has changed since the plan saw it, and for a trial that has
+    no values yet. A job that can't start any more fails.
+    """
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
     parameters = sweeps_repository.parameters(session, in_arrays)
@@ -117,7 +119,7 @@ def claim(
 
 
 def _check(row: Row[Any]) -> CheckedDocument | tuple[str, str]:
-    """The document; or why the job fails instead of starting: a code and a message."""
+    """Return the document, or the code and message with which the job fails instead."""
     left_s = runtime_left_s(row)
     if left_s is not None and left_s <= 0:
         message = f"has run for {row.runtime_used_s:.0f} s, max_runtime_s is {row.max_runtime_s}"
@@ -131,7 +133,7 @@ def _check(row: Row[Any]) -> CheckedDocument | tuple[str, str]:
 def _begin(
     session: Session, startable: Sequence[_Startable], cluster_session: str, now: datetime
 ) -> None:
-    """Store the moves, their events and the attempts."""
+    """Store the changes of state, their events and the attempts."""
     node_ids = {part.node_id for each in startable for part in each.wanted.slices}
     labels = cluster_repository.labels(session, sorted(node_ids))
     changes, events, attempts = [], [], []
@@ -164,11 +166,11 @@ def _begin(
     events_repository.add_events(session, events)
     moves.note(session, events)
     for each in startable:
-        tell_moved(session, each.row)
+        announce(session, each.row)
 
 
 def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, Any]:
-    """Columns of a job that starts on these slots."""
+    """Return the changed columns of a job that starts on these slots."""
     world_size = sum(part.num_workers for part in slices)
     nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
     smaller = world_size < row.num_workers
@@ -195,9 +197,9 @@ def _spec_of(
     parameters: Mapping[str, Any] | None,
     code: CodeRow | None,
 ) -> AttemptSpec:
-    """All that a launch needs; of the database, as little as a first attempt asks.
+    """Return the spec for a launch. A first attempt needs few queries.
 
-    parameters: of a job that is a trial. code: the uploaded one.
+    `parameters` are the values of a trial. `code` is the uploaded code.
     """
     row, wanted, settings = started.row, started.wanted, deployment.settings
     refs: tuple[CheckpointRef, ...] = ()
@@ -259,7 +261,7 @@ def _origin(session: Session, row: Row[Any]) -> CheckpointRef | None:
 
 
 def _rolled_back(document: CheckedDocument, rollbacks: int) -> CheckedDocument:
-    """The document as the next attempt gets it: each earlier rollback has lowered the rate."""
+    """Return the document for the next attempt: each rollback lowers the learning rate."""
     if not rollbacks:
         return document
     spec = document.spec

@@ -1,7 +1,7 @@
-"""The end of a job for jobs that have not started: those that wait for it, or are of its sweep.
+"""Effects of a job's end on jobs that have not started: jobs that wait for it, trials of its sweep.
 
-It is settled in the transaction of that end, so the scheduler need not look for it. A submit keeps
-what it names from ending until it is stored (`hold`), so the two can't miss each other.
+They are settled in the transaction of the end, so the scheduler need not search for them. A submit
+prevents the jobs that it names from ending until it is stored (`hold`), so it can't miss an end.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ class Ended:
     array_id: str | None
     state: JobState
     is_stopped_early: bool = False
-    """Of a sweep's trial that others are better than: its sweep may succeed all the same."""
+    """Whether the job is a trial that ended since others are better: its sweep may still succeed.
+    """
 
 
 def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
-    """Find the jobs and arrays that the document's job must wait for: ids, and whether each must
-    succeed.
+    """Return the ids of the jobs and arrays that the document's job must wait for, and whether each
+    must succeed.
 
-    None of them ends before this transaction does. DependencyNotFound for an id that nothing has,
-    DependencyNeverSatisfied where the success that is asked for can't come any more.
+    None of them ends before this transaction does. Raises DependencyNotFound for an unknown id, and
+    DependencyNeverSatisfied if a required success is no longer possible.
     """
     ids = [entry.job for entry in spec.after]
     if not ids:
@@ -81,8 +82,8 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
 
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
-    """Settle what waited for jobs that have just ended: cancel those that waited for a success that
-    did not come, then those that waited for these, and so on."""
+    """Settle the dependencies on jobs that have just ended. Cancel jobs whose required success did
+    not happen, then the jobs that waited for these, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)
@@ -97,7 +98,7 @@ def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
 def cancel_unstarted(
     session: Session, array_id: str, *, message: str, now: datetime, data: Mapping[str, Any]
 ) -> None:
-    """Cancel, as the user asked, all jobs of an array that have had no attempt."""
+    """Cancel, for the user, all jobs of an array that have had no attempt."""
     end_unstarted(session, array_id, CANCELLED_BY_USER, message, now, data)
 
 
@@ -117,18 +118,18 @@ def end_unstarted(
 def _doomed(
     rows: Sequence[tuple[str, str, bool]], ended: Sequence[Ended]
 ) -> dict[str, tuple[str, Ended]]:
-    """The waiters that can never start, each with what it waited for and the job that ended
-    otherwise than it should."""
-    culprits = {}
+    """Return the waiters that can never start, each with the id that it waited for and the job that
+    did not succeed."""
+    unsuccessful = {}
     for one in ended:
         if one.state is not JobState.SUCCEEDED:
-            culprits[one.job_id] = one
+            unsuccessful[one.job_id] = one
             if one.array_id is not None and not one.is_stopped_early:
-                culprits.setdefault(one.array_id, one)
+                unsuccessful.setdefault(one.array_id, one)
     return {
-        waiter: (after_id, culprits[after_id])
+        waiter: (after_id, unsuccessful[after_id])
         for waiter, after_id, on_success in rows
-        if on_success and after_id in culprits
+        if on_success and after_id in unsuccessful
     }
 
 
@@ -137,12 +138,12 @@ def _cancel(
 ) -> list[Ended]:
     """Cancel jobs, and all jobs of arrays, that can never start."""
     by_cause: dict[tuple[str, Ended], list[str]] = {}
-    for waiter, cause in doomed.items():
-        by_cause.setdefault(cause, []).append(waiter)
+    for waiter, pair in doomed.items():
+        by_cause.setdefault(pair, []).append(waiter)
     ended: list[Ended] = []
-    for (after_id, culprit), waiters in by_cause.items():
-        message = never_satisfied(after_id, culprit.job_id, culprit.state)
-        data = {"after": after_id, "job": culprit.job_id}
+    for (after_id, cause), waiters in by_cause.items():
+        message = never_satisfied(after_id, cause.job_id, cause.state)
+        data = {"after": after_id, "job": cause.job_id}
         ended += _end(session, waiters, Trigger.UNMET, NEVER_SATISFIED, message, now, data)
     return ended
 
@@ -156,13 +157,13 @@ def _end(
     now: datetime,
     data: Mapping[str, Any],
 ) -> list[Ended]:
-    """End jobs, and jobs of arrays, that have had no attempt: `transitions.move` for many."""
+    """End jobs, and jobs of arrays, that have had no attempt: a bulk `transitions.move`."""
     state = transition(JobState.QUEUED, trigger, code)
     assert state is JobState.CANCELLED
     changed = arrays_repository.cancel_unstarted(
         session, units, code=code, message=message, now=now
     )
-    told = {
+    event = {
         "time": now,
         "type": "state",
         "from_state": JobState.QUEUED,
@@ -172,7 +173,7 @@ def _end(
         "message": message,
         "data": dict(data),
     }
-    rows = [{**told, "job_id": row.id, "seq": row.event_seq} for row in changed]
+    rows = [{**event, "job_id": row.id, "seq": row.event_seq} for row in changed]
     events_repository.add_events(session, rows)
     moves.note(session, rows)
     if rows:
@@ -187,8 +188,8 @@ def _end(
 
 
 def trial_failed(session: Session, job: JobRow, now: datetime) -> None:
-    """Cancel the trials that have not started, if more have failed than the sweep allows. Those
-    that have started go on."""
+    """Cancel the trials that have not started if more trials have failed than the sweep allows.
+    Started trials go on."""
     row = None if job.array_id is None else sweeps_repository.lock(session, job.array_id)
     if row is None:
         return

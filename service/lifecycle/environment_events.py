@@ -1,4 +1,4 @@
-"""Events of a job about its environment and about code that is fetched."""
+"""Events of a job about its environment and its fetched code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAN_T_BE_HAD: Mapping[JobNeed, str] = {
 
 
 def note_preparing(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """Say once that the job waits for what it needs on its nodes."""
+    """Add an event: the job waits until its nodes are prepared."""
     job = repository.lock(session, job_id)
     if job is not None and job.state == JobState.QUEUED:
         code = "preparing_environment"
@@ -31,18 +31,19 @@ def note_preparing(session: Session, job_id: str, message: str, now: datetime) -
 def note_ready(
     session: Session, job_id: str, attempt: int, answers: Sequence[NodeEnvironment], now: datetime
 ) -> None:
-    """Say what the attempt that was just claimed finds on its nodes, and how its ranks start."""
+    """Add an event about the environment of the attempt that was just claimed, and how its ranks
+    start."""
     job = repository.lock(session, job_id)
     if job is None or job.attempt != attempt:
         return
     packages = sorted({package for answer in answers for package in answer.packages})
     replaced = sorted({name for answer in answers for name in answer.replaced})
     number = f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
-    message = f"the environment is ready: {number} beside those of the nodes"
+    message = f"the environment is ready: {number} in addition to the packages of the nodes"
     if replaced:
         message += (
-            f"; it replaces {', '.join(replaced[:MAX_NAMED])}, which training processes have "
-            "imported before they are forked, so each rank starts a fresh interpreter"
+            f"; it replaces {', '.join(replaced[:MAX_NAMED])}, which the forkserver has already "
+            "imported, so each rank starts a fresh interpreter"
         )
     log = next((answer.log for answer in answers if answer.log), "")
     data = {"packages": packages, "replaced": replaced, "log": log}
@@ -51,14 +52,14 @@ def note_ready(
 
 
 def sentence_of(failure: NodeEnvironment) -> str:
-    """Why a node can't have what the job needs."""
+    """Return the sentence why a node can't be prepared for the job."""
     return f"{_CAN_T_BE_HAD[failure.need]}: {failure.message}"
 
 
 def fail(
     session: Session, job_id: str, attempt_seen: int, answer: NodeEnvironment, now: datetime
 ) -> bool:
-    """End a waiting job that a node can't prepare for; False if the job has moved on."""
+    """Fail a waiting job whose needs a node can't prepare; return False if the job has changed."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
         return False

@@ -1,7 +1,7 @@
 """The slot-seconds that an attempt held on each node, with the labels that the node had.
 
-They are counted up to `held_until`, and on from there by `settle`, which comes before each change
-of the attempt's slices. Labels are kept, since a node that has gone can't be asked any more.
+They are counted up to `held_until`. `settle` continues the count; it is called before each change
+of the attempt's slices. Labels are stored, since a node that has gone can't be asked any more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.domain.costs.prices import HeldOnNode
 
 
 def on_nodes(slices: Sequence[Slice], labels: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """`AttemptRow.held` of an attempt that gets these slices. labels: of the nodes, by id."""
+    """Return `AttemptRow.held` for an attempt that gets these slices. `labels` are by node id."""
     return {
         part.node_id: {"labels": labels.get(part.node_id, {}), "slot_seconds": 0.0}
         for part in slices
@@ -24,8 +24,8 @@ def on_nodes(slices: Sequence[Slice], labels: Mapping[str, Mapping[str, str]]) -
 
 
 def settle(attempt: AttemptRow, at: datetime) -> None:
-    """Count what the attempt has held up to this time. Nothing, before its slots were given and for
-    a time that is counted already."""
+    """Count the slots that the attempt has held up to this time. Does nothing before the attempt
+    got its slots, or if this time is counted already."""
     since = attempt.held_until or attempt.started_at
     if since is None or at <= since:
         return
@@ -39,6 +39,6 @@ def settle(attempt: AttemptRow, at: datetime) -> None:
 
 
 def of(attempt: AttemptRow) -> list[HeldOnNode]:
-    """The slot-seconds that are counted so far."""
+    """Return the slot-seconds that are counted so far."""
     held = (attempt.held or {}).values()
     return [HeldOnNode(each["labels"], each["slot_seconds"]) for each in held]

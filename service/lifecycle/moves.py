@@ -1,9 +1,8 @@
-"""Consequences of every change of a job's state, also where many change at once: ends are counted,
-and webhooks are told.
+"""Consequences of every change of a job's state: counts ends, and writes messages of webhooks.
 
 The messages are written in the transaction of the change, so none is lost; the loop
-`webhook_sender` sends them. Where nobody has a webhook this costs one look for one at the end of
-the transaction.
+`webhook_sender` sends them. Without webhooks, the only cost is one query at the end of the
+transaction.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _NOTED = "moves"
 
 
 def note(session: Session, moves: Iterable[Move]) -> None:
-    """The moves are looked at when the transaction ends, and only if somebody wants to know."""
+    """Keep the moves until the end of the transaction, which writes messages if webhooks exist."""
     session.info.setdefault(_NOTED, []).append(moves)
-    at_end(session, _tell)
+    at_end(session, _write_messages)
 
 
 def ended(session: Session, state: JobState, number: int = 1) -> None:
-    """Count jobs that came to their end."""
+    """Count jobs that have ended."""
     measure(session, meter.JOB_ENDS, number, state.value)
 
 
-def _tell(session: Session) -> None:
-    """Write a message for each webhook that is notified of one of the moves."""
+def _write_messages(session: Session) -> None:
+    """Write a message for each move and each webhook that is notified of it."""
     noted = session.info.pop(_NOTED)
     if surroundings.seen(session).webhook is None:
         return
@@ -112,7 +111,7 @@ def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any
         "created_at": _as_text(job.created_at),
         "started_at": _as_text(job.started_at),
         "first_step_at": _as_text(job.first_step_at),
-        # A job that starts and ends within one report is at its end when its start is told.
+        # A job that starts and ends within one report has ended when its start is sent.
         "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
         "metrics": final_metrics(job.summary),
         "link": f"/#/jobs/{job.id}",

@@ -1,8 +1,8 @@
-"""Asking attempts to save and leave their slots: for a caller, for a node that is drained, for a
-service that stops its cluster.
+"""Asks attempts to save and leave their slots: for a caller, for a drained node, or because the
+service stops its cluster.
 
-The request is stored in the attempt's row. The reconciler passes it on as a command, and the
-attempt's end brings its job back to the queue, uncharged.
+The request is stored in the attempt's row. The reconciler sends it as a command. The attempt's end
+puts its job back into the queue, without a charge to its retries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 RESERVE_S = 2.0
-"""The part of a node's time left that is for the command to arrive and the slots to be freed."""
+"""Seconds of a drained node's remaining time for sending the command and freeing the slots."""
 
 
 def ask(
@@ -38,7 +38,8 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt, whose job is locked. False if it was asked before: the first grace counts."""
+    """Ask an attempt, whose job is locked. Return False if it was asked before: the first grace
+    period counts."""
     if attempt.preempt_asked_at is not None:
         return False
     attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
@@ -57,7 +58,7 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask the attempts on nodes that are drained; answers how many were asked."""
+    """Ask the attempts on drained nodes; return how many were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0
@@ -73,9 +74,9 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 
 
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
-    """Ask every attempt that holds slots; answers how many were asked now."""
+    """Ask every attempt that holds slots; return how many were asked now."""
     touch(session)
-    because = ": the service stops, and its Ray with it"
+    because = ": the service stops, together with its Ray"
     return sum(
         _ask_live(session, attempt, grace_s, now, "service_stops", because)
         for attempt in attempts_repository.live(session)
@@ -85,7 +86,7 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
 def make_room(
     session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
 ) -> bool:
-    """Ask an attempt on behalf of another job; False if it holds no slots any more."""
+    """Ask an attempt on behalf of another job; return False if it no longer holds slots."""
     touch(session)
     seen = attempts_repository.get(session, job_id, attempt)
     if seen is None:
@@ -96,7 +97,7 @@ def make_room(
 def _ask_live(
     session: Session, seen: AttemptRow, grace_s: float, now: datetime, code: str, because: str
 ) -> bool:
-    """Ask the attempt unless its job has moved on since it was seen."""
+    """Ask the attempt unless its job has changed since the attempt was read."""
     job = repository.lock(session, seen.job_id)
     if job is None or job.attempt != seen.attempt or job.state not in HOLDING:
         return False

@@ -1,9 +1,9 @@
-"""Groups that change their size: the slots that they hold, are granted, and are asked to give back.
+"""Groups that change their size: the slots that they hold, are granted, and are asked to release.
 
-From the grant on its slots are in the attempt's row, as held, and slots that are asked back stay
-there. So nobody else is given them while the grant or the recall is sent to the group, which is
-repeated until the group reports what it holds then. A recall that a group does not answer in time
-is withdrawn: the group counts as one that gives nothing back, and may be asked to leave instead.
+Granted slots are in the attempt's row, as held, from the grant on, and recalled slots stay there.
+So no other job gets them while the grant or the recall is sent to the group, which is repeated
+until the group reports the slots that it holds. A recall that is not answered in time is withdrawn:
+the group is assumed to keep its slots, and may be asked to leave them all instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
 
 
 def as_roles(rows: Sequence[Mapping[str, Any]] | None) -> tuple[RoleSlots, ...]:
-    """Of the column `roles` of a job or attempt."""
+    """Return the roles of the column `roles` of a job or attempt."""
     return tuple(RoleSlots(**row) for row in rows or ())
 
 
@@ -61,19 +61,19 @@ def held_request(
     bundle: Mapping[str, float],
     roles: Sequence[Mapping[str, Any]] | None,
 ) -> policy.Request:
-    """The slots that an attempt holds, by these columns of it, as a request."""
+    """Return the slots that an attempt holds, by these columns, as a request."""
     number = count_of(as_slices(slices))
     return policy.Request(number, bundle, roles=as_roles(roles))
 
 
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
-    """Ids of all nodes that may have files or processes of the attempt."""
+    """Return the ids of all nodes that may have files or processes of the attempt."""
     here = (part["node_id"] for part in attempt.slices)
     return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
 
 
 def request_of(job: JobRow | Row[Any]) -> policy.Request:
-    """The request of a job that was submitted."""
+    """Return the slots that a job requests."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
     return policy.Request(*size, job.required_topology, homes, as_roles(job.roles))
@@ -82,18 +82,18 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
 def growing(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> policy.Growing | None:
-    """The group as the plan sees it, if it could use more slots and may be granted some now.
+    """Return the group for the plan if it could use more slots and may be granted some now.
 
-    A group that is not elastic may lack workers, too, and stand by for them.
+    A group that is not elastic may lack workers, too, and wait for them.
     """
-    if attempt.preempt_asked_at is not None or _is_told(attempt):
+    if attempt.preempt_asked_at is not None or _is_pending(attempt):
         return None
     if attempt.phase not in ALIVE or (attempt.grow_after and attempt.grow_after > now):
         return None
     slices = as_slices(attempt.slices)
     elastic = job.min_workers is not None and count_of(slices) < job.num_workers
-    stands_by = attempt.lacking > 0 and job.state in HOLDING
-    if not stands_by and not (elastic and not attempt.lacking and job.state == JobState.RUNNING):
+    waits = attempt.lacking > 0 and job.state in HOLDING
+    if not waits and not (elastic and not attempt.lacking and job.state == JobState.RUNNING):
         return None
     return policy.Growing(
         job_id=job.id,
@@ -103,30 +103,30 @@ def growing(
         request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
-        # Only ranks that need no other in particular train while some of them are lacking.
+        # Only ranks that do not depend on particular other ranks train while some are lacking.
         trains=attempt.lacking > 0 and job.state == JobState.RUNNING,
         queue=job.queue,
         owner=job.owner,
     )
 
 
-def _is_told(attempt: AttemptRow | Row[Any]) -> bool:
-    """Whether the group has not reported yet what it holds since the last grant or recall."""
+def _is_pending(attempt: AttemptRow | Row[Any]) -> bool:
+    """Whether the group has not yet reported its slots after the last grant or recall."""
     return attempt.granted is not None or attempt.recalled is not None
 
 
 def spare(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> tuple[Slice, ...]:
-    """The slots that an elastic group may be asked to give back now, in this order.
+    """Return the slots that an elastic group may be asked to release now, in this order.
 
-    Only a group that recovers in place goes on in the same processes, which none on GPUs does. Of a
-    script nobody here knows whether it has called `train.prepare`: one that has not keeps its slots
-    when it is asked.
+    Only a group that recovers in place continues in the same processes; no group on GPUs does. The
+    service does not know whether a script has called `train.prepare`. A script that has not called
+    it keeps its slots when it is asked.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
-    is_settled = not attempt.lacking and not _is_told(attempt)
+    is_settled = not attempt.lacking and not _is_pending(attempt)
     is_due = all(at is None or at <= now for at in (attempt.grow_after, attempt.recall_after))
     if not (is_elastic and trains and is_settled and is_due):
         return ()
@@ -134,11 +134,12 @@ def spare(
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
-    """How long an elastic group trains with its global batch; 0 where that can't be changed now."""
+    """Seconds for which an elastic group has trained with its global batch; 0 if that can't be
+    changed now."""
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     since = attempt.batch_at or attempt.running_at
-    is_settled = not attempt.lacking and not _is_told(attempt) and not attempt.preempt_asked_at
+    is_settled = not attempt.lacking and not _is_pending(attempt) and not attempt.preempt_asked_at
     if not (is_elastic and trains and is_settled) or since is None:
         return 0.0
     return max(0.0, (now - since).total_seconds())
@@ -147,8 +148,8 @@ def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: da
 def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
-    """Have the group form anew with this global batch, on the slots that it has: by a grant of
-    none. False if it may not be asked any more."""
+    """Let the group re-form on its slots with this global batch, by an empty grant. Return False if
+    that is no longer allowed."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:
@@ -172,14 +173,14 @@ def change_batch(
 
 
 def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
-    """The recall that is sent to the group until it reports its slots."""
+    """Return the recall that is sent to the group until it reports its slots."""
     if attempt.recalled is None:
         return None
     return Recall(attempt.grants, as_slices(attempt.recalled), attempt.batch_size)
 
 
 def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime) -> bool:
-    """Ask the group to give slots back; False if it may not be asked any more."""
+    """Ask the group to release slots; return False if that is no longer allowed."""
     job = repository.lock(session, shrink.job_id)
     row = attempts_repository.get(session, shrink.job_id, attempt)
     if job is None or row is None or row.finished_at is not None:
@@ -199,7 +200,7 @@ def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime)
         job,
         type_="shrinking",
         code="makes_room",
-        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}"
+        message=f"was asked to release {workers(number)}: it {shrink.reason.message}"
         f"{_with_batch(shrink.batch_size)}",
         now=now,
         data={"recall": row.grants, "slices": as_rows(shrink.slices)} | _batch(shrink.batch_size),
@@ -212,13 +213,13 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
     """Whether the group has not answered a recall within its limit."""
     if attempt.recalled is None or attempt.preempt_asked_at is not None:
         return False
-    # Recalls that an older release has stored have no time.
+    # Recalls that an older release stored have no time.
     return attempt.recalled_at is None or now - attempt.recalled_at >= rules.RECALL_LIMIT
 
 
 def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool:
-    """Ask for the slots of a recall no longer, if it is still unanswered. They stay the group's: a
-    report that comes late gives them back."""
+    """Withdraw a recall that is still unanswered. The group keeps its slots; a late report still
+    releases them."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None or not is_unanswered(row, now):
@@ -232,8 +233,8 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
         job,
         type_="recall_unanswered",
         code="recall_unanswered",
-        message=f"did not give {workers(number)} back within {limit_s:g} s of being asked: "
-        "it counts as keeping them, and may be asked to leave",
+        message=f"did not release {workers(number)} within {limit_s:g} s of being asked: "
+        "it is assumed to keep them, and may be asked to leave",
         now=now,
         data={"recall": row.grants, "slices": as_rows(slices)},
     )
@@ -242,7 +243,7 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
 
 
 def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
-    """The grant that the group is told of until it reports what it holds."""
+    """Return the grant that is sent to the group until it reports its slots."""
     if attempt.granted is None:
         return None
     return Grant(attempt.grants, as_slices(attempt.granted), attempt.batch_size)
@@ -259,7 +260,7 @@ def _with_batch(batch_size: int | None) -> str:
 
 
 def _batch(batch_size: int | None) -> dict[str, Any]:
-    """For the data of an event."""
+    """Return the part of an event's data about the batch."""
     return {} if batch_size is None else {"batch_size": batch_size}
 
 
@@ -270,8 +271,8 @@ def grant(
     now: datetime,
     batch_size: int | None = None,
 ) -> bool:
-    """Give the group these slots, and this global batch with them; False, and nothing is given, if
-    it has changed since the plan saw it."""
+    """Grant the group these slots and this global batch. Return False, and grant nothing, if it has
+    changed since the plan saw it."""
     job = repository.lock(session, seen.job_id)
     attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
     if job is None or attempt is None or attempt.finished_at is not None:
@@ -294,7 +295,7 @@ def grant(
         job,
         type_="growing",
         code="growing",
-        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}"
+        message=f"is granted {workers(number)} more, and has {count_of(seen.slices)}"
         f"{_with_batch(batch_size)}",
         now=now,
         data={"grant": attempt.grants, "slices": as_rows(slices)} | _batch(batch_size),
@@ -304,9 +305,9 @@ def grant(
 
 
 def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
-    """Store why each group does not grow; answers how many changed.
+    """Store why each group does not grow; return how many reasons changed.
 
-    No event, since plans are made often. A row that would not change is not written.
+    Adds no event, since plans are made often. Unchanged rows are not written.
     """
     by_job = {stay.job_id: stay for stay in stays}
     changed = 0
@@ -332,28 +333,28 @@ def close(attempt: AttemptRow) -> None:
 
 
 def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:
-    """Why a group is below its size, or keeps it, as a sentence, and the jobs in its way; empty
-    where there is nothing to say."""
+    """Return the reason, as a sentence, why a group is smaller than requested or keeps its size,
+    and the jobs that block it; empty if there is no reason to show."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted == []:
         return "is about to go on with another global batch", []
     if attempt.granted is not None:
-        return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
+        return f"is being granted {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:
         number, limit = count_of(as_slices(attempt.recalled)), rules.RECALL_LIMIT
         until = (attempt.recalled_at or now) + limit
-        return f"was asked to give {workers(number)} back by {until:%H:%M:%S} UTC", []
+        return f"was asked to release {workers(number)} by {until:%H:%M:%S} UTC", []
     if attempt.growth is None and attempt.recall_after is not None and attempt.recall_after > now:
         at = f"{attempt.recall_after:%H:%M:%S} UTC"
-        return f"kept slots that it was asked to give back, and is not asked again before {at}", []
+        return f"kept slots that it was asked to release, and is not asked again before {at}", []
     if attempt.growth is None:
         return _why_fewer_train(job), []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
 
 
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:
-    """Whether it is a job that trains on with so few while its lost ranks are replaced."""
+    """Whether the job trains on with this many workers while its lost ranks are replaced."""
     return world_size < job.num_workers and goes_on_without_lost(job.spec)
 
 

@@ -1,7 +1,7 @@
-"""Every change of a job's state: compare, set, and say so in an event.
+"""Every change of a job's state: a compare-and-set, and its event.
 
-The functions take the Session of a `Database.write`, so that each change and its event are one
-transaction with whatever else the caller stores.
+The functions take the Session of a `Database.write`, so each change and its event are in one
+transaction with the other writes of the caller.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from service.domain.states import STOPPED_EARLY, Trigger, transition
 from service.lifecycle import dependencies, moves
 
 KEPT_BACK = frozenset({HELD, BUDGET_USED_UP, "waiting_for_jobs", "array_limit"})
-"""Why a job waits that could not start if all slots were free: it is not waiting for its turn."""
+"""Reasons of waiting jobs that could not start even if all slots were free."""
 
 
 class Ends:
-    """Jobs that end in one transaction: their events, and what their ends mean for others, are
-    stored for all of them at once."""
+    """Jobs that end in one transaction. Their events, and the effects of their ends on other jobs,
+    are stored together."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[JobRow, JobState]] = []
         self._events: list[Mapping[str, Any]] = []
 
     def add(self, job: JobRow, before: JobState, event: Mapping[str, Any]) -> None:
-        """before: the state in which it was."""
+        """Add a job whose state was `before`."""
         self._jobs.append((job, before))
         self._events.append(event)
 
@@ -51,7 +51,7 @@ class Ends:
         events_repository.add_events(session, self._events)
         moves.note(session, self._events)
         ids = [job.id for job, _ in self._jobs]
-        message = "the job ended before it was seen to train on"
+        message = "the job ended before it continued to train"
         faults_repository.fail_drills(session, ids, message, now)
         dependencies_repository.withdraw(
             session, [job.id for job, before in self._jobs if before is JobState.QUEUED]
@@ -82,11 +82,11 @@ def move(
     data: Mapping[str, Any] | None = None,
     ends: Ends | None = None,
 ) -> bool:
-    """Move the job, unless it is no longer in the state and attempt that `job` shows.
+    """Move the job, unless it is no longer in the state and attempt of `job`.
 
-    `values` are other columns that change with it. False means the race was lost and nothing was
-    changed; IllegalTransition that the table has no such move or reason. `job` shows the row as it
-    is afterwards. ends: takes the job if it ends, for a caller that settles the ends of several.
+    `values` are other columns to change. Returns False, and changes nothing, if another change was
+    faster. Raises IllegalTransition if the table has no such move or reason. Afterwards `job` has
+    the new values. If the job ends, it is added to `ends`, whose caller settles several ends.
     """
     before = job.state
     after = transition(before, trigger, code)
@@ -103,7 +103,7 @@ def move(
     else:
         events_repository.add_events(session, [event])
         moves.note(session, [event])
-    tell_moved(session, job)
+    announce(session, job)
     return True
 
 
@@ -111,14 +111,14 @@ def _is_still(session: Session, job: JobRow, state: JobState, attempt: int) -> b
     """Whether the job is in this state and attempt, and stays so until this transaction ends."""
     if repository.is_locked(session, job.id):
         return True
-    there = repository.lock(session, job.id)
-    return there is not None and (there.state, there.attempt) == (state, attempt)
+    locked = repository.lock(session, job.id)
+    return locked is not None and (locked.state, locked.attempt) == (state, attempt)
 
 
 def changes_of(
     job: JobRow | Row[Any], after: JobState, code: str, message: str, now: datetime
 ) -> dict[str, Any]:
-    """Columns of a job that comes to another state."""
+    """Return the changed columns of a job that gets another state."""
     changes: dict[str, Any] = {
         "state": after,
         "event_seq": job.event_seq + 1,
@@ -140,7 +140,7 @@ def state_event(
     now: datetime,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The event of a move, by the job as it was and its changes: `changes_of` and others."""
+    """Return the event of a move, from the job before it and the changes."""
     return {
         "job_id": job.id,
         "seq": changes["event_seq"],
@@ -155,8 +155,8 @@ def state_event(
     }
 
 
-def tell_moved(session: Session, job: JobRow | Row[Any]) -> None:
-    """Wake all that wait for a move of this job."""
+def announce(session: Session, job: JobRow | Row[Any]) -> None:
+    """Wake all subscribers that wait for a move of this job."""
     notify(session, job.id, events_of(job.id), QUEUE)
     if job.state is JobState.CANCELLING:
         notify(session, ATTEMPTS)
@@ -174,7 +174,7 @@ def remark(
     now: datetime,
     data: Mapping[str, Any] | None = None,
 ) -> None:
-    """An event that leaves the state as it is."""
+    """Add an event that does not change the state."""
     event = {
         "job_id": job.id,
         "seq": events_repository.count_event(session, job),
@@ -196,27 +196,27 @@ def runtime_left_s(job: JobRow | Row[Any]) -> float | None:
 
 
 def waits_with_news(session: Session, waits: Sequence[policy.Wait]) -> list[policy.Wait]:
-    """Those that `note_waiting` would store, so that a long queue is not read while others wait to
-    write."""
+    """Return the waits that `note_waiting` would store, so that a long queue is not read in a write
+    transaction."""
     queued = planned_jobs.waiting_notes(session)
     return [wait for wait in waits if _is_news(queued.get(wait.job_id), wait)]
 
 
 def _is_news(row: Row[Any] | None, wait: policy.Wait) -> bool:
-    # A job that was held or released since the plan saw it has told why by itself.
+    # A job that was held or released since the plan saw it already has its reason.
     if row is None or (row.held_by is None) == (wait.reason.code == HELD):
         return False
     shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
-    told = (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by)
+    new = (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by)
     is_kept_back = wait.reason.code in KEPT_BACK
-    return shown != told or is_kept_back != (row.kept_back_since is not None)
+    return shown != new or is_kept_back != (row.kept_back_since is not None)
 
 
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
-    """Store why each job waits and at which place; answers how many changed.
+    """Store the reason and the position of each waiting job; return how many jobs changed.
 
-    Neither a move nor an event, since plans are made often; a budget that is used up is an event,
-    since it keeps jobs back for long. A row that would not change is not written.
+    Adds no events, since plans are made often, except for a used-up budget, which keeps jobs back
+    for long. Unchanged rows are not written.
     """
     stopped: dict[str, str] = {}
     queued = planned_jobs.waiting_notes_of(session, [wait.job_id for wait in waits])
@@ -239,14 +239,14 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         new = {f"new_{name}": value for name, value in note.items()}
         notes.append({"job_id": wait.job_id, **new})
     planned_jobs.note_waiting(session, notes)
-    _tell_stopped(session, stopped, now)
+    _add_stopped_events(session, stopped, now)
     touch(session, *(note["job_id"] for note in notes))
     return len(notes)
 
 
-def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) -> None:
-    """An event for each of these waiting jobs: the budget of its queue is used up."""
-    told = {
+def _add_stopped_events(session: Session, messages: Mapping[str, str], now: datetime) -> None:
+    """Add an event to each of these waiting jobs: the budget of its queue is used up."""
+    event = {
         "time": now,
         "type": "budget",
         "from_state": None,
@@ -257,7 +257,7 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
     changed = planned_jobs.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
     rows = [
         {
-            **told,
+            **event,
             "job_id": row.id,
             "seq": row.event_seq,
             "attempt": row.attempt,
@@ -270,12 +270,12 @@ def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) 
 
 
 def _kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
-    """Columns of a job that could not start now, were all slots free."""
+    """Return the columns of a job that could not start now even if all slots were free."""
     return {"kept_back_s": job.kept_back_s, "kept_back_since": job.kept_back_since or now}
 
 
 def _not_kept_back(job: JobRow | Row[Any], now: datetime) -> dict[str, Any]:
-    """Columns of one that could."""
+    """Return the columns of a job that could start now if all slots were free."""
     since = job.kept_back_since
     more_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
     return {"kept_back_s": job.kept_back_s + more_s, "kept_back_since": None}
@@ -287,7 +287,7 @@ def fail_impossible(
     reason: policy.Reason,
     now: datetime,
 ) -> bool:
-    """Fail a waiting job that the cluster can never run; False if it is no longer waiting."""
+    """Fail a waiting job that the cluster can never run; return False if it no longer waits."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED:
         return False

@@ -1,1 +1,1 @@
-"""The loops of the service, of which one process at a time runs each: read, decide, apply."""
+"""The loops of the service: read, decide, apply. One process at a time runs them."""

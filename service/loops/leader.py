@@ -1,7 +1,8 @@
-"""Which process runs the loops: one at a time of all that share a database.
+"""Elects the process that runs the loops: one at a time of all processes that share a database.
 
-On PostgreSQL every process that could run them asks for the lease; the one that gets it runs them
-until a renewal or a write finds it gone. On SQLite the lock on the home decides, without a lease.
+On PostgreSQL every process that could run the loops requests the lease. The process that gets the
+lease runs them until a renewal or a write finds that the lease is lost. On SQLite there is no
+lease: the lock on the home directory decides.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from service.loops.shared.timings import LoopTimings
 logger = logging.getLogger(__name__)
 
 TOPIC = "lease"
-"""Published when the lease is given up before its end."""
+"""Published when the lease is released before it expires."""
 
 Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
-"""Each with its name."""
+"""Pairs of a loop's name and its coroutine."""
 
 
 def own_name() -> str:
-    """The name of a holder: its host and process for people, and a part that no other has."""
+    """Return a unique name for a holder; people read its host and process id in it."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Leader:
-    """Runs what `start` gives it, while and only while this process holds the lease."""
+    """Runs the loops that `start` returns, only while this process holds the lease."""
 
     def __init__(
         self,
@@ -57,9 +58,9 @@ class Leader:
         self._alone = database.is_sqlite if alone is None else alone
         self.name = name or own_name()
         self.lease: Lease | None = None
-        """As this process last had it; None while it does not run the loops."""
+        """The lease of this process; None while it does not run the loops."""
         self.other: Lease | None = None
-        """The lease of another process, as far as known."""
+        """The lease of another process, as last read."""
         self.tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -67,13 +68,13 @@ class Leader:
         return bool(self.tasks)
 
     async def run(self) -> None:
-        """Until cancelled; the loops end with it."""
+        """Run until cancelled, and then cancel the loops."""
         while True:
             term = None if self._alone else await self._wait_for_term()
             await self._lead(LoopDatabase(self._database, term))
 
     async def release(self) -> None:
-        """Let another process have the lease at once; for a stop in order."""
+        """Release the lease on an orderly stop, so that another process gets it at once."""
         lease, self.lease = self.lease, None
         if lease is not None:
             await self._database.write(lambda s: self._release(s, lease))
@@ -87,7 +88,7 @@ class Leader:
                     if self.other is None:
                         await self._ask()
                 except Exception as error:
-                    logger.warning("can't ask for the lease of the loops: %s", error)
+                    logger.warning("can't request the lease of the loops: %s", error)
                 if self.lease is not None:
                     term = self.lease.term
                     logger.info("%s runs the loops from now on, in term %d", self.name, term)
@@ -95,24 +96,25 @@ class Leader:
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. Cancelled meanwhile, this waits for the answer: a lease
-        that nobody knows of could not be released, and the others would wait for its end."""
+        """Take the lease if it is free. A cancelled call still waits for the answer: this process
+        could not release a lease that it does not know of, and others would wait until it expires.
+        """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:
             self.lease = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # it must end all the same
+            with contextlib.suppress(Exception):  # the cancellation goes on
                 self.lease = await asking
             raise
 
     def _left_s(self, session: Session) -> float:
-        """How long another process has the lease, unless it is renewed."""
+        """Seconds until the lease of another process expires, unless that process renews it."""
         found, now = repository.get(session), self._database.time(session)
         if found is None or self._taken(found, now) is not None:
             self.other = None
             return 0.0
         if self.other is None or self.other.holder != found.holder:
-            logger.info("%s stands by: %s runs the loops", self.name, found.holder)
+            logger.info("%s waits for the lease: %s runs the loops", self.name, found.holder)
         self.other = found
         return (found.expires_at - now).total_seconds()
 
@@ -120,10 +122,10 @@ class Leader:
         return leases.taken(found, self.name, now, self._timings.lease_held_for)
 
     def _take(self, session: Session) -> Lease | None:
-        """Waits for every write under the lease of before, and they for it.
+        """Take the lease after all writes under the previous lease; later writes wait for it.
 
-        Writes under a lease that is over are ended: their process may be stopped in the middle of
-        one, and a living one finds out that it lost the lease.
+        Writes under an expired lease are aborted: their process may be suspended in the middle of
+        a write, and a live process finds out that it lost the lease.
         """
         touch(session)
         if self._taken(repository.get(session), self._database.time(session)) is None:
@@ -163,15 +165,16 @@ class Leader:
                 logger.warning("can't renew the lease of the loops: %s", error)
 
     async def _renew(self) -> bool:
-        """False if it was lost."""
+        """Renew the lease; return False if it was lost."""
         if self.lease is None:
-            return True  # there is nobody else
+            return True  # no other process can run the loops
         lease = self.lease
         self.lease = await self._database.write(lambda s: self._extend(s, lease))
         return self.lease is not None
 
     def _extend(self, session: Session, lease: Lease) -> Lease | None:
-        """None if it was lost. Takes no lock that a write could hold for long."""
+        """Return the renewed lease, or None if it was lost. Takes no lock that a write could hold
+        for long."""
         touch(session)
         now = self._database.time(session)
         then = leases.renewed(lease, now, self._timings.lease_held_for)

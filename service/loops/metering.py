@@ -1,4 +1,4 @@
-"""Adds the meter of this process to the database, and reads what an operator watches."""
+"""Adds this process's measurements to the database, and reads the state that operators watch."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class Watched:
     cells: Mapping[Cell, float]
     """The sums of all processes."""
     queues: Sequence[Row[str, JobState, int, datetime]]
-    """As `repositories.service_metrics.queues` has them."""
+    """The rows of `repositories.service_metrics.queues`."""
     webhooks: tuple[int, int, int, int, datetime | None]
-    """As `repositories.webhooks.summary` has them."""
+    """The values of `repositories.webhooks.summary`."""
 
 
 class Metering:
-    """Runs in every process, also in one that does not run the loops."""
+    """Runs in every process, including processes that do not run the loops."""
 
     def __init__(self, database: Database, timings: LoopTimings) -> None:
         self._database = database
         self._timings = timings
 
     async def run(self) -> None:
-        """Until cancelled; the caller adds the rest by `flush`."""
+        """Run until cancelled; the caller adds the rest with `flush`."""
         while True:
             await asyncio.sleep(self._timings.metering_period_s)
             await self.flush()
 
     async def flush(self) -> None:
-        """Add what this process has measured to the sums of all; if the database takes nothing, it
-        is kept for the next time."""
+        """Add this process's measurements to the sums of all processes. If the database fails,
+        they are kept for the next call."""
         cells = self._database.meter.take()
         if not cells:
             return
@@ -62,7 +62,7 @@ class Metering:
             await self._database.write(work)
         except Exception as error:
             self._database.meter.add_all(cells)
-            logger.warning("what was measured can't be stored yet: %s", error)
+            logger.warning("the measurements can't be stored yet: %s", error)
 
     async def watched(self) -> Watched:
         await self.flush()

@@ -1,8 +1,8 @@
-"""The exporter: a loop that writes each job into a run of MLflow, beside the service.
+"""The exporter: a loop that writes each job into an MLflow run.
 
-MLflow is called by a process of its own (`service.tracking.mlflow.client`). Progress is kept in SQL
-after each part of a job that MLflow has taken, so that after any failure the same part is sent
-again. The loop only reads what attempts have reported: no job waits for it.
+A separate process calls MLflow (`service.tracking.mlflow.client`). The progress is stored in SQL
+after each part of a job that MLflow has accepted, so the same part is sent again after any failure.
+The loop only reads the stored reports of attempts: no job waits for it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefu
 logger = logging.getLogger(__name__)
 
 CALL_LIMIT_S = 120.0
-"""How long MLflow may take for a call."""
+"""Most seconds that a call to MLflow may take, plus the time for its points or its file."""
 POINTS_PER_S = 30.0
-"""The slowest MLflow that is waited for, beyond that, while it takes points."""
+"""The slowest rate at which MLflow may accept points before the call is given up."""
 UPLOAD_BYTES_PER_S = 1 << 20
-"""The slowest upload of an artifact that is waited for."""
+"""The slowest rate of an artifact's upload before the call is given up."""
 NEW_JOBS = 500
-"""Most jobs that are taken up in one round."""
+"""Most new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Of all jobs, while MLflow does not answer."""
+"""Pauses of all jobs while MLflow does not answer."""
 AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
-"""Of one job after calls in a row that were not answered: others may be answered."""
+"""Pauses of one job after consecutive calls without an answer; other jobs may get answers."""
 REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
-"""Of one job after refusals in a row."""
+"""Pauses of one job after consecutive refusals."""
 
 
 class MlflowCalls(Protocol):
-    """`service.tracking.mlflow.process.MlflowProcess`."""
+    """The interface of `service.tracking.mlflow.process.MlflowProcess`."""
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any: ...
 
@@ -52,28 +52,28 @@ class MlflowCalls(Protocol):
 
 
 class MlflowExporter:
-    """A loop beside the scheduler and the reconciler."""
+    """The loop that exports jobs to MLflow."""
 
     def __init__(self, database: LoopDatabase, mlflow: MlflowCalls, timings: LoopTimings) -> None:
         self._database = database
         self._mlflow = mlflow
         self._timings = timings
         self._seen: dict[str, Any] = {}
-        """By job, how it was when its run had all of it."""
+        """The row of each job when its MLflow run was complete."""
         self._num_failures = 0
-        """Calls in a row that MLflow did not answer."""
+        """Consecutive calls that MLflow did not answer."""
         self.is_away = False
         """Whether MLflow did not answer the last call."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         try:
             while True:
                 has_more = False
                 try:
                     has_more = await self.run_once()
                 except Exception:
-                    logger.exception("a round of the export to MLflow failed; it goes on")
+                    logger.exception("a round of the export to MLflow failed; the loop continues")
                 if not has_more:
                     await asyncio.sleep(self._pause_s())
         finally:
@@ -85,8 +85,8 @@ class MlflowExporter:
         return PAUSES_S[min(self._num_failures // MLFLOW_CALLS, len(PAUSES_S)) - 1]
 
     async def run_once(self) -> bool:
-        """Export one part of each job of which MLflow may lack something, or fewer if MLflow does
-        not answer; returns whether there is more, for which MLflow need not be waited for."""
+        """Export one part of each job that MLflow may not have completely; fewer if MLflow does not
+        answer. Return whether more can be exported without a pause."""
         new = await self._database.read(lambda s, _: repository.new_jobs(s, NEW_JOBS))
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
@@ -102,8 +102,7 @@ class MlflowExporter:
         return has_more and not self.is_away
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
-        """Export a part of each of the jobs that no other call has begun; returns whether one has
-        more."""
+        """Export a part of each job that no other call has begun; return whether any has more."""
         has_more = False
         for job_id in waiting:
             try:
@@ -112,14 +111,14 @@ class MlflowExporter:
                 else:
                     self._seen[job_id] = now[job_id]
                 self.is_away, self._num_failures = False, 0
-            except Exception as error:  # also of what the database has of this one job
+            except Exception as error:  # also a fault in this job's data
                 await self._note_failure(job_id, error)
             if self._num_failures >= MLFLOW_CALLS:
                 break
         return has_more
 
     async def _export(self, job_id: str) -> bool:
-        """Returns whether the job has more."""
+        """Export the next part of the job; return whether the job has more."""
         part = await self._database.read(lambda s, _: next_part(s, job_id))
         if part is None:
             return False
@@ -140,7 +139,7 @@ class MlflowExporter:
         return part.has_more
 
     async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
-        """Upload the artifacts, and describe the model. Returns the last refusal, which holds up
+        """Upload the artifacts, and describe the model. Return the last refusal, which delays
         neither the other files nor the job's status."""
         refused = None
         for file in part.artifacts:
@@ -166,7 +165,7 @@ class MlflowExporter:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
     async def _note_failure(self, job_id: str, error: Exception) -> None:
-        """Raises the failure of a database that is away."""
+        """Log and store the failure; raises if the database does not answer."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
         is_known = isinstance(error, MlflowAway | MlflowRefused)
         logger.warning(

@@ -1,5 +1,5 @@
-"""Retention: deleting jobs that the operator does not want kept, measuring the storage, and moving
-to it what it refused of logs."""
+"""Retention: deletes jobs by the operator's rules, measures the storage, and moves to the storage
+the parts of logs that it refused earlier."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from service.telemetry import refused_logs
 logger = logging.getLogger(__name__)
 
 MOST_SHARE = 0.02
-"""The share of the time that measuring the storage may take: it adds up rows, maybe many."""
+"""The largest share of the time for measuring the storage, which may sum up many rows."""
 BATCH = 100
-"""Jobs deleted by one rule in one round."""
+"""Most jobs that one rule deletes in one round."""
 
 
 class Retention:
-    """A loop beside the scheduler and the reconciler."""
+    """The loop of the retention."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Retention:
         """The job whose refused log was tried last."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("the retention failed a round; it goes on")
+                logger.exception("a round of the retention failed; the loop continues")
             await asyncio.sleep(self._timings.retention_period_s)
 
     async def run_once(self) -> int:
-        """One round; answers how many jobs were deleted."""
+        """Run one round; return the number of deleted jobs."""
         deleted = 0
         loop = asyncio.get_running_loop()
         if loop.time() >= self._expiry_at:
@@ -96,7 +96,7 @@ class Retention:
         return self._clock() if self._clock else await self._database.read(self._database.time)
 
     async def _store_refused_logs(self) -> None:
-        """Move the refused logs of the next jobs to the storage, as far as it takes them now."""
+        """Move the refused logs of the next jobs to the storage, until it refuses one again."""
         after = self._tried_log_of
         found = await self._database.read(
             lambda s: chunks_repository.jobs_with_refused_chunks(s, after, BATCH)
@@ -106,7 +106,7 @@ class Retention:
                 store = functools.partial(refused_logs.store, storage=self._storage, job_id=job_id)
                 while await self._database.write(store):
                     continue
-            except FolderSpoilt:  # this job's alone
+            except FolderSpoilt:  # only this job's folder
                 continue
             except StorageUnavailable as error:
                 logger.info("refused parts of logs stay in the database: %s", error)
@@ -116,7 +116,7 @@ class Retention:
     async def delete_expired(self) -> int:
         """Delete finished jobs that are too old or too many, up to a batch of each kind.
 
-        Never one from which a live job starts.
+        A job from which a live job starts is never deleted.
         """
         now = await self._now()
         deleted = 0
@@ -133,7 +133,7 @@ class Retention:
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:
         deleted = 0
         for job_id, project in found:
-            # Somebody may have deleted the job meanwhile, or begun another from its checkpoint.
+            # A user may have deleted the job meanwhile, or started another from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
                 await self._jobs.delete(job_id, actor="the retention")
                 deleted += 1

@@ -1,8 +1,8 @@
 """The loop that sends the messages of webhooks.
 
-The messages of one webhook are sent one at a time, each first in the order of the changes; the
-webhooks take turns. A receiver that takes no message gets a pause, which doubles at each failure,
-and its messages wait; the others go on. Nothing is sent for somebody who has no token any more.
+The messages of one webhook are sent one at a time, in the order of the changes; the webhooks take
+turns. A receiver that fails gets a pause, which doubles with each failure, and only its messages
+wait. No message is sent for a user whose token was removed.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from service.loops.shared.timings import LoopTimings, rest_after
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
-"""Messages that are under way at once, each of another webhook."""
+"""Most messages that are sent concurrently, each of another webhook."""
 MAX_IN_TURN = 10
-"""Messages of a webhook before the others have their turn."""
+"""Most messages of a webhook in one turn."""
 MAX_TURN_S = 10.0
-"""A turn after which no further message of it begins: a slow receiver holds up no other."""
+"""Seconds of a turn after which it sends no further message, so that a slow receiver does not delay
+the other webhooks."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
-"""Messages that are settled are kept so long, the newest of each webhook."""
+"""Settled messages are kept for `KEPT_FOR`; at most this many, the newest, of each webhook."""
 MAX_SWEPT = 5_000
-"""Messages that are looked for at once."""
+"""Most old messages that one query returns."""
 MAX_ANSWER_CHARS = 1000
 
 Post = Callable[[str, bytes, Mapping[str, str], AllowedHosts], Awaitable[Answer]]
@@ -65,7 +66,7 @@ Post = Callable[[str, bytes, Mapping[str, str], AllowedHosts], Awaitable[Answer]
 
 @dataclass(frozen=True)
 class _Message:
-    """One to be sent, as it was read."""
+    """A message to be sent, as read from the database."""
 
     number: int
     url: str
@@ -86,7 +87,7 @@ class WebhookSender:
         post: Post | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """post: sends one message, for tests."""
+        """Send messages with `post`, which tests replace."""
         self._database = database
         self._signals = signals
         self._public_url = settings.base_url
@@ -94,23 +95,23 @@ class WebhookSender:
         tokens_file = settings.tokens_file
         self._tokens = None if tokens_file is None else TokensFile(tokens_file)
         self._unauthorized_since: dict[str, datetime] = {}
-        """By webhook."""
+        """When the owner of each webhook was first seen without a token."""
         self._has_warned = False
         self._timings = timings
         self._post = post
         self._chance = chance
         self._serving: dict[str, asyncio.Task[None]] = {}
-        """By webhook: sends some of its messages."""
+        """The task that sends each webhook's messages."""
         self._turns: dict[str, float] = {}
         """When each webhook was last served, by the clock of the event loop."""
         self._resting: dict[str, float] = {}
-        """By the same clock, until when a webhook is left alone whose serving failed here: while
-        the database takes no answer, its message would be sent again at once."""
+        """Until when a webhook rests after a failure of this process, by the same clock. If the
+        database can't store the answer, the message would otherwise be sent again at once."""
         self._sweep_at = 0.0
         """When old messages are deleted next, by the same clock."""
 
     async def run(self) -> None:
-        """Until cancelled; what was under way then is sent again."""
+        """Run until cancelled. Messages that are being sent then are sent again later."""
         self._sweep_at = asyncio.get_running_loop().time() + self._timings.webhook_sweep_s
         try:
             with self._signals.subscribe(WEBHOOKS) as woken:
@@ -120,7 +121,7 @@ class WebhookSender:
                     try:
                         wait_s = min(wait_s, await self.run_once())
                     except Exception:
-                        logger.exception("the sender of webhooks failed a round; it goes on")
+                        logger.exception("a round of the webhook sender failed; the loop continues")
                     await rest_after(began)
                     await woken.wait(wait_s)
         finally:
@@ -129,7 +130,7 @@ class WebhookSender:
             await asyncio.gather(*self._serving.values(), return_exceptions=True)
 
     async def run_once(self) -> float:
-        """Serve the webhooks whose messages are due; answers in how many seconds the next is."""
+        """Serve the webhooks whose messages are due; return the seconds until the next is due."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._sweep_at:
             self._sweep_at = now_s + self._timings.webhook_sweep_s
@@ -155,21 +156,21 @@ class WebhookSender:
         return (min(later) - now).total_seconds() if later else self._timings.webhook_period_s
 
     async def _unauthorized(self) -> Collection[str] | None:
-        """Webhooks that nobody with a token stands behind, after disabling those of which that has
-        been so for a while; None if nobody can tell."""
+        """Return the webhooks that no user with a token owns or enabled; None if the tokens file
+        can't be read. Webhooks that have been without one for long are disabled."""
         hooks, now = await self._database.read(lambda s, now: (repository.enabled(s), now))
         if self._tokens is None:
             if not self._has_warned and any(hook.owner != LOCAL_OWNER for hook in hooks):
                 self._has_warned = True
                 logger.warning(
-                    "webhooks go on when their owner's token is removed: DRAY_TOKENS_FILE is not "
-                    "set for the process that runs the loops"
+                    "webhooks stay enabled when their owner's token is removed: DRAY_TOKENS_FILE "
+                    "is not set for the process that runs the loops"
                 )
             return ()
         try:
             admins = {name: known.is_admin for name, known in self._tokens.tokens().items()}
         except OSError as error:
-            logger.error("no webhook is sent anything: DRAY_TOKENS_FILE can't be read: %s", error)
+            logger.error("no webhook message is sent: DRAY_TOKENS_FILE can't be read: %s", error)
             return None
         why = {
             hook.id: why_unauthorized(hook.owner, hook.enabled_by, hook.all_users, admins)
@@ -204,8 +205,7 @@ class WebhookSender:
         self._signals.publish(WEBHOOKS)
 
     async def _serve(self, webhook_id: str) -> None:
-        """Send its messages one after the other while they are taken, as many as it has a turn
-        for."""
+        """Send the webhook's messages one after the other, until its turn ends or one fails."""
         clock = asyncio.get_running_loop().time
         until = clock() + MAX_TURN_S
         for _ in range(MAX_IN_TURN):
@@ -224,7 +224,7 @@ class WebhookSender:
 
     async def _send(self, message: _Message) -> Answer:
         if self._post is None:
-            # It takes a while to import, which a service without webhooks is spared.
+            # The import is slow, and a service without webhooks does not need it.
             from service.webhooks.posting import post
 
             self._post = post
@@ -245,7 +245,7 @@ class WebhookSender:
     def _settle(
         self, session: Session, webhook_id: str, number: int, answer: Answer, now: datetime
     ) -> bool:
-        """Store the answer; whether the webhook's next message may be sent at once."""
+        """Store the answer; return whether the webhook's next message may be sent at once."""
         touch(session)
         is_taken = answer.error is None
         measure(session, meter.WEBHOOK_TRIES, label="delivered" if is_taken else "failed")
@@ -272,7 +272,7 @@ class WebhookSender:
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
-            # Nothing is tried for maybe days, and the next failure is the first of another row.
+            # Nothing may be sent for days; the next failure begins a new series.
             hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 
@@ -285,7 +285,7 @@ class WebhookSender:
         message: str,
         now: datetime,
     ) -> None:
-        """Send nothing more, and tell so in an event of the job that it was not told of."""
+        """Disable the webhook, and add an event to the job whose delivery failed."""
         hook.disabled_at, hook.disabled_code, hook.disabled_message = now, code, message
         dropped = repository.drop_waiting(session, hook.id)
         logger.warning("the webhook %s of %s is disabled: %s", hook.id, hook.owner, message)
@@ -302,15 +302,15 @@ class WebhookSender:
             )
 
     async def _sweep(self) -> None:
-        """Delete old messages, and disable webhooks that too many wait for."""
+        """Delete old messages, and disable webhooks for which too many messages wait."""
 
         def work(session: Session, now: datetime) -> None:
             touch(session)
             for webhook_id in repository.overfull(session, MAX_WAITING):
                 hook = repository.get(session, webhook_id, lock=True)
                 if hook is not None and hook.disabled_at is None:
-                    said = f"more than {MAX_WAITING:,} messages wait for its receiver"
-                    self._disable(session, hook, None, "too_slow", said, now)
+                    why = f"more than {MAX_WAITING:,} messages wait for its receiver"
+                    self._disable(session, hook, None, "too_slow", why, now)
 
         await self._database.write(work)
         while numbers := await self._database.read(

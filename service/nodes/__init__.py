@@ -1,1 +1,1 @@
-"""The nodes as the service knows them: their table, quarantine, and what their GPUs can do."""
+"""The nodes: their table, quarantine, and the abilities of their GPUs."""

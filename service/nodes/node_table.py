@@ -1,4 +1,4 @@
-"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job may be given."""
+"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job may get."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from service.domain.scheduling import autoscaling, policy
 from service.nodes import quarantine
 
 KIND = "accelerator_type:"
-"""The prefix of the resource by which a Ray node tells its kind of GPU."""
+"""The prefix of the resource that states the kind of a Ray node's GPUs."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
-"""Of compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
+"""GPUs of compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
 
 
 def store(
     session: Session, snapshot: ClusterSnapshot | None, problem: str | None, now: datetime
 ) -> None:
-    """Keep the newest snapshot. Without one the nodes stay as last seen, not connected, and no
-    dashboard is known: the next Ray may have another address."""
+    """Store the newest snapshot.
+
+    Without a snapshot the nodes stay as last seen, but not connected, and the dashboard's address
+    is removed, because the next Ray may have another address.
+    """
     before = repository.get(session)
     repository.put(
         session,
@@ -44,7 +47,7 @@ def store(
     )
     if snapshot is None:
         return
-    # After the cluster's row was written, which keeps out other processes that do the same.
+    # Writing the cluster's row first locks out other processes that store a snapshot.
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(
@@ -74,14 +77,13 @@ def _why_closed(labels: Mapping[str, str]) -> str | None:
     return "it has a silo's data, and takes ranks of silos alone" if SILO_LABEL in labels else None
 
 
-def _clean(told: str | None) -> str | None:
-    """A sentence of Ray's or of a node's agent that a database can hold."""
-    return told and clean(told)
+def _clean(message: str | None) -> str | None:
+    """A message from Ray or a node's agent, in a form that a database can hold."""
+    return message and clean(message)
 
 
 def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """The nodes that may carry ranks, and those of these types that may be added; None while none
-    is known (not connected, or none yet)."""
+    """The nodes that may run ranks, and nodes of these types that may be added, if any."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None
@@ -94,7 +96,7 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """As `usable`, for a question of what the nodes have were they empty: without their names."""
+    """Like `usable`, but if `types` is empty, all nodes are shown as empty and without names."""
     if types:
         return usable(session, types)
     if not surroundings.seen(session).connected:
@@ -107,10 +109,7 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:
-    """The kind that the job names, else those that the cluster has; None for an unknown one.
-
-    Empty where no GPU is connected.
-    """
+    """The kind of GPU that the job names, or else all kinds in the cluster; None is unknown."""
     if spec.resources.accelerator is not None:
         return {spec.resources.accelerator}
     found: set[str | None] = set()
@@ -122,12 +121,12 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
 
 
 def _has_more_exact(name: str, names: set[str]) -> bool:
-    """Ray finds an `A100` where the operator named an `A100-80G`, and the node has both."""
+    """Whether `names` has a longer form, such as the operator's `A100-80G` for Ray's `A100`."""
     return any(other.startswith(f"{name}-") for other in names)
 
 
 def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
-    """Unsatisfiable for a precision that some GPU lacks that the job may be given."""
+    """Raise Unsatisfiable if the job may get a GPU that lacks its precision."""
     if not spec.resources.gpus_per_worker or spec.train.precision != "bf16":
         return
     found = kinds(session, spec)

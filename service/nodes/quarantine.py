@@ -1,5 +1,4 @@
-"""Quarantined slots, which are kept from use because a process of an ended job is not gone: their
-events, and the slots that they take from the plan."""
+"""Quarantined slots, which stay unused because a process of an ended job still exists."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ QUARANTINED = "slot_quarantined"
 RELEASED = "slot_released"
 
 Stored = Mapping[str, Sequence[Mapping[str, Any]]]
-"""The quarantined slots of each node, by its id: `Quarantined` as JSON."""
+"""The quarantined slots of each node, by node id: `Quarantined` as JSON."""
 
 
 def as_stored(nodes: Sequence[ClusterNode], before: Stored) -> dict[str, list[dict[str, Any]]]:
-    """The quarantined slots of each node; of a node that did not report, those stored before."""
+    """The quarantined slots of each node; unchanged for a node that did not report."""
     return {
         node.node_id: [dict(entry) for entry in before.get(node.node_id, ())]
         if node.quarantined is None
@@ -47,7 +46,7 @@ def as_viewed(stored: Sequence[Mapping[str, Any]]) -> list[views.QuarantinedSlot
 
 
 def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict[str, float]:
-    """The resources that are held on a node, with those that are quarantined there."""
+    """The resources that are held on a node, including its quarantined resources."""
     amounts = dict(held)
     for entry in entries:
         for name, amount in entry.resources.items():
@@ -58,20 +57,20 @@ def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict
 def add_events(
     session: Session, before: Stored, after: Stored, hostnames: Mapping[str, str], now: datetime
 ) -> None:
-    """Events for slots that came into quarantine or left it.
+    """Add events for slots that entered or left quarantine.
 
-    With a lost node its quarantines end, too.
+    The quarantines of a lost node end, too.
     """
     old, new = _by_key(before), _by_key(after)
     for key in new.keys() - old.keys():
         slots, reason = _slots(new[key]["slots"]), new[key]["reason"]
-        message = f"{slots} on {hostnames[key[0]]} can't be given to others yet: {reason}"
-        _say(session, key, QUARANTINED, message, new[key], now)
+        message = f"{slots} on {hostnames[key[0]]} can't be given to other jobs yet: {reason}"
+        _add_event(session, key, QUARANTINED, message, new[key], now)
     for key in old.keys() - new.keys():
         node = hostnames.get(key[0])
-        fate = f"on {node} is gone" if node else "went with its node"
-        message = f"what was left in {_slots(old[key]['slots'])} {fate}"
-        _say(session, key, RELEASED, message, old[key], now)
+        end = f"on {node} have ended" if node else "vanished with their node"
+        message = f"the processes left in {_slots(old[key]['slots'])} {end}"
+        _add_event(session, key, RELEASED, message, old[key], now)
 
 
 def _by_key(stored: Stored) -> dict[tuple[str, str, int], Mapping[str, Any]]:
@@ -82,7 +81,7 @@ def _by_key(stored: Stored) -> dict[tuple[str, str, int], Mapping[str, Any]]:
     }
 
 
-def _say(
+def _add_event(
     session: Session,
     key: tuple[str, str, int],
     code: str,

@@ -1,1 +1,1 @@
-"""Expected starts and ends, what would change them, and decisions that can be replayed."""
+"""Expected starts and ends, changes that would affect them, and decisions that can be replayed."""

@@ -1,7 +1,7 @@
-"""Answers about changes that would have a job start, and about jobs that are not submitted yet.
+"""Answers about changes that would let a job start, and about jobs that are not submitted yet.
 
-Any process answers, by what the newest forecast began with: the process that runs the loops stores
-it every few seconds (`service.loops.scheduling.forecaster`).
+Any process can answer from the situation with which the newest forecast began. The process that
+runs the loops stores it every few seconds (`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from service.outlook.resubmitting import NEWEST_SEQ, Resubmission
 from service.outlook.step_times import EarlierRuns, Kind, Runs
 
 CURRENT_FOR = timedelta(minutes=2)
-"""An older situation says nothing about now: no process runs the loops."""
+"""An older situation is out of date: no process runs the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
         *("queue_limit", "user_limit"),
     }
 )
-"""Why jobs wait that could start at once elsewhere, smaller, or with a higher priority."""
+"""Reasons of jobs that might start now in another queue, smaller, or with a higher priority."""
 MAX_KEPT = 4096
 
 
@@ -54,13 +54,13 @@ class _Newest:
 
     made_at: datetime
     situation: Situation | None
-    """None of one that another release wrote, whose process still runs the loops."""
+    """None if another release wrote it, whose process still runs the loops."""
     answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
-    """By the job and all that may be changed of it."""
+    """The answers by job and all of its changeable fields."""
 
 
 class Answers:
-    """Answers by the newest situation."""
+    """Answers questions from the newest situation."""
 
     def __init__(self) -> None:
         self._earlier = EarlierRuns()
@@ -69,8 +69,8 @@ class Answers:
     def counterfactuals(
         self, session: Session, row: JobRow, start: views.Forecast | None, now: datetime
     ) -> list[views.Counterfactual]:
-        """Of a job that waits for slots; nothing of any other, and nothing where no forecast is
-        current. start: as it is expected of the job as it is."""
+        """Return the changes that would let a job start sooner than `start`, its forecast; nothing
+        unless it waits for slots and a current forecast exists."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
@@ -89,7 +89,7 @@ class Answers:
         return _views(answers, None if start is None else start.at, newest.made_at, now)
 
     def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
-        """Rules by which jobs of others come before one that waits for slots."""
+        """Return the rules by which other jobs come before this job, if it waits for slots."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
@@ -98,8 +98,8 @@ class Answers:
     def of_unsubmitted(
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
-        """As `explain` would answer of a job that was submitted now. row: as it would be stored;
-        after: the jobs and arrays that it would wait for."""
+        """Return the explanation that the job of `row` would have if it were submitted now. `after`
+        are the jobs and arrays for which it would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
@@ -139,10 +139,10 @@ class Answers:
         return newest
 
     def _waiting(
-        self, session: Session, there: Situation, row: JobRow, now: datetime
+        self, session: Session, situation: Situation, row: JobRow, now: datetime
     ) -> policy.WaitingJob:
-        """The job as the scheduler saw it, at the place that it has now."""
-        seen = next((job for job in there.snapshot.queue if job.job_id == row.id), None)
+        """Return the job of the scheduler's snapshot, with its current priority, queue and rank."""
+        seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
         if seen is None:
             return self._as_waiting(session, row, now)
         return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
@@ -192,7 +192,7 @@ def _reason(decision: policy.Decision) -> views.Reason:
 
 
 def errors(session: Session) -> views.ForecastErrors:
-    """How far off forecasts were, as the newest one has measured it."""
+    """Return the errors of forecasts, as the newest forecast has measured them."""
     found = repository.errors(session)
     if not found:
         nothing = views.ForecastError(count=0)
@@ -201,15 +201,15 @@ def errors(session: Session) -> views.ForecastErrors:
 
 
 def error_of(session: Session, state: JobState) -> views.ForecastError | None:
-    """Of forecasts of the next event of a job in this state."""
+    """Return the error of forecasts of the next event, start or end, of a job in this state."""
     if state.is_terminal:
         return None
     found = errors(session)
     return found.starts if state is JobState.QUEUED else found.ends
 
 
-def _favoured(there: Situation, row: JobRow) -> list[views.Reason]:
-    found = there.favoured(row.queue, row.owner)
+def _favoured(situation: Situation, row: JobRow) -> list[views.Reason]:
+    found = situation.favoured(row.queue, row.owner)
     return [views.Reason(code=each.code, message=each.message) for each in found]
 
 
@@ -219,13 +219,13 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
     others = (queue for queue in queues if queue is not here)
     return Choices(
         resubmit=Resubmission(row, earlier),
-        queues=tuple(queue for queue in others if _takes(session, queue, row.owner)),
+        queues=tuple(queue for queue in others if _has_capacity(session, queue, row.owner)),
         max_priority=here.max_priority,
     )
 
 
-def _takes(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would take one more job of the owner."""
+def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
+    """Whether the queue would accept another job of the owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most
@@ -234,7 +234,7 @@ def _takes(session: Session, queue: Queue, owner: str) -> bool:
 
 
 def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:
-    """None where the time has passed. A job that starts now does so a few seconds later as well."""
+    """Return the view; None if the start has passed. A start at `made_at` would also happen now."""
     at = now if each.at == made_at else each.at
     if at is not None and at < now:
         return None
@@ -250,6 +250,6 @@ def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Count
 def _views(
     found: Iterable[Counterfactual], start_at: datetime | None, made_at: datetime, now: datetime
 ) -> list[views.Counterfactual]:
-    """Those that are sooner than the start that is expected."""
+    """Return the views of the changes that let the job start sooner than expected."""
     shown = (_view(each, made_at, now) for each in sooner(found, start_at))
     return [each for each in shown if each is not None]

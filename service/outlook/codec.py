@@ -1,4 +1,4 @@
-"""Situations and decisions as bytes for the database, and back."""
+"""Encodes situations and decisions as bytes for the database, and decodes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DECISIONS = {kind.__name__: TypeAdapter[policy.Decision](kind) for kind in _KIN
 
 
 class Unreadable(ValueError):
-    """It was written by another release."""
+    """The data was written by another release."""
 
 
 def encode(situation: Situation) -> bytes:
@@ -36,14 +36,14 @@ def encode(situation: Situation) -> bytes:
 
 
 def decode(data: bytes) -> Situation:
-    """Unreadable if another release wrote it."""
+    """Decode a situation. Raises Unreadable if another release wrote it."""
     return _situation(_unpacked(data))
 
 
 def encode_record(
     situation: Situation, decisions: Sequence[policy.Decision], now: datetime
 ) -> bytes:
-    """A round: what the policy saw, when, and what it decided."""
+    """Encode a round: the policy's input, its decisions, and the time."""
     return _packed(
         {
             "now": now.isoformat(),
@@ -59,7 +59,7 @@ def _as_document(decision: policy.Decision) -> dict[str, Any]:
 
 
 def decode_record(data: bytes) -> tuple[Situation, list[policy.Decision], datetime]:
-    """Unreadable if another release wrote it."""
+    """Decode a round. Raises Unreadable if another release wrote it."""
     found = _unpacked(data)
     try:
         decisions = [
@@ -71,7 +71,7 @@ def decode_record(data: bytes) -> tuple[Situation, list[policy.Decision], dateti
 
 
 def _as_json(situation: Situation) -> dict[str, Any]:
-    # The accounts are pairs, which can't be names in JSON.
+    # The accounts are pairs, which can't be keys in JSON.
     used_s = [[*account, seconds] for account, seconds in situation.snapshot.used_s.items()]
     bare = replace(situation, snapshot=replace(situation.snapshot, used_s={}))
     document = _SITUATION.dump_python(bare, mode="json", exclude_defaults=True)
@@ -95,4 +95,4 @@ def _unpacked(data: bytes) -> Any:
     try:
         return json.loads(zlib.decompress(data))
     except (zlib.error, ValueError) as error:
-        raise Unreadable(f"it is no compressed JSON: {error}") from error
+        raise Unreadable(f"it is not compressed JSON: {error}") from error

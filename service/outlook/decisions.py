@@ -1,8 +1,8 @@
-"""Rounds of the scheduler, kept for some hours: what the policy saw, and what it decided.
+"""Stored rounds of the scheduler, kept for some hours: the policy's input and its decisions.
 
-A round is kept if somebody started, grew, was asked for slots or was found impossible. Of the jobs
-that waited, those are kept that the decisions depended on. `replay` calls the policy again on what
-was kept, and tells whether it decides the same.
+A round is stored if a job started, grew, was asked for slots or was found impossible. Of the
+waiting jobs, only those are stored on which the decisions depended. `replay` calls the policy again
+on the stored input, and shows whether it decides the same.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from service.outlook import codec
 
 KEPT_FOR = timedelta(hours=6)
 MAX_BYTES = 32 * 2**20
-"""Of all that is kept together."""
+"""Most bytes of all stored rounds."""
 FEW_JOBS = 20
-"""Waiting jobs that are all kept: to find out which of them count takes longer than the plan did.
-"""
+"""With at most this many waiting jobs all are stored: finding the relevant jobs would take longer
+than the plan did."""
 MAX_NAMED = 20
-"""Jobs of each kind that a summary names."""
+"""Most jobs of each kind that a summary names."""
 
 CHANGES = (policy.Start, policy.Grow, policy.Shrink, policy.Preempt, policy.Impossible)
 
@@ -50,28 +50,28 @@ class SeenRound:
 
 @dataclass(frozen=True)
 class Record:
-    """A round as it is kept."""
+    """A round to be stored."""
 
     made_at: datetime
     summary: dict[str, Any]
     data: bytes
-    """All that a replay needs."""
+    """The data that a replay needs."""
 
 
 def record(seen: SeenRound) -> Record:
-    there = _needed(seen)
-    kept = {job.job_id for job in there.snapshot.queue}
+    situation = _needed(seen)
+    kept = {job.job_id for job in situation.snapshot.queue}
     decisions = [
         decision
         for decision in seen.decisions
         if decision.job_id in kept or not isinstance(decision, policy.Wait)
     ]
-    data = codec.encode_record(there, decisions, seen.now)
+    data = codec.encode_record(situation, decisions, seen.now)
     return Record(seen.now, _summary(seen), data)
 
 
 def _needed(seen: SeenRound) -> Situation:
-    """The situation of the round, without jobs that changed nothing."""
+    """Return the situation of the round, without jobs that did not affect the decisions."""
     by_id = {job.job_id: job for job in seen.snapshot.queue}
     in_order = [by_id.pop(d.job_id) for d in seen.decisions if d.job_id in by_id]
     whole = Situation(replace(seen.snapshot, queue=(*in_order, *by_id.values())))
@@ -104,7 +104,7 @@ NAMES: dict[type[policy.Decision], str] = {
 
 
 def store(session: Session, records: Sequence[Record]) -> None:
-    touch(session)  # no answer about a job has changed
+    touch(session)  # no job has changed
     for each in records:
         repository.add(session, each.made_at, each.summary, each.data)
 
@@ -115,7 +115,7 @@ def forget(session: Session, now: datetime) -> None:
 
 
 def page(session: Session, before: int | None, limit: int) -> views.DecisionPage:
-    """The newest rounds that are kept, or those before a number."""
+    """Return the newest stored rounds, or the rounds before a number."""
     rows = repository.newest(session, before, limit)
     return views.DecisionPage(
         items=[
@@ -126,26 +126,26 @@ def page(session: Session, before: int | None, limit: int) -> views.DecisionPage
 
 
 def replay(session: Session, number: int) -> views.ReplayedDecision:
-    """A round, and the decisions of the policy on it now. DecisionNotFound if it is not kept, or
-    was written by another release."""
+    """Return a round, and the policy's present decisions on it. Raises DecisionNotFound if it is
+    not stored, or was written by another release."""
     row = repository.get(session, number)
     if row is None:
         hint = f"rounds are kept for {KEPT_FOR.total_seconds() / 3600:g} hours"
         raise DecisionNotFound(f"no round {number} of the scheduler is kept", hint=hint)
     try:
-        there, decided, now = codec.decode_record(row.record)
+        situation, decided, now = codec.decode_record(row.record)
     except codec.Unreadable as error:
         raise DecisionNotFound(
-            f"another release of dray kept the round {number}, and it can't be read now"
+            f"another release of dray stored the round {number}, which this release can't read"
         ) from error
-    again = policy.plan(there.snapshot, now)
-    seen: dict[str, SeenJob] = {job.job_id: job for job in there.snapshot.running}
-    seen |= {job.job_id: job for job in there.snapshot.queue}
+    again = policy.plan(situation.snapshot, now)
+    seen: dict[str, SeenJob] = {job.job_id: job for job in situation.snapshot.running}
+    seen |= {job.job_id: job for job in situation.snapshot.queue}
     return views.ReplayedDecision(
         number=number,
         made_at=row.made_at,
         **row.summary,
-        nodes={node.id: dict(node.available_to_us) for node in there.snapshot.nodes},
+        nodes={node.id: dict(node.available_to_us) for node in situation.snapshot.nodes},
         is_same=_outcomes(again) == _outcomes(decided),
         decided=[_view(decision, seen.get(decision.job_id)) for decision in decided],
         replayed=[_view(decision, seen.get(decision.job_id)) for decision in again],
@@ -153,13 +153,13 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
 
 
 def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """Those that do not leave everything as it is. Why the others wait is told, and not compared:
-    the places of the jobs that are kept are not their places in the whole queue."""
+    """Return the decisions that change anything. The others are shown but not compared: stored jobs
+    may have other positions in the whole queue."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
 
 
 def _outcomes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """The changes without their sentences, which another release may word differently."""
+    """Return the changes without messages, which other releases may word differently."""
     return [
         replace(each, reason=replace(each.reason, message=""))
         if isinstance(each, policy.Preempt | policy.Shrink | policy.Impossible)

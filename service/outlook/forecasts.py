@@ -1,8 +1,8 @@
-"""Forecasts of starts and ends: as they are made, stored and shown, and how far off they were.
+"""Makes, stores and shows forecasts of starts and ends, and measures their errors.
 
-`end_of` and `start_of` are the only source of an expected time, for each answer and each page. An
-end is stored with the progress that it follows from (`service.ingest.rank_frames`), so that all
-answers about a job have the same range until its progress changes.
+`end_of` and `start_of` are the only source of expected times. An end is stored with the progress
+from which it is computed (`service.ingest.rank_frames`), so that all answers about a job have the
+same range until its progress changes.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from service.lifecycle.resizing import HOLDING
 from service.outlook.step_times import Kind, Runs
 
 COUNTED_FOR = timedelta(days=7)
-"""Errors of forecasts whose event came longer ago are not counted any more."""
+"""Errors of forecasts count for this time after the event."""
 MAX_COUNTED = 1000
 USUAL_RUNS = 50
-"""Newest jobs whose running time stands for one that nobody knows."""
+"""Number of newest jobs whose run times replace an unknown one."""
 SAME_S = 5.0
 SAME_SHARE = 0.05
-"""Times that differ by less than both, of the time until then, are not stored anew."""
+"""A time that differs from the stored one by less than `SAME_S`, or by less than this share of the
+time until then, is not stored again."""
 CHUNK = 500
-"""Rows that are written in one transaction: writers wait for each other."""
+"""Most rows that one transaction writes: writers wait for each other."""
 
 Key = tuple[str, int, str]
-"""Job, attempt, and the event that is forecast."""
+"""Job id, attempt, and the forecast event."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a forecast needs besides the scheduler's view."""
+    """The inputs of a forecast besides the scheduler's snapshot."""
 
     jobs: Sequence[Row[Any]]
     runs_s: Sequence[float]
-    """Seconds that the jobs ran that succeeded last, of any kind."""
+    """Seconds that the last succeeded jobs of any kind ran."""
     earlier: Runs = field(default_factory=dict)
 
     @property
@@ -61,7 +62,7 @@ class Facts:
         return statistics.median(self.runs_s) if self.runs_s else UNKNOWN_S
 
     def time_left(self, job: Row[Any], ran_s: float, now: datetime) -> TimeLeft | None:
-        """How long a job has left by its own progress, by earlier runs, or by its limit."""
+        """Return the remaining time of a job by its own progress, earlier runs, or its limit."""
         end = end_of(job.progress, now) if job.state is JobState.RUNNING else NO_END
         if end.earliest is not None and end.latest is not None:
             return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
@@ -79,11 +80,11 @@ def facts(session: Session, earlier: Runs | None = None) -> Facts:
 def situation(
     snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float], now: datetime
 ) -> Situation:
-    """The begin of a play. ran_s: for how long running attempts have run."""
+    """Return the initial situation of a simulation. `ran_s` has the run times of live attempts."""
     by_id = {job.id: job for job in known.jobs}
     last = len(by_id) + 1
 
-    def place(job: policy.WaitingJob) -> int:
+    def position(job: policy.WaitingJob) -> int:
         found = by_id.get(job.job_id)
         return last if found is None or found.position is None else int(found.position)
 
@@ -98,7 +99,7 @@ def situation(
         if (left := known.time_left(job, ran_s.get(job.id, 0.0), now)) is not None
     }
     return Situation(
-        replace(snapshot, queue=tuple(sorted(snapshot.queue, key=place))),
+        replace(snapshot, queue=tuple(sorted(snapshot.queue, key=position))),
         runtime_left_s=limits,
         arrays={job.id: job.array_id for job in known.jobs if job.array_id is not None},
         cancelled=frozenset(job.id for job in known.jobs if job.state is JobState.CANCELLING),
@@ -117,23 +118,23 @@ def _limit_s(job: Row[Any], ran_s: float) -> float | None:
 
 
 NO_TOTAL = Reason("unknown_length", "it reports no total number of steps")
-NO_PACE = Reason("unknown_length", "too few of its steps were measured since it started")
-OVERDUE = Reason("overdue", "the time that was expected has passed")
-NO_END = Expected(None, NO_PACE)
+NO_SPEED = Reason("unknown_length", "too few of its steps were measured since it started")
+OVERDUE = Reason("overdue", "the expected time has passed")
+NO_END = Expected(None, NO_SPEED)
 
 
 def ends(known: Facts, now: datetime) -> dict[str, Expected]:
-    """When each running job is expected to end."""
+    """Return the expected end of each running job."""
     running = (job for job in known.jobs if job.state is JobState.RUNNING)
     return {job.id: end_of(job.progress, now) for job in running}
 
 
 def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
-    """When a job with this progress is expected to end."""
-    said = progress or {}
-    if said.get("total_steps") is None:
+    """Return the expected end of a job with this progress."""
+    progress = progress or {}
+    if progress.get("total_steps") is None:
         return Expected(None, NO_TOTAL)
-    earliest, latest = said.get("earliest_end_at"), said.get("latest_end_at")
+    earliest, latest = progress.get("earliest_end_at"), progress.get("latest_end_at")
     if earliest is None or latest is None:
         return NO_END
     first, last = datetime.fromisoformat(earliest), datetime.fromisoformat(latest)
@@ -141,7 +142,7 @@ def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
 
 
 def _from_now(expected: Expected, now: datetime) -> Expected:
-    """The part of the range that has not passed."""
+    """Return the part of the range that has not passed."""
     at, earliest = expected.at, expected.earliest
     if at is None or at > now:
         return expected if earliest is None else replace(expected, earliest=max(earliest, now))
@@ -151,13 +152,13 @@ def _from_now(expected: Expected, now: datetime) -> Expected:
 
 
 class Forecasts:
-    """The forecasts that are stored; belongs to one loop."""
+    """The stored forecasts. Belongs to one loop."""
 
     def __init__(self) -> None:
         self._stored: dict[Key, Expected] | None = None
 
     def load(self, session: Session) -> None:
-        """Learn what an earlier loop has stored."""
+        """Read the forecasts that an earlier loop stored."""
         if self._stored is None:
             self._stored = {
                 (row.job_id, row.attempt, row.of): _expected(row)
@@ -171,7 +172,7 @@ class Forecasts:
         ends_: Mapping[str, Expected],
         now: datetime,
     ) -> list[Mapping[Key, Expected]]:
-        """The forecasts that are to be stored, in pieces for a transaction each."""
+        """Return the forecasts to store, in chunks for one transaction each."""
         assert self._stored is not None, "`load` comes first"
         found: dict[Key, Expected] = {}
         stored: dict[Key, Expected] = {}
@@ -193,15 +194,15 @@ class Forecasts:
         return [dict(piece) for piece in in_chunks(different, CHUNK)]
 
     def store(self, session: Session, changes: Mapping[Key, Expected], made_at: datetime) -> None:
-        """made_at: when the cluster and the queue were as the forecast saw them."""
+        """Write the changes. `made_at` is the time of the snapshot of the forecast."""
         assert self._stored is not None, "`load` comes first"
-        touch(session)  # no answer about a job's state has changed
+        touch(session)  # no job has changed
         rows = [(key, _as_row(key, each, made_at)) for key, each in changes.items()]
         repository.add(session, [row for key, row in rows if key not in self._stored])
         repository.change(session, [row for key, row in rows if key in self._stored])
 
     def stored(self, changes: Mapping[Key, Expected]) -> None:
-        """The transaction that stored them is committed."""
+        """Remember changes whose transaction was committed."""
         assert self._stored is not None, "`load` comes first"
         self._stored |= changes
 
@@ -249,7 +250,7 @@ def _as_row(key: Key, each: Expected, made_at: datetime) -> dict[str, Any]:
 
 
 def errors(session: Session, now: datetime) -> views.ForecastErrors:
-    """How far off the first forecast of each start and end was that came of late."""
+    """Return the errors of the first forecast of each recent start and end."""
     off_s: dict[str, list[float]] = {of: [] for of in ForecastOf}
     ahead_s: dict[str, list[float]] = {of: [] for of in ForecastOf}
     for row in repository.settled(session, now - COUNTED_FOR, MAX_COUNTED):
@@ -277,8 +278,10 @@ def _error(off_s: Sequence[float], ahead_s: Sequence[float]) -> views.ForecastEr
 def of_job(
     session: Session, job: JobRow, progress: Mapping[str, Any] | None, now: datetime
 ) -> tuple[views.Forecast | None, views.Forecast | None]:
-    """When the job is expected to start, while it waits, and to end, while it has slots. progress:
-    as it is shown."""
+    """Return the expected start of a waiting job, and the expected end of a job that holds slots.
+
+    `progress` is the progress that is shown.
+    """
     if job.state is JobState.QUEUED:
         row = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)
         return start_of(row, now), None
@@ -289,7 +292,7 @@ def of_job(
 
 
 def start_of(row: ForecastRow | None, now: datetime) -> views.Forecast | None:
-    """The stored start; None before the first forecast."""
+    """Return the stored start; None before the first forecast."""
     return None if row is None else view(_from_now(_expected(row), now), row.made_at, row)
 
 

@@ -1,4 +1,4 @@
-"""A job as it would wait if its document were submitted again with one thing changed."""
+"""A waiting job as if its document were submitted again with one change."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from service.domain.scheduling.policy import WaitingJob
 from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
-"""Of a job that was not submitted: it would come after all others."""
+"""The sequence number of a job that is not submitted: it would come after all others."""
 FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 
 @dataclass(frozen=True)
 class Resubmission:
-    """`Resubmit` for the job of a row."""
+    """Implements `Resubmit` for the job of a row."""
 
     row: JobRow
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # The document of one job of an array has no values of its own, and silos have homes.
+        # A job of an array has no document of its own, and silos are pinned to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None
         spec = self._checked(change)

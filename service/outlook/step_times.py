@@ -14,18 +14,18 @@ from service.db.repositories import jobs as repository
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 
 MAX_JOBS = 500
-"""The newest jobs that are looked at."""
+"""Most jobs that are read, the newest first."""
 FRESH_FOR = timedelta(seconds=30)
-"""How old the answer may be: a run more changes little."""
+"""Largest age of the cached runs: one more run changes little."""
 MAX_RUNS = 2000
-"""The newest runs that are looked at."""
+"""Most runs that are read, the newest first."""
 
 
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
-    """By job, of those that have not ended and save their state.
+    """Return the elastic jobs, by id, that have not ended and save their state.
 
-    Where two jobs are alike, of one owner, each counts the reports of the other for sizes that it
-    has not had itself.
+    Similar jobs of one owner share their reports: each job uses the reports of the others for sizes
+    that it has not had itself.
     """
     rows = repository.step_times(session, MAX_JOBS)
     of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], ReportedStep]] = defaultdict(dict)
@@ -49,7 +49,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
     progress, known = row.progress or {}, row.step_times
     total, batch_size = progress.get("total_steps"), known["batch_size"]
     batch_range = known.get("batch_range")
-    # With a range steps are counted by its least batch.
+    # With a range, the progress counts steps of the smallest batch.
     at_once = 1 if batch_range is None else batch_size / batch_range[0]
     return ElasticJob(
         least=row.min_workers,
@@ -65,7 +65,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
 
 
 class Kind(NamedTuple):
-    """Jobs of one kind take about as long as each other."""
+    """The kind of a job: jobs of one kind run for similar times."""
 
     owner: str
     name: str
@@ -77,7 +77,7 @@ Runs = Mapping[Kind, Sequence[float]]
 
 
 class EarlierRuns:
-    """Read now and then; belongs to one loop."""
+    """Caches the run times of earlier jobs for `FRESH_FOR`."""
 
     def __init__(self) -> None:
         self._read_at: datetime | None = None

@@ -1,1 +1,1 @@
-"""The planner: which divisions of a model fit a cluster, and what they cost."""
+"""The planner: which divisions of a model fit a cluster, and their memory and time."""

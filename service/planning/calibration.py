@@ -1,4 +1,4 @@
-"""The speed of workers here, from the steps of the jobs that ended well."""
+"""The speed of this cluster's workers, measured by the steps of jobs that succeeded."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
 LOOKED_AT, COUNTED = 50, 5
-"""How many of the newest jobs that succeeded are considered, and the steps of how many are read."""
+"""The number of the newest succeeded jobs to look at, and of jobs whose steps are read."""
 LEAST_STEPS = 20
-"""A shorter job says nothing: half of its steps would be its warming up."""
+"""Shorter jobs are ignored: half of their steps would be warm-up."""
 MOST_POINTS = 500
 COMPARABLE = 0.1
-"""Part of the operations of the planned step that a step must have had. The time of a much smaller
-one is mostly that of launching it: an H100 is told to be hundreds of times slower than it is."""
+"""A measured step counts if it has at least this fraction of the planned step's operations. A much
+smaller step is mostly launch overhead: an H100 would seem hundreds of times slower."""
 
 
 def calibrated(
     session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
 ) -> Machine:
-    """The machine with the speed that workers like the job's have shown; unchanged where no such
-    job has run yet, and where the shapes of the planned job are not known.
+    """Return the machine with the speed that earlier jobs reached on workers of the same kind.
 
-    A small model doesn't use all of a worker's speed, so the highest that any of those jobs has
-    reached counts.
+    The machine is returned unchanged if no such job has run, or if the planned job's shapes are
+    unknown. The highest speed counts, because a small model does not use all of a worker's speed.
     """
     try:
         enough = COMPARABLE * _operations(spec, shapes_of(spec), machine)
@@ -56,11 +55,11 @@ def calibrated(
 def _of_a_kind(
     document: dict[str, object], spec: JobSpec, accelerator: str | None
 ) -> JobSpec | None:
-    """The document of a job that ran on workers of the same kind."""
+    """The parsed document, or None if the job ran on workers of another kind."""
     try:
         ran = JobSpec.model_validate(document)
     except ValueError:
-        return None  # of another version
+        return None  # written by another version
     on_gpu = spec.resources.gpus_per_worker > 0
     alike = spec.resources.gpus_per_worker == ran.resources.gpus_per_worker
     if on_gpu and accelerator is not None:
@@ -69,16 +68,15 @@ def _of_a_kind(
 
 
 def _operations(spec: JobSpec, shapes: Shapes, machine: Machine) -> float:
-    """Of a worker in a step."""
+    """Operations of one worker in a step."""
     return step_time(spec, shapes, replace(machine, flops_per_s=1.0)).compute_s
 
 
 def _speed(
     session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
 ) -> float | None:
-    """Floating point operations per second that the `machine.flops_per_s` of its workers were.
-    enough: of how many operations a step says how fast they are, and not only that they are no
-    slower."""
+    """The `flops_per_s` of the job's workers, if its steps show it. enough: the operations that a
+    step needs for an exact speed; a smaller step gives a lower bound."""
     try:
         shapes = shapes_of(ran)
     except Unknown:
@@ -90,11 +88,11 @@ def _speed(
     if len(seconds) < LEAST_STEPS:
         return None
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
-    ideal_s = expected.compute_s + expected.idle_s  # of a machine with one operation a second
+    ideal_s = expected.compute_s + expected.idle_s  # on a machine with one operation a second
     step_s = statistics.median(seconds)
     if expected.send_s < step_s / 2 and expected.compute_s >= enough:
         return ideal_s / (step_s - expected.send_s)
-    # The times of sending and of launching are not measured: where they would be most of the step,
-    # the rest says nothing. That computing took no longer than the whole step may still be news.
+    # The times of sending and of launching are not measured. Where they are most of the step, the
+    # rest is no measure of speed, and the step's whole time gives only a lower bound.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

@@ -1,4 +1,4 @@
-"""Plans: how a job could be divided on the cluster as it is known."""
+"""Plans: how a job could be divided on the known cluster."""
 
 from __future__ import annotations
 
@@ -36,33 +36,32 @@ from service.planning.model.sync_costs import RankPaces
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
-"""How far a plan's memory may be from the truth; the tests hold the plans to it. A job is refused
-only where it lacks more."""
+"""The relative error of a plan's memory, which tests check. Jobs that lack more are refused."""
 
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """The memory of the workers that the job may be given, as far as known, and their kind."""
+    """The memory of the workers that the job may get, where known, and their kind."""
 
     least_bytes: int | None
-    """Of the smallest worker."""
+    """Memory of the smallest worker."""
     most_bytes: int | None
-    """Of the largest worker."""
+    """Memory of the largest worker."""
     source: str
     accelerator: str | None = None
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The document as it is stored, and how the planner changed it."""
+    """The document to store, and how the planner changed it."""
 
     spec: JobSpec
     explanation: str | None = None
-    """The choices, in a sentence; None if there was nothing to choose."""
+    """A sentence with the choices; None if there was nothing to choose."""
     sync: views.SyncPlan | None = None
     """The choice of `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
-    """Why the job can't be taken."""
+    """The reason why the job can't be accepted."""
 
 
 class Plans:
@@ -72,7 +71,7 @@ class Plans:
         self._database = database
 
     async def plan(self, request: PlanRequest) -> views.Plan:
-        """NotPlannable if the document tells too little."""
+        """Raises NotPlannable if the document lacks what a plan needs."""
         spec = request.job
         known, machine, around = await self._database.read(
             lambda session: (*_look_up(session, spec), _look_around(session, spec))
@@ -85,10 +84,8 @@ class Plans:
         return await asyncio.to_thread(_answer, request, spec, known, machine, around)
 
     async def resolve(self, spec: JobSpec) -> Resolved:
-        """The document with a choice for all that is `auto`. NotPlannable if there is none.
-
-        The result has a refusal if the job is known not to fit.
-        """
+        """Replace each `auto` in the document by a choice. The result has a refusal if the job is
+        known not to fit. Raises NotPlannable if no choice is possible."""
         resolved = await self._resolve_parallelism(spec)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
@@ -99,13 +96,12 @@ class Plans:
         choice = await asyncio.to_thread(_sync_choice, spec, machine, around)
         chosen = choice.chosen
         assert chosen.spec is not None
-        told = f"sync: auto became {chosen.name}: {chosen.why}"
-        explanation = "; ".join(filter(None, (resolved.explanation, told)))
+        became = f"sync: auto became {chosen.name}: {chosen.why}"
+        explanation = "; ".join(filter(None, (resolved.explanation, became)))
         return Resolved(chosen.spec, explanation, _sync_plan(choice))
 
     async def _resolve_parallelism(self, spec: JobSpec) -> Resolved:
-        """The document with sizes for the axes that are `auto`. A document that leaves nothing to
-        choose and whose workers' memory is not known is returned unchanged."""
+        """Replace the axes that are `auto` by sizes, and check the memory if it is known."""
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
@@ -142,7 +138,7 @@ def _look_around(session: Session, spec: JobSpec) -> _Around:
 def _sync_choice(
     spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
 ) -> SyncChoice:
-    """is_measured: somebody has given the machine's bandwidth."""
+    """is_measured: whether the request gave the machine's bandwidth."""
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
@@ -172,13 +168,13 @@ def _sync_option(option: SyncCandidate) -> views.SyncOption:
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Whether the memory may be known, by the document alone."""
+    """Whether the workers' memory may be known, judged by the document alone."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
 
 def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
-    """The memory that each worker of the job has for its tensors, where it is known."""
+    """The memory that each worker of the job has for its tensors, where known."""
     resources = spec.resources
     if not resources.gpus_per_worker:
         if resources.memory_bytes is None:
@@ -211,7 +207,7 @@ def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
     if _cannot_fit(best, known, shapes):
         assert known.most_bytes is not None
         change = plan.change
-        if known.most_bytes != known.least_bytes:  # the plan's change is for the smaller
+        if known.most_bytes != known.least_bytes:  # the plan's change is for the smallest worker
             change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
         refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
@@ -221,7 +217,7 @@ def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
 
 
 def _least_divided(spec: JobSpec, unknown: Unknown) -> Resolved:
-    """The first division, which has the most replicas, without a plan."""
+    """Choose the division with the most replicas, without a plan."""
     try:
         way = least_divided(spec)
     except NoDivision:
@@ -249,7 +245,7 @@ def _no_way(spec: JobSpec) -> NotPlannable:
 
 
 def _auto(spec: JobSpec) -> str:
-    """The words of the document that leave axes to the planner."""
+    """The fields of the document that leave axes to the planner."""
     chosen = spec.parallel.auto
     if set(chosen) == set(AXES):
         return "parallel: auto"
@@ -258,17 +254,19 @@ def _auto(spec: JobSpec) -> str:
 
 def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
     """Whether the job surely can't fit: nothing was assumed, and it lacks more than TOLERANCE."""
-    there = known.most_bytes
-    if there is None or shapes.assumed:
+    available = known.most_bytes
+    if available is None or shapes.assumed:
         return False
-    return best.memory.total > there * (1 + TOLERANCE)
+    return best.memory.total > available * (1 + TOLERANCE)
 
 
-def _refusal(best: Candidate, known: WorkerMemory, there: int, change: str | None) -> OutOfMemory:
+def _refusal(
+    best: Candidate, known: WorkerMemory, available: int, change: str | None
+) -> OutOfMemory:
     needed = best.memory.total
-    missing = needed - there
+    missing = needed - available
     return OutOfMemory(
-        f"this job can't fit: each worker needs {human(needed)}, and has {human(there)} "
+        f"this job can't fit: each worker needs {human(needed)}, and has {human(available)} "
         f"({known.source}): {human(missing)} ({missing} bytes) are missing",
         pointer="/parallel",
         hint=f"it fits with {change}"

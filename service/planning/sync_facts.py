@@ -1,4 +1,4 @@
-"""The facts that are known at a submit for the choice of `sync: auto`."""
+"""The facts known at submit for the choice of `sync: auto`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from service.planning.model.sync_costs import RankPaces, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""How many of the newest jobs that succeeded are considered, and the paces of how many are read."""
+"""The number of the newest succeeded jobs to look at, and of jobs whose paces are read."""
 MOST_RANKS = 64
-"""Of a job, whose paces are read."""
+"""The number of a job's ranks whose paces are read, at most."""
 LEAST_STEPS = 10
 MOST_POINTS = 100
 LEAST_COMPUTE_S = 1e-3
-"""Of a step, which the smallest models take in Python and in the optimizer."""
+"""The least computing time of a step: the smallest models spend it in Python and the optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 
 
@@ -42,11 +42,11 @@ def facts_of(
     *,
     is_measured: bool = False,
 ) -> SyncFacts | str:
-    """The facts; or the reason why there is nothing to choose. is_measured: the bandwidth of
-    `machine` is one that somebody has given."""
+    """The facts, or the reason why there is nothing to choose. is_measured: whether the request
+    gave the bandwidth of `machine`."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
-        return "one worker has nobody to keep in step with"
+        return "a single worker has no other worker to keep in step with"
     if spec.is_divided:
         return f"the ranks share a model, {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
@@ -54,7 +54,7 @@ def facts_of(
         network = "as given with the request"
     elif isinstance(spec.sync, AutoSync) and spec.sync.bandwidth_bytes_per_s is not None:
         is_measured = True
-        bandwidth, network = spec.sync.bandwidth_bytes_per_s, "as the document says"
+        bandwidth, network = spec.sync.bandwidth_bytes_per_s, "as given in the document"
     else:
         network = "a default: not measured here"
     alike = spec.model_copy(update={"sync": None})
@@ -73,7 +73,7 @@ class Nodes(NamedTuple):
     """The nodes that a job's workers may get."""
 
     num_needed: int | None
-    """The fewest that hold all workers; None where no cluster is known, or it is too small."""
+    """The fewest nodes that hold all workers; None if no cluster is known or it is too small."""
     may_be_spot: bool
 
 
@@ -89,8 +89,10 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
 
 
 def paces_of(session: Session, spec: JobSpec) -> RankPaces:
-    """Of the last jobs of the same recipe that measured it, the one whose ranks differ the least: a
-    rank that was slow once is no reason."""
+    """The paces of the last job of the same recipe whose ranks differ the least.
+
+    A few jobs are compared, so that a rank that was slow once does not count.
+    """
     found: list[RankPaces] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         if _is_alike(document, spec):

@@ -1,4 +1,4 @@
-"""Whether a queue takes a job that is submitted or moved to it, and what the queue holds."""
+"""Whether a queue admits a job that is submitted or moved to it, and the queue's users."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
 
 MAX_NAMED = 20
-"""Queues that an error lists."""
+"""The most queues that an error lists."""
 
 
 def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
-    """The queue, which takes so many jobs of the owner, and does so until this transaction ends.
+    """Lock the queue, and check that it admits `num_jobs` jobs of the owner.
 
-    UnknownQueue if there is none, Unsatisfiable if its limits never allow the job, QueueFull if as
-    many jobs wait as it takes.
+    Raises UnknownQueue if the queue does not exist, Unsatisfiable if its limits never allow the
+    job, and QueueFull if too many jobs would wait.
     """
     queue = locked(session, name)
     never = why_never(queue, request)
@@ -36,8 +36,11 @@ def admit(session: Session, name: str, owner: str, request: Request, num_jobs: i
 
 
 def locked(session: Session, name: str) -> Queue:
-    """The queue, which nobody deletes or changes before this transaction ends; and if it bounds how
-    many jobs wait, nobody adds one. UnknownQueue if there is none."""
+    """Lock and return the queue. Raises UnknownQueue if it does not exist.
+
+    Until this transaction ends, no other transaction deletes or changes the queue, or adds jobs to
+    it if it limits the number of waiting jobs.
+    """
     found = repository.lock(session, name)
     if found is None:
         raise _unknown(session, name)
@@ -51,13 +54,13 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     return UnknownQueue(
         f"there is no queue {name!r}; {are} {listed}",
         pointer="/queue",
-        hint=nearest(name, names) or "`dray queue set` makes one",
+        hint=nearest(name, names) or "`dray queue set` makes a queue",
     )
 
 
 def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
     bounds = (
-        (queue.max_queued, None, "the queue takes"),
+        (queue.max_queued, None, "the queue accepts"),
         (queue.max_queued_per_user, owner, "a user may have"),
     )
     for most, of, words in bounds:
@@ -69,7 +72,7 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         whose = "" if of is None else f" of {of}"
         wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
         most_of = (
-            "as many as" if number == most else f"and these are {num_jobs} more, of {most} that"
+            "as many as" if number == most else f"and {num_jobs} more would exceed the {most} that"
         )
         raise QueueFull(
             f"{wait} in the queue {queue.name!r}, {most_of} {words}",
@@ -83,19 +86,19 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
 
 
 def refuse_priority(queue: Queue, priority: int) -> None:
-    """PriorityTooHigh if it is above what users may give in this queue."""
+    """Raise PriorityTooHigh if the priority is above what users may set in this queue."""
     if priority > queue.max_priority:
         raise PriorityTooHigh(
             f"is {priority}, above {queue.max_priority}, the highest of the queue {queue.name!r}",
             pointer="/priority",
-            hint="an admin may raise the job above it once it is submitted",
+            hint="an admin can raise the job's priority after its submission",
         )
 
 
 def of_users(
     session: Session, queues: Iterable[Queue], only: str | None = None
 ) -> dict[str, list[views.QueueUser]]:
-    """By queue, each of its users with jobs that wait or hold slots; or those of one queue."""
+    """The users with jobs that wait or hold slots, by queue. only: consider only this queue."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

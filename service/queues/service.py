@@ -27,11 +27,11 @@ from service.queues import admission
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_PRICES = "it has a budget, but nothing is priced: the operator sets DRAY_PRICES_FILE"
+WITHOUT_PRICES = "it has a budget, but there are no prices: the operator can set DRAY_PRICES_FILE"
 
 
 class Queues:
-    """The use cases. Each is one transaction; changes hold from the scheduler's next round on."""
+    """The use cases. Each is one transaction; changes apply from the scheduler's next round on."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Queues:
         self._clock = clock or database.clock
 
     async def list(self) -> views.QueuePage:
-        """By name."""
+        """All queues, sorted by name."""
         items = await self._database.read(lambda session: _views(session, self._prices_now()))
         return views.QueuePage(items=items)
 
     async def get(self, name: str) -> views.Queue:
-        """QueueNotFound if there is none."""
+        """A queue. Raises QueueNotFound if it does not exist."""
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
-        """Make the queue, or replace its rules. InvalidQueue if the rules contradict each other."""
+        """Make the queue, or replace its rules. Raises InvalidQueue if they are contradictory."""
 
         def work(session: Session) -> views.Queue:
             return _store(session, Queue(name, **rules.model_dump()), self._prices_now())
@@ -71,9 +71,9 @@ class Queues:
         create: bool = False,
         actor: str = ANONYMOUS,
     ) -> views.Queue:
-        """Change the rules that are given. QueueNotFound, or InvalidQueue as `put`.
+        """Change the given rules. Raises QueueNotFound, or InvalidQueue like `put`.
 
-        create: of a queue that is not there, make it with them.
+        create: whether to make the queue if it does not exist.
         """
         given = changes.model_dump(exclude_unset=True)
 
@@ -88,8 +88,8 @@ class Queues:
         return view
 
     async def delete(self, name: str, *, actor: str = ANONYMOUS) -> None:
-        """QueueNotFound; QueueInUse while jobs that have not ended are in it, and of the default
-        one."""
+        """Delete the queue. Raises QueueNotFound, and QueueInUse for the default queue and if the
+        queue has unfinished jobs."""
 
         def work(session: Session) -> None:
             _locked(session, name)
@@ -106,13 +106,13 @@ class Queues:
 
 @dataclass(frozen=True)
 class PricesNow:
-    """The prices by which queues have spent, and the time; None where nothing is priced."""
+    """The present prices and time. `current` is None if the deployment has no prices."""
 
     current: Prices | None
     now: datetime
 
     def fields(self, session: Session, queues: Sequence[Queue]) -> dict[str, dict[str, Any]]:
-        """By queue, the fields of its view that say what its jobs have cost."""
+        """The fields of each queue's view with the cost of its jobs."""
         if self.current is None:
             return {}
         names, currency = [queue.name for queue in queues], self.current.currency
@@ -135,7 +135,7 @@ def _locked(session: Session, name: str) -> Queue:
 
 
 def _not_found(name: str) -> QueueNotFound:
-    hint = "`dray queue ls` shows the queues there are"
+    hint = "`dray queue ls` shows the existing queues"
     return QueueNotFound(f"there is no queue {name!r}", hint=hint)
 
 
@@ -144,14 +144,14 @@ def _store(session: Session, queue: Queue, prices: PricesNow) -> views.Queue:
     if wrong is not None:
         raise InvalidQueue(wrong.message, pointer=wrong.pointer, hint=wrong.hint)
     repository.put(session, queue)
-    touch(session)  # what is told of jobs stays as it is until the scheduler has looked
+    touch(session)  # answers about jobs stay the same until the scheduler's next round
     notify(session, QUEUE)
     return _view(session, queue.name, prices)
 
 
 def _refuse_if_used(session: Session, name: str) -> None:
     if name == DEFAULT:
-        raise QueueInUse(f"the queue {DEFAULT!r} takes the jobs that name none, so it stays")
+        raise QueueInUse(f"the queue {DEFAULT!r} can't be deleted: jobs without a queue go there")
     number = repository.count_unfinished(session, name)
     if number:
         raise QueueInUse(
@@ -168,7 +168,7 @@ def _view(session: Session, name: str, prices: PricesNow) -> views.Queue:
 
 
 def _views(session: Session, prices: PricesNow, only: str | None = None) -> list[views.Queue]:
-    """All queues, or the one of this name, with the jobs in them."""
+    """All queues with their jobs. only: the only queue to show."""
     every = repository.every(session)
     shown = [queue for queue in every if only in (None, queue.name)]
     costs = prices.fields(session, shown)

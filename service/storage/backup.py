@@ -1,10 +1,10 @@
-"""A backup of a SQLite home: taken while the service runs, and restored elsewhere.
+"""Backups of a SQLite home: made while the service runs, and restored elsewhere.
 
 The archive is a plain tar: `storage/...` (logs, checkpoints, artifacts), `dray.db`, and last
-`backup.json`, without which it is no backup. The database is copied first, by SQLite's online
-backup, and the files after it: a file is written before the row that names it, so every row finds
-its file, unless that was deleted while the copy was made; such rows are then left out of the copy.
-PostgreSQL and object stores have tools of their own for copies, such as `pg_dump`.
+`backup.json`, without which it is invalid. The database is copied first, by SQLite's online backup,
+and the files after it. A file is written before the row that names it, so every row has its file,
+unless the file was deleted during the backup; such rows are left out. PostgreSQL and object stores
+have their own tools for backups, such as `pg_dump`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ ABOUT = "backup.json"
 
 
 class BackupError(Exception):
-    """The copy can't be taken or put back; the message says why and what to do."""
+    """A backup can't be made or restored; the message states why and what to do."""
 
 
 @dataclass(frozen=True)
 class BackupMetadata:
-    """The description that is in the archive."""
+    """The description in the archive."""
 
     format: int
     dray: str
     created_at: str
     revision: str
-    """Of the schema; an older one is upgraded when the service starts on it."""
+    """Revision of the schema; an older schema is upgraded when the service starts."""
     storage_url: str
     has_files: bool
-    """False if the storage was no folder: its files are not in here."""
+    """Whether the archive has the storage's files: only if the storage was a folder."""
     database_sha256: str
     num_jobs: int
     num_files: int
@@ -63,7 +63,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
     if not database.exists():
         raise BackupError(f"there is no database at {database}: is DRAY_HOME the right one?")
     if dest.exists():
-        raise BackupError(f"{dest} exists already: name a file that does not")
+        raise BackupError(f"{dest} exists already: name a new file")
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
@@ -83,16 +83,16 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
 
 
 def restore(source: Path, home: Path) -> BackupMetadata:
-    """Put a backup into `home`, which must be empty and unused. Raises BackupError, HomeInUse.
+    """Restore a backup into `home`, which must be empty and unused.
 
-    Addresses in the database that lead into the old storage lead into the one of the new home.
+    URLs of the old storage in the database are changed. Raises BackupError and HomeInUse.
     """
     home = home.expanduser().absolute()
     with HomeLock.acquire(home):
-        there = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
-        if there:
+        existing = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
+        if existing:
             raise BackupError(
-                f"{home} is not empty (it has {', '.join(there[:3])}): name an empty folder"
+                f"{home} is not empty (it has {', '.join(existing[:3])}): name an empty folder"
             )
         try:
             with tarfile.open(source, mode="r:") as tar:
@@ -102,7 +102,7 @@ def restore(source: Path, home: Path) -> BackupMetadata:
             raise BackupError(f"{source} can't be read as a backup: {error}") from error
         database = home / DATABASE
         if not database.exists() or _sha256(database) != about.database_sha256:
-            raise BackupError(f"the database in {source} is damaged: take another backup")
+            raise BackupError(f"the database in {source} is damaged: use another backup")
         if about.has_files:
             (home / STORAGE).mkdir(exist_ok=True, mode=0o700)
             _move_urls(database, about.storage_url, (home / STORAGE).as_uri())
@@ -110,7 +110,7 @@ def restore(source: Path, home: Path) -> BackupMetadata:
 
 
 def _private(path: str, flags: int) -> int:
-    """An opener of files for this user alone."""
+    """Open a file for this user only."""
     return os.open(path, flags, 0o600)
 
 
@@ -118,13 +118,13 @@ def _sqlite_path(url: str) -> Path:
     parsed = normalise_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database is None:
         raise BackupError(
-            "the database is PostgreSQL: take a copy with pg_dump, and one of the storage after it"
+            "the database is PostgreSQL: copy it with pg_dump, and copy the storage after that"
         )
     return Path(parsed.database)
 
 
 def _copy_database(source: Path, dest: Path) -> None:
-    """Copy one consistent moment of a database, whose users are not disturbed."""
+    """Copy a consistent snapshot of a database, without disturbing its users."""
     with (
         contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as live,
         contextlib.closing(sqlite3.connect(dest)) as copy,
@@ -167,10 +167,9 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 
 
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
-    """Add the files under the key; answers the SHA-256 of each by its key.
+    """Add the files under the key, and return the SHA-256 of each by its key.
 
-    Hidden names are files that are just being written. Links, pipes and sockets are left out: dray
-    makes none.
+    Hidden files, which are still being written, links, pipes and sockets are left out.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
@@ -178,7 +177,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
             path = Path(folder) / name
             if name.startswith(".") or path.is_symlink() or not path.is_file():
                 continue
-            # A file that is replaced or deleted meanwhile stays what it is while it is open.
+            # An open file keeps its content even if it is replaced or deleted meanwhile.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 inside = path.relative_to(root).as_posix()
                 entry = tar.gettarinfo(arcname=f"{STORAGE}/{inside}", fileobj=file)
@@ -189,7 +188,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
 
 
 class _Hashing(io.RawIOBase):
-    """Reads on from a file, and knows the SHA-256 of what was read."""
+    """Passes reads on to a file, and computes the SHA-256 of the bytes read."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -210,7 +209,7 @@ def _leave_out_what_is_gone(
 ) -> None:
     """Delete rows whose files were deleted after the database was copied.
 
-    A checkpoint also goes if its manifest is not in the copy as it was committed.
+    A checkpoint is also deleted if its manifest in the copy is not the committed manifest.
     """
     for job_id, url, sha256 in database.execute(
         "SELECT job_id, url, manifest_sha256 FROM checkpoints"
@@ -236,21 +235,21 @@ def _read_about(tar: tarfile.TarFile, source: Path) -> BackupMetadata:
     try:
         file = tar.extractfile(ABOUT)
         assert file is not None
-        said: dict[str, Any] = json.loads(file.read())
-        if said["format"] != FORMAT:
+        about: dict[str, Any] = json.loads(file.read())
+        if about["format"] != FORMAT:
             raise BackupError(
-                f"{source} has the format {said['format']}, and this dray reads {FORMAT}: "
-                "restore it with the dray that wrote it"
+                f"{source} has the format {about['format']}, and this dray reads {FORMAT}: "
+                "restore it with the version of dray that wrote it"
             )
-        return BackupMetadata(**said)
+        return BackupMetadata(**about)
     except (KeyError, TypeError, ValueError, AssertionError):
-        raise BackupError(f"{source} is no backup, or one that was cut off") from None
+        raise BackupError(f"{source} is not a backup, or is truncated") from None
 
 
 def _contents(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The database and the files of the storage, without anything else that is in the archive.
+    """Yield the database and the storage's files, and nothing else in the archive.
 
-    All are for this user alone: an older dray may have stored them with an open mode.
+    All become private to this user: an older dray may have stored them with a public mode.
     """
     for member in tar:
         if member.isreg() and (
@@ -280,7 +279,7 @@ def _move_urls(database: Path, old: str, new: str) -> None:
 
 
 def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    """A backup of an older dray may lack it."""
+    """Whether the table has the column, which a backup of an older dray may lack."""
     rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
     return any(name == column for (name,) in rows)
 

@@ -1,4 +1,4 @@
-"""The fill of the storage: measured, kept in SQL, and a reason to refuse jobs."""
+"""The use of the storage: measured, stored in SQL, and a reason to refuse jobs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from service.storage.storage import Storage, in_storage_thread
 
 logger = logging.getLogger(__name__)
 HINT = (
-    "delete finished jobs (`dray delete`), or ask who runs the server for more room "
+    "delete finished jobs (`dray delete`), or ask the operator for more space "
     "(DRAY_STORAGE_QUOTA_BYTES, DRAY_MIN_FREE_BYTES)"
 )
 
 
 class StorageWatch:
-    """Measures how full the storage is and keeps it in SQL, for every process to read."""
+    """Measures how full the storage is, and stores the result in SQL for all processes."""
 
     def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
         self._database = database
@@ -41,10 +41,8 @@ class StorageWatch:
         return self._quota is not None or self._min_free is not None
 
     async def look(self, now: datetime) -> str | None:
-        """Store how full it is, waking the scheduler if that changes what may start.
-
-        Answers why no job is taken, or None.
-        """
+        """Measure and store how full the storage is, and wake the scheduler if the problem changes.
+        Returns why no job is accepted, or None."""
         free = None if self._min_free is None else await in_storage_thread(self._free_bytes)
         used = None
         if self._quota is not None:
@@ -69,14 +67,13 @@ class StorageWatch:
 
         changed = await self._database.write(work)
         if changed and problem is not None:
-            logger.warning("no job is taken or started: %s", problem)
+            logger.warning("no job is accepted or started: %s", problem)
         elif changed:
-            logger.info("the storage has room again: jobs are taken and started")
+            logger.info("the storage has free space again: jobs are accepted and started")
         return problem
 
     async def full_folders(self) -> str | None:
-        """The service's folders that take no file now, whatever the limits are; None if there are
-        none."""
+        """The service's folders that can't store a file, regardless of limits; None if all can."""
         found = [await in_storage_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 
@@ -85,14 +82,14 @@ class StorageWatch:
 
 
 def refuse_if_full(session: Session) -> None:
-    """QuotaExceeded while the storage, as it was last seen, is full."""
+    """Raise QuotaExceeded if the storage was full when last measured."""
     problem = surroundings.seen(session).storage_problem
     if problem is not None:
-        raise QuotaExceeded(f"no job is taken now: {problem}", hint=HINT)
+        raise QuotaExceeded(f"no job is accepted now: {problem}", hint=HINT)
 
 
 def _folder_of(database: Database) -> Path | None:
-    """The folder of a SQLite database, which needs room as the storage does."""
+    """The folder of a SQLite database, which needs disk space like the storage."""
     if not database.is_sqlite or database.url.database is None:
         return None
     return Path(database.url.database).absolute().parent
@@ -101,9 +98,9 @@ def _folder_of(database: Database) -> Path | None:
 def why_no_room(
     *, used: int | None, free: int | None, quota: int | None, min_free: int | None
 ) -> str | None:
-    """Why no job should be taken or started, or None while there is room. All in bytes.
+    """Why no job should be accepted or started; None while there is space. All sizes in bytes.
 
-    An amount that is not known (None) is no reason. Running jobs go on: they were promised room.
+    An unknown amount (None) is no reason. Running jobs continue, because they were promised space.
     """
     if quota is not None and used is not None and used >= quota:
         return f"the storage holds {size(used)} and its quota is {size(quota)}"

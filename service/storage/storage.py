@@ -1,8 +1,8 @@
-"""Bytes by URL: logs, checkpoints and artifacts, on a folder or on what fsspec reaches.
+"""Bytes by URL: logs, checkpoints and artifacts, in a folder or in a file system of fsspec.
 
-A *key* is a relative path with `/` between its parts; the first two name its owner, as in
+A *key* is a relative path with `/` between its parts; the first two parts name its owner, as in
 `jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage, nor from one owner's
-folder to another's: parts like `..` are refused, and on a folder links are followed first.
+folder to another's: parts like `..` are refused, and in a folder links are followed first.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from service.domain.errors import FolderSpoilt, StorageUnavailable
 OF_THE_PATH = frozenset(
     {EACCES, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM}
 )
-"""Errors that files and permissions at an object's own path cause. Those of a full, failing or
-unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS) are not among them."""
+"""Errors caused by files and permissions at an object's own path, in contrast to errors of a full,
+failing or unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS)."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -50,11 +50,11 @@ _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-storage")
 
 
 class BadKey(ValueError):
-    """The key, or a link on its way, leads out of its place in the storage or can't be shown."""
+    """The key, or a link in its path, leads out of its owner's folder, or can't be shown."""
 
 
 def check_key(key: str) -> str:
-    """The key itself if it is a plain relative path; BadKey otherwise."""
+    """Return the key. Raises BadKey unless it is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
@@ -62,14 +62,14 @@ def check_key(key: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """A file's path as a job reports it, if people can be shown it; BadKey otherwise."""
+    """Return a file's path that a job reported. Raises BadKey if it can't be shown to people."""
     if (found := unfit(check_key(name))) is not None:
         raise BadKey(f"{name!r} has {found}")
     return name
 
 
 class Storage:
-    """One storage URL. Blocking: call it in a thread. All methods may be called from any."""
+    """The storage at a URL. All methods block, so call them in a thread; they are thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -83,36 +83,36 @@ class Storage:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that this is; None for other storages."""
+        """The storage's folder; None for other storages."""
         return self._folder
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{check_key(key)}"
 
     def key_of(self, url: str) -> str:
-        """The key that a URL of this storage names; BadKey if it is of another place."""
+        """The key of a URL. Raises BadKey if the URL is not in this storage."""
         prefix = f"{self.url}/"
         if not url.startswith(prefix):
             raise BadKey(f"{url!r} is not in this storage")
         return check_key(url.removeprefix(prefix).rstrip("/"))
 
     def local_path(self, key: str) -> Path | None:
-        """Path of the file if this is a folder, links followed; None for other storages."""
+        """The file's path, with links resolved; None if the storage is not a folder."""
         if self._folder is None:
             return None
         try:
             path = (self._folder / check_key(key)).resolve()
         except (OSError, RuntimeError) as error:  # a link that leads to itself, a name too long
-            raise BadKey(f"{key!r} leads nowhere") from error
+            raise BadKey(f"{key!r} can't be resolved") from error
         owner = self._folder.joinpath(*key.split("/")[:2])
         if not path.is_relative_to(owner):
-            raise BadKey(f"{key!r} leads out of its place in the storage")
+            raise BadKey(f"{key!r} leads out of its owner's folder in the storage")
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Write all of it or nothing, over what was there; on a folder it outlives a power cut.
+        """Write or replace an object atomically; in a folder it survives a power failure.
 
-        FolderSpoilt if the storage takes files, but not at this key.
+        Raises FolderSpoilt if the storage accepts files, but not at this key.
         """
         try:
             path = self.local_path(key)
@@ -126,13 +126,13 @@ class Storage:
             else:
                 _write_atomically(path, data)
         except OSError as error:
-            is_spoilt = error.errno in OF_THE_PATH and self.takes_files_beside(key)
+            is_spoilt = error.errno in OF_THE_PATH and self.accepts_files_near(key)
             raise (FolderSpoilt if is_spoilt else StorageUnavailable)(
                 f"{key} can't be written to the storage: {_why(error)}"
             ) from error
 
-    def takes_files_beside(self, key: str) -> bool:
-        """Whether the folder of all owners takes a file; false of a storage that is no folder."""
+    def accepts_files_near(self, key: str) -> bool:
+        """Whether a file can be written to the folder of all owners; False without a folder."""
         if self._folder is None:
             return False
         try:
@@ -143,8 +143,8 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes `start` up to `end`. FileNotFoundError if there is no such object; FolderSpoilt if
-        it can't be read and others can."""
+        """Read the bytes from `start` up to `end`. Raises FileNotFoundError, and FolderSpoilt if
+        the storage works but this object can't be read."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -158,13 +158,13 @@ class Storage:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise FileNotFoundError(str(error)) from error
         except OSError as error:
-            is_spoilt = error.errno in OF_THE_PATH and self.takes_files_beside(key)
+            is_spoilt = error.errno in OF_THE_PATH and self.accepts_files_near(key)
             raise (FolderSpoilt if is_spoilt else StorageUnavailable)(
                 f"{key} can't be read from the storage: {_why(error)}"
             ) from error
 
     def size_bytes(self, key: str) -> int:
-        """Size of the object. FileNotFoundError if there is none."""
+        """Size of the object. Raises FileNotFoundError if it does not exist."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -182,14 +182,14 @@ class Storage:
             ) from error
 
     def names(self, key: str) -> list[str]:
-        """The names directly below the key, sorted; none if there is nothing."""
+        """The sorted names directly below the key; empty if the key does not exist."""
         path = self.local_path(key)
         try:
             if path is not None:
                 return sorted(entry.name for entry in path.iterdir())
             remote = self._remote(key)
             with _reaching():
-                self._fs.invalidate_cache()  # ranks write through clients of their own
+                self._fs.invalidate_cache()  # ranks write with their own clients
                 found = self._fs.ls(remote, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -200,7 +200,7 @@ class Storage:
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
 
     def delete_tree(self, key: str) -> None:
-        """Delete everything under the key, if there is anything."""
+        """Delete everything under the key, if it exists."""
         if self._folder is not None:
             path = self._folder / check_key(key)
             try:
@@ -236,8 +236,7 @@ def _delete(path: Path) -> None:
 
 
 def _allow_deletion(path: Path) -> None:
-    """Give back the permissions that a script has taken from folders below a path; no link is
-    followed."""
+    """Make folders below a path writable, which a script may have undone. Follows no links."""
     _make_writable(path)
     for at, names, _ in os.walk(path):
         for name in names:
@@ -245,7 +244,7 @@ def _allow_deletion(path: Path) -> None:
 
 
 def _make_writable(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # a link, or another user's: the deletion says so
+    with contextlib.suppress(OSError):  # a link, or another user's folder: the deletion then fails
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             Path(f"/proc/self/fd/{descriptor}").chmod(0o700)
@@ -254,13 +253,13 @@ def _make_writable(folder: Path) -> None:
 
 
 def _why(error: OSError) -> str:
-    """The error without paths and addresses, which a caller of the API must not see."""
+    """The error without paths and addresses, which callers of the API must not see."""
     return error.strerror or type(error).__name__
 
 
 @contextlib.contextmanager
 def _reaching() -> Iterator[None]:
-    """Raise errors of an object store's client as OSError."""
+    """Convert errors of an object store's client to OSError."""
     try:
         yield
     except OSError:
@@ -275,11 +274,11 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """FileNotFoundError for anything but a file: a pipe in its place would never answer."""
+    """Open a file. Raises FileNotFoundError for anything else: a pipe might block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileNotFoundError(f"{path} is no file")
+        raise FileNotFoundError(f"{path} is not a file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -303,7 +302,6 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 
 async def in_storage_thread(work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """The result of `work`, which reads or writes the storage. As `asyncio.to_thread`, whose few
-    threads also parse bodies, start Ray and compute forecasts."""
+    """Like `asyncio.to_thread`, for calls of the storage, with a separate pool of threads."""
     call = partial(work, *args, **options)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)

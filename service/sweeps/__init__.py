@@ -1,1 +1,1 @@
-"""Sweeps: making their trials, asking Optuna for values, and showing trials with the best."""
+"""Sweeps: making their trials, and asking Optuna for parameters."""

@@ -1,8 +1,8 @@
-"""Optuna as the sampler of a sweep (ask and tell).
+"""Optuna as the sampler of a sweep, through its ask-and-tell interface.
 
-The study is built anew from the trials in the database each time that it is asked. So nothing of it
-is lost with a process, and any service that runs the loops goes on with it. The sampler's seed is
-the sweep's and the trial's index: the same trials before it give the same values.
+The study is rebuilt from the trials in the database for each call. So a process that ends loses no
+state, and any service that runs the loops can continue. The sampler's seed is derived from the
+sweep's seed and the trial's index: the same earlier trials give the same values.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-MAX_TOLD = 1000
-"""Most trials of which the study is made."""
-NUM_BEST_TOLD = 200
-"""Of these, the best of all."""
+MAX_EARLIER = 1000
+"""The most trials in the study."""
+NUM_BEST = 200
+"""The number of these trials that are the best of all; the others are the newest."""
 
 
 class Told(StrEnum):
-    """The state of a trial, as Optuna tells states apart."""
+    """The state of a trial, as far as Optuna distinguishes states."""
 
     ENDED = "ended"
     STOPPED_EARLY = "stopped_early"
@@ -41,7 +41,7 @@ class Told(StrEnum):
 
 @dataclass(frozen=True)
 class EarlierTrial:
-    """A trial that has its values."""
+    """A trial whose parameters are chosen."""
 
     parameters: Mapping[str, Any]
     told: Told
@@ -54,12 +54,12 @@ def is_installed() -> bool:
 
 
 def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, Any]:
-    """The values of the trial with this index. ImportError where Optuna is not installed."""
+    """Choose the parameters of a trial. Raises ImportError if Optuna is not installed."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        # `constant_liar`, by which trials that run at a time differ, is called experimental.
+        # `constant_liar`, which makes concurrent trials differ, warns that it is experimental.
         warnings.simplefilter("ignore")
         sampler = optuna.samplers.TPESampler(seed=_seed(sweep, index), constant_liar=True)
         directions = optuna.study.StudyDirection
@@ -68,15 +68,15 @@ def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, 
             sampler=sampler,
         )
         space = {name: _distribution(one) for name, one in sweep.parameters.items()}
-        told = _most_telling(sweep, earlier)
-        study.add_trials([_frozen(sweep, space, trial) for trial in told])
+        chosen = _most_informative(sweep, earlier)
+        study.add_trials([_frozen(sweep, space, trial) for trial in chosen])
         drawn = study.ask(space).params
     return {name: _value(one, drawn[name]) for name, one in sweep.parameters.items()}
 
 
-def _most_telling(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[EarlierTrial]:
-    """All trials, or of very many the best and the newest, so that an answer takes no second."""
-    if len(earlier) <= MAX_TOLD:
+def _most_informative(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[EarlierTrial]:
+    """All trials, or the best and the newest of very many, so that a call takes less than 1 s."""
+    if len(earlier) <= MAX_EARLIER:
         return list(earlier)
 
     def rank(number: int) -> float:
@@ -84,8 +84,8 @@ def _most_telling(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[Earlier
         return math.inf if value is None else -value if sweep.maximises else value
 
     by_value = sorted(range(len(earlier)), key=rank)
-    newest = range(len(earlier) - MAX_TOLD + NUM_BEST_TOLD, len(earlier))
-    return [earlier[number] for number in sorted({*by_value[:NUM_BEST_TOLD], *newest})]
+    newest = range(len(earlier) - MAX_EARLIER + NUM_BEST, len(earlier))
+    return [earlier[number] for number in sorted({*by_value[:NUM_BEST], *newest})]
 
 
 def _seed(sweep: Sweep, index: int) -> int:
@@ -100,7 +100,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
         IntDistribution,
     )
 
-    if parameter.choices is not None:  # by their number, since a value may be a list
+    if parameter.choices is not None:  # by index, because a value may be a list
         return CategoricalDistribution(range(len(parameter.choices)))
     assert parameter.min is not None
     assert parameter.max is not None
@@ -114,14 +114,14 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _value(parameter: Parameter, drawn: Any) -> Any:
-    """The value that a number of the distribution stands for."""
+    """The parameter's value for a number of the distribution."""
     if parameter.choices is not None or (parameter.step is not None and not parameter.is_whole):
         return parameter.value(drawn)
     return drawn
 
 
 def _drawn(parameter: Parameter, value: Any) -> Any:
-    """The number of the distribution that stands for a value: as `_value`, backwards."""
+    """The distribution's number for a value: the inverse of `_value`."""
     if parameter.choices is not None:
         texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1
         return texts.index(json.dumps(value))
@@ -143,7 +143,7 @@ def _frozen(
         Told.FAILED: TrialState.FAIL,
     }[trial.told]
     if trial.value is None and state is TrialState.COMPLETE:
-        state = TrialState.FAIL  # NaN, or no report: Optuna takes no such value
+        state = TrialState.FAIL  # NaN, or no report: Optuna does not accept it
     reported = {}
     if trial.value is not None and trial.last_step is not None:
         reported[trial.last_step] = trial.value

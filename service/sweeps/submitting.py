@@ -1,4 +1,4 @@
-"""A sweep at its submit: the document of each trial, checked before anything is stored."""
+"""Submitting a sweep: the document of each trial is checked before anything is stored."""
 
 from __future__ import annotations
 
@@ -18,31 +18,28 @@ from service.domain.sweeps.sampling import values_of
 from service.sweeps import optuna_sampler
 
 NUM_TRIED = 16
-"""Trials to draw at random of a sweep whose values are not known yet."""
+"""The number of random trials to check if the sweep's parameters are chosen later."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials that a sweep makes, by their index."""
+    """The trials of a sweep, by index."""
 
     sweep: Sweep
     base: Mapping[str, Any]
-    """The document without `sweep`, as the user wrote it."""
+    """The user's document without `sweep`."""
     values: Sequence[Mapping[str, Any]] | None
-    """None of a sampler that is asked when a trial starts."""
+    """The parameters of each trial; None if the sampler chooses them when a trial starts."""
     documents: Sequence[dict[str, Any]] | None
-    """Of each trial; None if all have `base` until the sampler is asked."""
+    """The document of each trial; None if all trials have `base` until the sampler is called."""
 
     def document(self, index: int) -> dict[str, Any]:
         return dict(self.base) if self.documents is None else self.documents[index]
 
 
 async def trials_of(spec: JobSpec) -> Trials | None:
-    """The trials of a document with `sweep`; None without.
-
-    InvalidTrial if the document of one would be refused, SamplerUnavailable if the sampler is not
-    installed here.
-    """
+    """The trials of a document; None if it has no `sweep`. Raises InvalidTrial if a trial's
+    document is invalid, and SamplerUnavailable."""
     sweep = spec.sweep
     if sweep is None:
         return None
@@ -56,9 +53,9 @@ async def trials_of(spec: JobSpec) -> Trials | None:
 def refuse_without_optuna() -> None:
     if not optuna_sampler.is_installed():
         raise SamplerUnavailable(
-            "this server has no Optuna",
+            "Optuna is not installed on this server",
             pointer="/sweep/sampler",
-            hint="take random or grid; the operator installs it by pip install 'dray[optuna]'",
+            hint="use random or grid; the operator can run pip install 'dray[optuna]'",
         )
 
 
@@ -69,8 +66,7 @@ def _all(spec: JobSpec, sweep: Sweep) -> Trials:
 
 
 def _refuse_hopeless(spec: JobSpec, sweep: Sweep) -> None:
-    """InvalidTrial if the values of none of some trials drawn at random go together: those of a
-    sampler that is asked later will hardly do so either."""
+    """Raise InvalidTrial if all of NUM_TRIED random trials are invalid."""
     refused = None
     for index in range(NUM_TRIED):
         try:
@@ -89,15 +85,15 @@ def _document(spec: JobSpec, values: Mapping[str, Any], index: int) -> dict[str,
     except Fault as fault:
         drawn = ", ".join(f"{name}={value}" for name, value in values.items())
         raise InvalidTrial(
-            f"trial {index} ({drawn}) is no valid job: {fault.pointer or ''} {fault.detail}",
+            f"trial {index} ({drawn}) is not a valid job: {fault.pointer or ''} {fault.detail}",
             pointer="/sweep/parameters",
-            hint=fault.hint or "leave out the values that do not go together",
+            hint=fault.hint or "leave out the values that can't be combined",
         ) from None
     return document
 
 
 def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
-    """The document as it is, and with each precision that its sweep may draw."""
+    """Yield the document itself, and the document with each precision that its sweep may choose."""
     yield spec
     drawn = spec.sweep and spec.sweep.parameters.get("train.precision")
     for precision in (drawn.choices or ()) if drawn else ():
@@ -105,7 +101,7 @@ def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
 
 
 def insert(session: Session, array_id: str, trials: Trials, job_ids: Sequence[str]) -> None:
-    """Store the sweep of an array whose jobs are stored. job_ids: by their index."""
+    """Store the sweep of an array whose jobs are stored. job_ids: in the order of their indices."""
     row = SweepRow(
         array_id=array_id,
         sweep=trials.sweep.model_dump(mode="json"),

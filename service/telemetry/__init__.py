@@ -1,1 +1,1 @@
-"""Metrics and logs as chunks: writing them when they come in, reading them for the API."""
+"""Metrics and logs as chunks: writing them as they arrive, and reading them for the API."""

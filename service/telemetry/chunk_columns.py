@@ -1,4 +1,4 @@
-"""Summaries of points as columns of a chunk's row, and values as JSON holds them."""
+"""Summaries of points as columns of a chunk's row, and values in the form of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.domain.series import Summary
 
 
 def summary_of(chunk: OpenChunk | MetricChunkRow | MetricChunk) -> Summary:
-    """As the chunk's row holds it."""
+    """The summary in the columns of a chunk."""
     return Summary(
         count=chunk.count,
         first=(chunk.first_step, _or_nan(chunk.first_value)),
@@ -54,7 +54,7 @@ def _unless_nan(value: float) -> float | None:
 
 
 def by_name(value: float) -> MetricValue:
-    """A number as JSON holds it: NaN and the infinities by name."""
+    """A number in the form of JSON: NaN and the infinities by name."""
     if math.isfinite(value):
         return value
     return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

@@ -1,4 +1,4 @@
-"""Facts of live attempts that are stored, so that a reply is stored without reading them."""
+"""A cache of stored facts about live attempts, so that replies are stored without reading first."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""To store them with each reply would cost more than to store the points."""
+"""Summaries are stored at this interval: with each reply, they would cost more than the points."""
 MAX_STREAMS = 400_000
-"""Series and logs of all attempts together; of more those are forgotten that were stored longest
-ago."""
+"""The most series and logs in the cache; the attempts that were stored longest ago are removed."""
 
 
 @dataclass
 class OpenLog:
-    """The open end of one rank's log: one or more chunks in a row, which are in SQL."""
+    """The open end of a rank's log: one or more consecutive chunks in SQL."""
 
     next_line: int
-    """The place of the line after them."""
+    """The line number after them."""
     size_bytes: int
     num_chunks: int
     incarnation: int
@@ -40,15 +39,15 @@ class KnownAttempt:
     """Rows of the attempt in `recent_metrics`, with `num_bytes` of points."""
     num_bytes: int = 0
     logs: dict[int, OpenLog] = field(default_factory=dict)
-    """By rank."""
+    """Open logs by rank."""
     num_lone_samples: int = 0
-    """Samples of system metrics that have rows of their own."""
+    """Samples of system metrics in rows with a single sample."""
     mean_of: int = 1
-    """How many samples one of those that were joined is the mean of, as far as it is known."""
+    """The number of samples that are averaged into one joined sample, as far as known."""
     summaries: dict[str, Summary] = field(default_factory=dict)
-    """Of points of rank 0 that the stored summaries may lack, by key."""
+    """Summaries, by key, of rank 0's points that the stored summaries may lack."""
     summarised_at: datetime | None = None
-    """When this process last stored them."""
+    """When this process last stored the summaries."""
 
     def summarise(self, key: str, steps: Sequence[int], values: Sequence[float]) -> None:
         before, new = self.summaries.get(key), summarise(steps, values)
@@ -65,29 +64,29 @@ class KnownAttempt:
 class KnownAttempts:
     """The attempts that this process follows.
 
-    The cursor of an attempt says whether all is still as it was here: it changes in the same
-    transaction of any process.
+    An attempt's cursor shows whether the facts here are current: any process that changes them
+    changes the cursor in the same transaction.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[Mapping[str, int], KnownAttempt]] = {}
         self._num_streams = 0
-        self._lock = threading.Lock()  # PostgreSQL has several threads that write
+        self._lock = threading.Lock()  # with PostgreSQL several threads write
 
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Of an attempt whose stored cursor is this, to be changed and given back by `keep`."""
+        """Take out the facts of an attempt with this stored cursor; `keep` puts them back."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams
-        # Before its first cursor nothing of an attempt is stored.
+        # Before an attempt has its first cursor, nothing of it is stored.
         return known if at == cursor else learn(session, job_id, attempt)
 
     def keep(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], known: KnownAttempt
     ) -> None:
-        """`cursor`: the one that is stored in the transaction that it was changed in."""
+        """Put back changed facts. cursor: the cursor stored in the same transaction."""
         with self._lock:
             self._known[job_id, attempt] = cursor, known
             self._num_streams += known.num_streams
@@ -97,7 +96,7 @@ class KnownAttempts:
 
 
 def learn(session: Session, job_id: str, attempt: int) -> KnownAttempt:
-    """Read it, without the points and lines of the chunks."""
+    """Read the facts of an attempt, without the points and lines in its chunks."""
     known = KnownAttempt(open_chunks.last_steps(session, job_id, attempt))
     known.num_lone_samples = system_metrics.num_lone(session, job_id)
     for row in recent_metrics.of_attempt(session, job_id, attempt):

@@ -1,4 +1,4 @@
-"""The form of log lines in a chunk, and the place of a chunk in the storage."""
+"""The form of log lines in a chunk, and the key of a chunk in the storage."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from service.db.models import LogChunkRow
 Line = tuple[float, str]
 """Unix seconds by the node's clock, and the text."""
 MAX_TIME_S = 253_402_300_799
-"""The last second of the year 9999, beyond which there are no times in an answer."""
+"""The last second of the year 9999, the latest time that an answer can hold."""
 
 
 def encode_line(seconds: float, text: str, *lost: int) -> str:
-    """lost: of a note, how many lines were lost there."""
+    """lost: for a note, the number of lines that were lost."""
     return json.dumps([seconds, text, *lost], ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def decode_lines(text: str) -> list[Line]:
-    """Split at newlines only: a line's own text may hold other separators."""
+    """Split at newlines only: the text of a line may contain other separators."""
     return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
 
 

@@ -1,8 +1,8 @@
-"""Reading logs back: the order within a rank is exact, ranks are merged by time.
+"""Reading logs: the order within a rank is exact, and ranks are merged by time.
 
-A cursor holds, for each attempt and rank, the place of the next line. Places only grow; those of
-lines that are left out are missing. So a line that arrives late, from a rank whose node was slow,
-still comes on a later page, and none comes twice.
+A cursor holds the number of the next line for each attempt and rank. Line numbers only grow, and
+skip lines that are left out. So a line that arrives late, from a rank on a slow node, still appears
+on a later page, and no line appears twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Stream = tuple[int, int]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where some consecutive lines are: in `text`, or in storage."""
+    """Some consecutive lines, in `text` or in storage."""
 
     first_line: int
     num_lines: int
@@ -48,7 +48,7 @@ def find(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> dict[Stream, list[Chunk]]:
-    """The chunks of the next `limit` lines of each stream; those in SQL have their text."""
+    """The chunks with the next `limit` lines of each stream; chunks in SQL have their text."""
     wanted: list[LogChunkRow] = []
     num_lines: Counter[Stream] = Counter()
     for row in repository.log_chunks(session, job_id, attempt=attempt, rank=rank):
@@ -74,9 +74,9 @@ def page(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> tuple[list[views.LogLine], dict[Stream, int], bool]:
-    """At most `limit` lines, the places after them, and whether more are there now.
+    """Return at most `limit` lines, the line numbers after them, and whether more lines exist.
 
-    Only the chunks of this page are read from storage, and no transaction waits for that.
+    Only the chunks of this page are read from storage, outside of any transaction.
     """
     streams = [_lines(storage, s, begin.get(s, 0), chunks) for s, chunks in sorted(found.items())]
     merged = heapq.merge(*streams, key=lambda entry: entry[0])
@@ -87,7 +87,7 @@ def page(
         places[attempt, rank] = place + 1
         time = datetime.fromtimestamp(seconds, UTC)
         lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
-    # `find` takes no chunk beyond the limit, and one that can't be read is a single line.
+    # `find` takes no chunk beyond the limit, and an unreadable chunk is a single line.
     is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())
     return lines, places, is_cut or len(taken) > limit
 
@@ -101,9 +101,9 @@ def _num_lines(chunks: Sequence[Chunk], begin: int) -> int:
 def _lines(
     storage: Storage, stream: Stream, begin: int, chunks: Sequence[Chunk]
 ) -> Iterator[tuple[tuple[int, float, int], int, Line]]:
-    """The stream's lines from `begin`, each with the key by which it is merged, and its place.
+    """Yield the merge key, line number and line of each of the stream's lines from `begin` on.
 
-    The key's time never goes back, though a node's clock may: else the merge would not be one.
+    The key's time never decreases, even if a node's clock does: merging needs sorted streams.
     """
     attempt, rank = stream
     newest = float("-inf")
@@ -111,8 +111,8 @@ def _lines(
         lines = _lines_of(storage, chunk)
         first = chunk.first_line
         if lines is None:
-            text = f"[dray] {chunk.num_lines} lines are missing here: their file is not in the "
-            text += "storage as it was written"
+            text = f"[dray] {chunk.num_lines} lines are missing here: their file in the storage "
+            text += "was deleted or changed"
             lines, first = [(max(newest, 0.0), text)], first + chunk.num_lines - 1
         for place, line in enumerate(lines[: chunk.num_lines], first):
             if place >= begin:
@@ -121,7 +121,7 @@ def _lines(
 
 
 def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
-    """None if the job, or whoever else can write there, has spoilt the chunk's file."""
+    """Return the chunk's lines; None if another program that can write there damaged its file."""
     if chunk.storage_key is None:
         return decode_lines(chunk.text or "")
     try:
@@ -129,7 +129,7 @@ def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
         is_whole = len(lines) == chunk.num_lines and all(map(_is_line, lines))
         return lines if is_whole else None
     except FileNotFoundError as error:
-        if storage.takes_files_beside(chunk.storage_key):
+        if storage.accepts_files_near(chunk.storage_key):
             return None
         raise StorageUnavailable(
             f"the log chunk {chunk.storage_key} is missing in the storage"
@@ -148,7 +148,7 @@ def encode_places(job_id: str, places: Mapping[Stream, int]) -> str:
 
 
 def decode_places(job_id: str, cursor: str | None) -> dict[Stream, int]:
-    """BadCursor for anything that `encode_places` of the same job did not give."""
+    """Decode a cursor. Raises BadCursor if `encode_places` did not make it for this job."""
     if cursor is None:
         return {}
     data = decode_cursor(f"logs:{job_id}", cursor)
@@ -158,5 +158,5 @@ def decode_places(job_id: str, cursor: str | None) -> dict[Stream, int]:
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise ValueError(data)
     except (TypeError, ValueError) as error:
-        raise BadCursor("the cursor is not one that this job's logs gave out") from error
+        raise BadCursor("the cursor does not belong to this job's logs") from error
     return places

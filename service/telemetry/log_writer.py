@@ -1,11 +1,11 @@
-"""Log lines on their way into chunks.
+"""Writing log lines into chunks.
 
-The last chunks of each rank are in SQL. A full one is written to storage before its row says so: a
-transaction that is tried again writes the same object again. One that the storage refuses because
-the job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
+The last chunks of each rank are in SQL. A full chunk is written to storage before its row is
+changed: a transaction that is retried writes the same object again. A chunk that the storage
+refuses because the job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
 
-Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
-stays in SQL and loses its oldest lines. Its first line says how many are left out.
+Once a job's log has reached its limit, each rank also keeps its newest lines, in a chunk that stays
+in SQL and drops its oldest lines. The chunk's first line states how many lines are left out.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from service.telemetry.log_lines import chunk_key, encode_line
 
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
-"""Most that a rank keeps of its newest lines beyond the limit."""
+"""The most bytes of its newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""Chunks in a row that are open; more are joined."""
+"""The most consecutive open chunks; more are joined."""
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line as a rank reported it."""
+    """A line that a rank reported."""
 
     rank: int
     incarnation: int
     number: int
-    """Counts from 0 within the incarnation, lines that were lost on the way included."""
+    """Counts from 0 within the incarnation, including lost lines."""
     seconds: float
     text: str
 
@@ -49,8 +49,8 @@ class LogLine:
 class LogStore:
     """Collects the lines of one reply, then appends them to the open chunks.
 
-    Lines of a log that is known become a chunk of their own, which is joined with those before it
-    once there are `MAX_CHUNKS`: each time all of a chunk's text is written again.
+    Lines of a known log become a new chunk. After `MAX_CHUNKS`, the chunks are joined. Appending to
+    a chunk with each reply would write all of its text again each time.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LogStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: of the attempt; it is kept up to date."""
+        """known: the facts of the attempt, which are updated."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -71,13 +71,13 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """Why a chunk stays in SQL; then the next ones do so untried."""
+        """The error that kept a chunk in SQL; later chunks are then not tried."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
 
     def store(self) -> None:
-        """Append what was added."""
+        """Append the added lines."""
         more = {rank: lines for rank, lines in self._lines.items() if not self._add(rank, lines)}
         last = self._last_chunks(more)
         for rank, lines in more.items():
@@ -86,19 +86,21 @@ class LogStore:
         self._bound_refused()
 
     def close(self, lost: Mapping[int, int | None]) -> None:
-        """Join the open chunks of each rank, and note at the end of its log how many of its lines
-        never came; None: maybe some."""
+        """Join the open chunks of each rank, and add a note of missing lines to its log's end.
+
+        lost: the number of lines that never arrived, by rank; None if the number is unknown.
+        """
         split = {rank for rank, log in self._known.items() if log.num_chunks > 1}
         last = self._last_chunks({*lost, *split})
         has_silos = bool((self._job.spec.get("federated") or {}).get("silos"))
         for rank, number in lost.items():
             if has_silos and rank and number is None and rank not in last:
                 continue  # the lines of a silo stay on its node, unless its owner opens them
-            note = f"{number} lines were lost here: the disk of the node had no room for them"
+            note = f"{number} lines were lost here: the disk of the node was full"
             if number is None:
                 note = (
-                    "lines of this log may be missing: a worker of this rank vanished, with what "
-                    "it had not passed on"
+                    "lines of this log may be missing: a worker of this rank vanished with the "
+                    "lines that it had not sent yet"
                 )
             self._job.log_lines_dropped += number or 0
             chunk = last.get(rank)
@@ -108,10 +110,10 @@ class LogStore:
             entries.append(encode_line(self._now.timestamp(), f"[dray] {note}", number or 0))
             self._save(chunk, entries)
         self._bound_refused()
-        refused_logs.tell_dropped(self._session, self._job, self._now)
+        refused_logs.report_dropped(self._session, self._job, self._now)
 
     def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
-        """The newest chunk of each of the ranks, with the text of the open ones before it."""
+        """The newest chunk of each of the ranks, joined with the open chunks before it."""
         if not ranks:
             return {}
         attempt = self._attempt.attempt
@@ -119,7 +121,7 @@ class LogStore:
         return {rank: self._joined(chunks) for rank, chunks in found.items()}
 
     def _joined(self, chunks: Sequence[LogChunkRow]) -> LogChunkRow:
-        """The newest chunk; if it is open, and those before it are, all as one."""
+        """Return the newest chunk. If it is open, all open chunks are joined to one."""
         newest, first = chunks[-1], chunks[0]
         if newest is first or not _takes(newest, is_tail=False):
             return newest
@@ -132,7 +134,7 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a chunk; False, and nothing is done, where more is to be noted."""
+        """Add the lines as a new chunk. Returns False, and does nothing, if that is not enough."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False
@@ -189,7 +191,7 @@ class LogStore:
         self._know(rank, chunk)
 
     def _know(self, rank: int, chunk: LogChunkRow | None) -> None:
-        """Note the newest chunk of a rank's log, if a next one may continue it."""
+        """Remember the newest chunk of a rank's log, if another chunk may continue it."""
         self._known.pop(rank, None)
         if chunk is not None and _takes(chunk, is_tail=False):
             self._known[rank] = OpenLog(
@@ -205,7 +207,7 @@ class LogStore:
         return self._job.log_bytes >= self._job.log_limit_bytes
 
     def _exceeds_limit(self, size: int) -> bool:
-        """Whether a line of this size exceeds the limit; the first such leaves an event."""
+        """Whether a line of this size exceeds the limit. The first such line adds an event."""
         job = self._job
         if job.log_bytes + size < job.log_limit_bytes:
             job.log_bytes += size
@@ -217,7 +219,7 @@ class LogStore:
                 job,
                 type_="log_limit",
                 code="log_limit",
-                message=f"{self._limit_sentence}; each rank's newest lines are kept besides",
+                message=f"{self._limit_sentence}; each rank's newest lines are kept, too",
                 now=self._now,
             )
         return True
@@ -229,7 +231,7 @@ class LogStore:
     def _open(
         self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
     ) -> tuple[LogChunkRow, list[str]]:
-        """A chunk of the right kind behind the rank's last one, which is closed."""
+        """Close the rank's last chunk, and return a new chunk after it."""
         if before is not None and _is_open(before):
             self._close(before, entries)
         chunk = LogChunkRow(
@@ -248,10 +250,10 @@ class LogStore:
         return chunk, []
 
     def _close(self, chunk: LogChunkRow, entries: list[str]) -> None:
-        """Move a chunk to storage, or leave it in SQL where that would keep the job from its end.
+        """Move a chunk to storage, or leave it in SQL if waiting would keep the job from ending.
 
-        A storage that takes nothing of anybody is waited for, by the replies that are asked for
-        again; a job that is being cancelled does not wait, since it holds slots.
+        If the storage accepts no files at all, the error is raised, so that the reply is requested
+        again later. A job that is being cancelled does not wait, because it holds slots.
         """
         chunk.num_lines, text, key = len(entries), "".join(entries), chunk_key(chunk)
         try:
@@ -267,8 +269,7 @@ class LogStore:
         chunk.text, chunk.refused_at = text, self._now
 
     def _bound_refused(self) -> None:
-        """Say once that chunks were refused, and drop the oldest of them for which there is no
-        room."""
+        """Report once that chunks were refused, and drop the oldest chunks beyond the limit."""
         if self._refusal is not None:
             refused_logs.bound(self._session, self._job, self._refusal, self._now)
 
@@ -280,9 +281,9 @@ class LogStore:
         chunk.size_bytes = len(chunk.text.encode())
 
     def _trim(self, chunk: LogChunkRow, entries: list[str]) -> str:
-        """Leave the newest entries that fit; the line that says how many lines are left out.
+        """Drop the oldest entries beyond the limit, and return a line that states how many.
 
-        The others keep their places in the log, which cursors name.
+        The other lines keep their numbers, which cursors contain.
         """
         assert chunk.left_out is not None
         size, surplus = sum(len(entry.encode()) for entry in entries), 0
@@ -300,7 +301,7 @@ class LogStore:
 
 
 def _entries_of(chunk: LogChunkRow) -> list[str]:
-    """The lines of an open chunk, without the note of how many are left out before them."""
+    """The lines of an open chunk, without the first line that states how many are left out."""
     lines = (chunk.text or "").split("\n")[:-1]
     return [line + "\n" for line in lines[0 if chunk.left_out is None else 1 :]]
 
@@ -314,8 +315,8 @@ def _takes(chunk: LogChunkRow, *, is_tail: bool) -> bool:
 
 
 def _count(chunk: LogChunkRow, line: LogLine) -> int:
-    """Count a line in; how many before it were lost."""
-    # The last lines of a process that was replaced may come after the first of its successor.
+    """Count a line, and return how many lines before it were lost."""
+    # The last lines of a replaced process may arrive after the first lines of its successor.
     if line.incarnation < chunk.incarnation:
         return 0
     expected = chunk.next_number if line.incarnation == chunk.incarnation else 0

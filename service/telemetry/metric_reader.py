@@ -1,4 +1,4 @@
-"""The served series: the steps of every attempt that still count, each once, thinned out."""
+"""Reading series: the steps of all attempts that still count, each once, downsampled."""
 
 from __future__ import annotations
 
@@ -37,15 +37,13 @@ from service.domain.series import (
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 
 Piece = tuple[MetricChunk, int]
-"""A chunk and the last step of it that counts."""
+"""A chunk, and its last step that counts."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""The points that no chunk has taken yet, as if there were a chunk of them for each series and
-attempt; by their ids, which are negative."""
+"""Points that are not yet in chunks: an artificial chunk per series and attempt, by negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """The keys in texts: each is a series of the job, which may have commas in its name, or several
-    keys separated by commas."""
+    """The keys in texts, each of which is a key, maybe with commas, or keys separated by commas."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
     keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
@@ -62,8 +60,10 @@ def read(
     until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Each series' points with a step above `after_step` and up to `until_step`, at most
-    `max_points` of each. `TIMES` is read only by its name."""
+    """Read at most `max_points` of each series, with steps above `after_step` up to `until_step`.
+
+    `TIMES` is read only if `keys` contains it.
+    """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     whole: set[int] = set()
     in_blocks: set[int] = set()
@@ -89,10 +89,11 @@ def read_in_order(
     until_step: int = NO_END,
     max_points: int,
 ) -> tuple[dict[str, Points], int | None]:
-    """Every point of each series from `after_step` on, up to a step at which none of them has more
-    than `max_points`; and that step, or None where there are no more points up to `until_step`.
+    """Read every point of each series after `after_step`, up to a common last step.
 
-    A chunk more than needed is never read, however long the series are.
+    The last step is chosen so that no series has more than `max_points`. Returns the series and
+    this step, or None for the step if no points are left up to `until_step`. No more chunks are
+    read than needed, however long the series are.
     """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
@@ -116,21 +117,21 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """The first of the pieces: enough for `max_points`."""
+    """The first pieces, enough for `max_points`."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
             break
         found.append(piece)
         chunk, end = piece
-        # Of a chunk that is cut it is not known how much is left.
+        # The number of points that are left of a cut chunk is unknown.
         is_whole = chunk.first_step > after_step and chunk.last_step <= end
         count += chunk.count if is_whole else 0
     return found
 
 
 def _points(session: Session, chosen: set[int], recent: Recent) -> dict[int, bytes]:
-    """Those of the chosen chunks, and all recent ones."""
+    """The points of the chosen chunks, and all recent points."""
     points = repository.metric_points(session, chosen - recent.keys())
     return points | {number: packed for number, (_, packed) in recent.items()}
 
@@ -163,8 +164,7 @@ def _pieces(
     after_step: int,
     until_step: int = NO_END,
 ) -> tuple[dict[str, list[Piece]], Recent]:
-    """The pieces of each series that hold steps which count; and those points that no chunk has
-    taken yet."""
+    """Return the pieces of each series with steps that count, and the recent points."""
     attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
@@ -216,9 +216,9 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
 def read_times(
     session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
 ) -> dict[str, list[float]] | None:
-    """The Unix time of each point; None for a job whose times were not noted, by an older dray.
+    """The Unix time of each point; None for a job of an older dray, which did not store times.
 
-    Exact where there are at most `max_points` steps between the first and the last of the points.
+    Times are exact if there are at most `max_points` steps between the first and the last point.
     """
     first = min((steps[0] for steps, _ in series.values()), default=0)
     last = max((steps[-1] for steps, _ in series.values()), default=0)
@@ -245,9 +245,9 @@ def as_view(
     end: int | None,
     live: bool,
 ) -> views.Metrics:
-    """The answer; `next_step` repeats the newest step of a live job, of which more may come.
+    """Make the answer. For a live job `next_step` repeats the newest step, which may be incomplete.
 
-    end: the step up to which all points are there, if there are more.
+    end: the step up to which the answer is complete, if there are more points.
     """
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
@@ -269,10 +269,10 @@ def _counting(
     first: Mapping[tuple[str, int], int],
     until_step: int,
 ) -> list[Piece]:
-    """The chunks of one series that hold steps which count, in order of steps.
+    """The chunks of a series with steps that count, in the order of steps.
 
-    first: the first step of each series in each attempt but the first one. An attempt that
-    reports the very step at which it resumed takes that one over, too.
+    first: the first step of each series in each attempt except the first attempt. An attempt that
+    reports the step at which it resumed replaces this step, too.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():
@@ -292,10 +292,10 @@ def _choose_detail(
     whole: set[int],
     in_blocks: set[int],
 ) -> None:
-    """Add the ids of chunks whose points are read one by one, and of those read by their outline.
+    """Add the ids of chunks to read in full to `whole`, and to read by outline to `in_blocks`.
 
-    When the series has far more points than the answer, a block, or even a chunk, falls into one or
-    two buckets, and only its extremes can be left. A chunk that is cut is always read whole.
+    If the series has far more points than the answer, a block or even a chunk falls into one or two
+    buckets, and only its extremes matter. A cut chunk is always read in full.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:
@@ -316,12 +316,12 @@ def _join(
     values: list[float] = []
     for chunk, end in pieces:
         if chunk.id in points:
-            there_steps, there_values = unpack(points[chunk.id])
-            begin, stop = bisect_right(there_steps, after_step), bisect_right(there_steps, end)
-            steps += there_steps[begin:stop]
-            values += there_values[begin:stop]
+            chunk_steps, chunk_values = unpack(points[chunk.id])
+            begin, stop = bisect_right(chunk_steps, after_step), bisect_right(chunk_steps, end)
+            steps += chunk_steps[begin:stop]
+            values += chunk_values[begin:stop]
             continue
-        # The first and the last point of all are answered, so those of each chunk are kept.
+        # The answer has the first and the last point of the series, so each chunk keeps them.
         ends = summary_of(chunk)
         inner = outlined(outlines[chunk.id]) if chunk.id in outlines else ends.points()
         for step, value in (ends.first, *inner, ends.last):

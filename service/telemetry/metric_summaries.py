@@ -1,4 +1,4 @@
-"""The newest value and the extremes of each series, by which jobs are searched and compared."""
+"""The newest value and the extremes of each series, for searching and comparing jobs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.telemetry.chunk_columns import columns_of
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, Summary]) -> None:
-    """Add those of later points, by key. Harmless to repeat."""
+    """Merge summaries of later points, by key, into the stored ones. Repeating this is harmless."""
     repository.merge(session, job_id, _as_rows(summaries))
 
 
 def replace(session: Session, job_id: str) -> None:
-    """Make them anew from all points of the job that count."""
+    """Recompute the job's summaries from all points that count."""
     repository.replace(session, job_id, _as_rows(metric_reader.summaries(session, job_id)))
 
 

@@ -1,7 +1,7 @@
-"""Metrics on their way into rows of recent points, and from there into chunks.
+"""Writing metrics into rows of recent points, and from there into chunks.
 
-The steps of one series rise. A step that an attempt reports again is not stored: the first value
-stays, which after a recovery in place equals the second one anyway.
+The steps of a series rise. A step that an attempt reports again is not stored: the first value
+stays, which after an in-place recovery equals the second value anyway.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
-"""Different metric names of one job; more are refused, and an event says so."""
+"""The most metric names of one job; further names are refused with an event."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
-"""Of one attempt in `recent_metrics`; with more the chunks take the points."""
+"""The most rows and bytes of one attempt in `recent_metrics`; then their points move to chunks."""
 
 
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
-    Points of known series become one row, whatever their number; a chunk takes the points of many
-    rows at once, because each time all of it is written again. Points that begin a series, and many
-    points at once, go into chunks directly.
+    Points of known series become one row. Many rows move to chunks together, because appending to a
+    chunk writes all of it again. Points that begin a series, or are many, go to chunks directly.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class MetricStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: of the attempt; it is kept up to date."""
+        """known: the facts of the attempt, which are updated."""
         self._session = session
         self._job = job
         self._attempt = attempt
@@ -71,7 +70,7 @@ class MetricStore:
     def extend(
         self, key: str, rank: int, steps: Sequence[int], values: Sequence[float], *, repeats: bool
     ) -> None:
-        """`repeats`: the rank was started again within the attempt and may go back some steps."""
+        """Add points. repeats: whether the rank was restarted, and so may report steps again."""
         name = (key, rank)
         points = self._points.get(name)
         if points is None:
@@ -82,7 +81,7 @@ class MetricStore:
             self._may_repeat.add(name)
 
     def store(self) -> Mapping[Series, Points]:
-        """Answers the points that were stored, by metric and rank."""
+        """Store the collected points, and return those stored, by metric and rank."""
         if not self._points:
             return {}
         known = self._known
@@ -102,16 +101,16 @@ class MetricStore:
         return stored
 
     def close(self) -> None:
-        """Have the chunks take all points: the attempt has ended."""
+        """Move all points to chunks, at the end of the attempt."""
         if self._known.num_rows:
             self._append({})
         self._summarise(begins=True)
 
     def _summarise(self, *, begins: bool) -> None:
-        """Store the summaries of new points now and then, and when a series begins or ends."""
+        """Store summaries of new points periodically, and when a series begins or ends."""
         known, now = self._known, self._now
         if begins and self._attempt.attempt > 1:
-            # Series of an earlier attempt may have steps that count no more.
+            # Series of an earlier attempt may have steps that no longer count.
             self._session.flush()
             metric_summaries.replace(self._session, self._job.id)
         elif known.summaries and (begins or known.are_summaries_due(now)):
@@ -125,7 +124,7 @@ class MetricStore:
         return self._job.id, self._attempt.attempt
 
     def _new_points(self, points: Mapping[Series, Points]) -> dict[Series, Points]:
-        """Points that are to be stored, with which the last steps and the job's summary agree."""
+        """Return the points to store, and update the last steps and the job's summary by them."""
         stored: dict[Series, Points] = {}
         summary = dict(self._job.summary)
         for (key, rank), reported in points.items():
@@ -141,7 +140,7 @@ class MetricStore:
         return stored
 
     def _append(self, stored: Mapping[Series, Points]) -> None:
-        """Append the points of the rows, then these, to their chunks."""
+        """Append the points of the rows, then `stored`, to their chunks."""
         session, known = self._session, self._known
         points: dict[Series, Points] = {}
         if known.num_rows:
@@ -178,7 +177,7 @@ class MetricStore:
         return (reported & (known | {TIMES})) | admitted
 
     def _rising(self, key: str, rank: int, points: Points) -> Points:
-        """The points whose step is above all before it."""
+        """The points whose step is above all earlier steps."""
         last = self._known.last_steps.get((key, rank), -1)
         if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
             return points
@@ -192,8 +191,8 @@ class MetricStore:
         if len(steps) < len(points[0]) and (key, rank) not in self._may_repeat:
             self._remark_once(
                 "metric_steps_repeated",
-                f"{key!r} was reported again for a step that it already had, or for one before; "
-                "the first value stays (steps must rise within an attempt)",
+                f"{key!r} was reported for a step that is not above its last step; the first "
+                "value stays (steps must rise within an attempt)",
             )
         return steps, values
 
@@ -207,7 +206,7 @@ class MetricStore:
 def appended(
     key: str, rank: int, chunk: OpenChunk | None, steps: list[int], values: list[float]
 ) -> list[OpenChunk]:
-    """The chunks that change when these points come after the newest chunk, or begin a series."""
+    """Append points to the newest chunk, or begin a series. Returns the changed and new chunks."""
     changed = [] if chunk is None else [chunk]
     if chunk is not None and chunk.count < CHUNK_POINTS:
         take = CHUNK_POINTS - chunk.count
@@ -234,7 +233,7 @@ def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenCh
 
 
 def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
-    """Add points to a chunk; only they, and the block that they begin in, are summarised."""
+    """Add points to a chunk. Only these points and the block in which they begin are summarised."""
     blocks, known = whole_blocks(chunk.outline, chunk.count)
     chunk.points = append(chunk.points, steps, values)
     chunk.outline = blocks + outline(*tail(chunk.points, known))

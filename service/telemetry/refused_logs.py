@@ -1,8 +1,8 @@
-"""Chunks of logs that the storage refuses, as where a job has spoilt its own folder there.
+"""Log chunks that the storage refuses, for example because a job has spoilt its folder there.
 
-They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage takes them.
-Beyond that the oldest are dropped: a line in the log, and an event at the attempt's end, say how
-many bytes of which rank.
+They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage accepts them.
+Beyond `MAX_BYTES` the oldest are dropped. A line in the log and an event at the attempt's end state
+how many bytes of which rank were dropped.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from service.storage.storage import Storage
 from service.telemetry.log_lines import chunk_key, encode_line
 
 MAX_BYTES = 4 << 20
-"""Most that SQL keeps of one job's refused chunks."""
+"""The most bytes of a job's refused chunks in SQL."""
 MOVED_AT_ONCE = 16
-"""Chunks that one transaction moves: each is synced to disk meanwhile."""
+"""The most chunks that one transaction moves: each chunk is synced to disk during it."""
 REFUSED, DROPPED = "log_refused", "log_dropped"
 """Types of the events."""
 
 
 def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datetime) -> None:
-    """Say once for each attempt that its log is refused, and drop the oldest lines beyond
-    `MAX_BYTES`."""
+    """Report once per attempt that its log is refused, and drop the oldest lines beyond a limit."""
     if not events_repository.has_event(session, job.id, REFUSED, job.attempt):
         message = (
             f"{refusal.message}; the service keeps the newest {MAX_BYTES} bytes of this log's full "
-            "parts until the storage takes them"
+            "parts until the storage accepts them"
         )
         remark(session, job, type_=REFUSED, code=REFUSED, message=message, now=now)
     chunks = repository.refused_log_chunks(session, job.id)
@@ -56,12 +55,12 @@ def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datet
 
 
 def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
-    """Where the next chunk of the log begins."""
+    """The position where the next chunk of the log begins."""
     return chunk.attempt, chunk.rank, chunk.first_line + chunk.num_lines
 
 
 def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
-    """Leave a note, in the place of the last line, of the chunk's bytes and of those before it."""
+    """Replace the chunk's lines by a note of the bytes dropped here and before it."""
     assert chunk.text is not None
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes
@@ -74,8 +73,8 @@ def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
     chunk.size_bytes = len(chunk.text.encode())
 
 
-def tell_dropped(session: Session, job: JobRow, now: datetime) -> None:
-    """Say at the end of an attempt what was dropped of the job's logs."""
+def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
+    """Add an event about dropped parts of the job's logs, at the end of an attempt."""
     if not job.log_lines_dropped:
         return
     dropped = repository.dropped_log_bytes(session, job.id)
@@ -90,8 +89,8 @@ def tell_dropped(session: Session, job: JobRow, now: datetime) -> None:
 
 
 def store(session: Session, storage: Storage, job_id: str) -> int:
-    """Move some of the job's refused chunks to the storage; answers how many, 0 if none is left.
-    StorageUnavailable if it still refuses them."""
+    """Move some of the job's refused chunks to the storage, and return their number; 0 if none is
+    left. Raises StorageUnavailable if the storage still refuses them."""
     job = jobs_repository.lock(session, job_id)
     if job is None or job.deleted_at is not None:
         return 0

@@ -1,7 +1,7 @@
-"""System metrics of jobs: samples as they come, fewer of them later, and series read from both.
+"""System metrics of jobs: samples as they arrive, later averaged, and series read from both.
 
-They are not with the metrics that ranks report: their axis is the time and not the step, so that no
-attempt takes steps of another one over; and they are bounded, however long a job runs.
+They are stored apart from the metrics that ranks report: their axis is time and not steps, so that
+no attempt replaces steps of another; and their number is bounded, however long a job runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from service.telemetry.known_attempts import KnownAttempt
 def store(
     session: Session, job_id: str, time: int, report: SystemMetricsReport, known: KnownAttempt
 ) -> None:
-    """time: of the sample, as it counts here. known: of the attempt; it is kept up to date."""
+    """time: the sample's time. known: the facts of the attempt, which are updated."""
     columns = ((part.ranks, part.values) for part in report.columns)
     for rank, samples in of_report(time, columns).items():
         repository.add(session, _row(job_id, rank, samples, is_lone=True, mean_of=1))
@@ -43,7 +43,7 @@ def store(
 
 
 def close(session: Session, job_id: str, known: KnownAttempt) -> None:
-    """Join the samples that have rows of their own: there are many, or the attempt has ended."""
+    """Join rows with a single sample, if there are many or the attempt has ended."""
     if known.num_lone_samples:
         known.num_lone_samples = 0
         for rank in repository.first_ranks_of_lone(session, job_id):
@@ -51,7 +51,7 @@ def close(session: Session, job_id: str, known: KnownAttempt) -> None:
 
 
 def _join(session: Session, job_id: str, rank: int) -> int:
-    """How many samples one is the mean of now."""
+    """Join a rank's rows, and return how many samples are now averaged into one."""
     rows = repository.rows_of(session, job_id, rank)
     whole = [row for row in rows if not row.is_lone]
     mean_of = max((row.mean_of for row in whole), default=1)
@@ -93,7 +93,7 @@ def read(
     after_time: int,
     max_points: int,
 ) -> views.SystemMetrics:
-    """The series of a rank, and of its node if it is the lowest rank there."""
+    """The series of a rank, and of its node if it is the node's lowest rank."""
     rows = repository.points_after(session, job_id, first_rank(rank), after_time)
     samples = joined(unpack(row, rank) for row in rows)
     series = {}
@@ -127,5 +127,5 @@ def newest(session: Session, job_id: str) -> views.SystemSample:
 
 
 def _shown(value: float) -> float:
-    """Without the digits that a float32 does not have."""
+    """Round to the digits of a float32."""
     return float(f"{value:.6g}")

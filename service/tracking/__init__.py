@@ -1,1 +1,1 @@
-"""Comparing jobs, experiments, what people write about jobs, and jobs as runs of MLflow."""
+"""Comparisons of jobs, experiments, tags and notes, and jobs as runs of MLflow."""

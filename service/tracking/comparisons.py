@@ -1,4 +1,4 @@
-"""Jobs side by side: what differs in their documents, and how each did."""
+"""Jobs side by side: the differences of their documents, and the results of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ LOSS = "val/loss"
 
 
 def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Comparison:
-    """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""
+    """Compare jobs with each other and with their experiment's baseline.
+
+    Raises NotFound if a job does not exist, and NotComparable for a single job without a baseline.
+    """
     rows = [found(session, job_id) for job_id in dict.fromkeys(job_ids)]
     labels = jobs_repository.labels(session, [row.id for row in rows])
     baseline = _baseline(session, labels)
@@ -43,8 +46,8 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
         rows = [found(session, baseline), *others]
     if len(rows) == 1:
         raise NotComparable(
-            f"{rows[0].id} is one job",
-            hint="name another one, or pin a baseline of its experiment: "
+            f"{rows[0].id} is a single job, and has no baseline",
+            hint="name another job, or pin a baseline of its experiment: "
             "dray experiment baseline EXPERIMENT JOB",
         )
     ids = [row.id for row in rows]
@@ -65,7 +68,7 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
 
 
 def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str | None:
-    """The pinned job of the one experiment that the jobs are in, as far as they are in any."""
+    """The baseline of the jobs' experiment; None if they are in several experiments or in none."""
     names = {of_job[EXPERIMENT] for of_job in labels.values() if EXPERIMENT in of_job}
     if len(names) != 1:
         return None
@@ -96,7 +99,8 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
         spec = documents.checked(row.spec).spec
     except documents.DocumentRefused:
         return None
-    # The `sync` of other jobs does not say how ranks keep in step: they share a model, say.
+    # In other jobs `sync` does not determine how ranks keep in step, for example if they share a
+    # model.
     has_copies = spec.recipe is not None and not spec.is_divided and spec.federated is None
     if spec.resources.num_workers == 1 or not has_copies:
         return None
@@ -125,7 +129,7 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
 def _metrics(
     of_jobs: Sequence[Mapping[str, MetricSummary]], *, has_baseline: bool
 ) -> list[views.ComparedMetric]:
-    """has_baseline: the first of the jobs is it."""
+    """has_baseline: whether the first job is the baseline."""
     metrics = []
     for key in sorted({key for of_job in of_jobs for key in of_job}):
         values = [of_job.get(key) for of_job in of_jobs]

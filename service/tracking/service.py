@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PAGE = 500
 MAX_SUMMARISED = 1000
-"""Jobs whose metrics the summary of an experiment is made of: the newest."""
+"""The number of an experiment's newest jobs whose metrics its summary contains."""
 SCOPE = "experiments"
 
 
@@ -47,7 +47,7 @@ class Tracking:
         self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
-        """NotFound if one of the jobs is not there, NotComparable of one job without a baseline."""
+        """Compare jobs with each other and with a baseline. Raises NotFound and NotComparable."""
         now = self._clock()
         return await self._database.read(lambda s: comparisons.compare(s, job_ids, now))
 
@@ -62,9 +62,9 @@ class Tracking:
         revision: int | None = None,
         actor: str = ANONYMOUS,
     ) -> views.Annotations:
-        """Change tags and notes in the name of `actor`, in any state of the job.
+        """Change tags and notes on behalf of `actor`, in any state of the job.
 
-        AnnotationsChanged if their revision is not this one, if one is given; TooManyTags.
+        Raises AnnotationsChanged if `revision` is given and outdated, and TooManyTags.
         """
         now = self._clock()
 
@@ -75,11 +75,11 @@ class Tracking:
             if revision is not None and before.revision != revision:
                 raise AnnotationsChanged(
                     f"tags and notes of {job_id} have changed: their revision is {before.revision}",
-                    hint="read them again, and put your change into what is there now",
+                    hint="read them again, and apply your change to the present tags and notes",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
             if len(tags) > MAX_TAGS:
-                message = f"{job_id} would have {len(tags)} tags, and {MAX_TAGS} is the most"
+                message = f"{job_id} would have {len(tags)} tags: at most {MAX_TAGS} are allowed"
                 raise TooManyTags(message, pointer="/add_tags")
             notes = before.notes if wanted.notes is None else wanted.notes
             if (tags, notes) == (before.tags, before.notes):
@@ -94,10 +94,10 @@ class Tracking:
     async def experiments(
         self, *, limit: int = 100, cursor: str | None = None
     ) -> views.ExperimentPage:
-        """By name. BadCursor for a cursor of something else."""
+        """A page of experiments, sorted by name. Raises BadCursor for a cursor of another list."""
         after = "" if cursor is None else decode_cursor(SCOPE, cursor)
         if not isinstance(after, str) or not storable(after):
-            raise BadCursor("the cursor is not one that this listing gave out")
+            raise BadCursor("the cursor does not belong to this listing")
         limit = max(1, min(limit, MAX_PAGE))
 
         def work(session: Session) -> views.ExperimentPage:
@@ -116,16 +116,16 @@ class Tracking:
         return await self._database.read(work)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
-        """ExperimentNotFound if no job has this experiment."""
+        """Summarise an experiment. Raises ExperimentNotFound if no job has it."""
         return await self._database.read(lambda s: _summary(s, name))
 
     async def pin_baseline(
         self, name: str, job_id: str | None, *, actor: str = ANONYMOUS
     ) -> views.ExperimentSummary:
-        """Have the jobs of the experiment compared with this one, or with none.
+        """Set the job with which the experiment's jobs are compared, or unset it with None.
 
-        ExperimentNotFound if no job has this experiment; NotFound if the job is not there,
-        NotComparable if it is in another experiment.
+        Raises ExperimentNotFound if no job has this experiment, NotFound if the job does not exist,
+        and NotComparable if the job is in another experiment.
         """
 
         def work(session: Session) -> None:
@@ -136,13 +136,13 @@ class Tracking:
                     raise NotComparable(
                         f"{job_id} is not in the experiment {name!r}",
                         pointer="/baseline",
-                        hint="a job is in it by its label: `labels: {experiment: ...}`",
+                        hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
                     )
             repository.set_baseline(session, name, job_id)
             touch(session)
 
         await self._database.write(work)
-        logger.info("the baseline of %r is %s now, set by %s", name, job_id, actor)
+        logger.info("%s set the baseline of %r to %s", actor, name, job_id)
         return await self.experiment(name)
 
 
@@ -161,7 +161,7 @@ def _refuse_unknown(session: Session, name: str) -> None:
     if not storable(name) or not repository.jobs_of(session, name, 1):
         raise ExperimentNotFound(
             f"no job has the experiment {name!r}",
-            hint="a job is in one by its label: `labels: {experiment: ...}`",
+            hint="the label `experiment` assigns jobs: `labels: {experiment: ...}`",
         )
 
 

@@ -253,7 +253,7 @@ def test_broken_data_end_the_job_at_once_and_no_secret_gets_out(
     with supplied.client as client:
         job = client.wait(client.submit(spec).id, timeout_s=60)
         assert (job.state, job.reason.code) == (JobState.FAILED, "bad_data")
-        assert "s3://bucket/broken.npz: is no npz file, or not a whole one" in job.reason.message
+        assert "s3://bucket/broken.npz: is not an npz file, or is incomplete" in job.reason.message
         assert job.attempt == 1, "trying again would not help"
         told = everything_told(client, job.id) + supplied.log()
     stored = b"".join(

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from api.page.static_files import load
-from tests.marks import IN_BROWSER
+from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import Watched
 from tests.page.site import Site
 from tests.unit.api.serving import LiveServer, wait_until
@@ -43,6 +43,7 @@ def module(page: Page, name: str) -> None:
     page.evaluate(f"import('{place}').then((module) => {{ window.{name} = module; }})")
 
 
+@SOAK
 def test_a_job_is_asked_for_sooner_at_its_begin_and_not_more_often_later(
     site: Site, tab: Watched
 ) -> None:
@@ -100,6 +101,7 @@ def test_marks_of_an_axis_are_told_apart(browser: Browser, server: LiveServer) -
     context.close()
 
 
+@SOAK
 def test_one_step_has_a_place_in_time_and_none_in_bytes_that_were_not_counted(tab: Watched) -> None:
     page = tab.open()
     module(page, "series")

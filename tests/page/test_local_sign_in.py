@@ -9,7 +9,7 @@ import pytest
 
 from api.__main__ import sign_in_link
 from api.security import local_callers
-from tests.marks import IN_BROWSER
+from tests.marks import IN_BROWSER, SOAK
 from tests.unit.api.serving import LiveServer, serving
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def test_the_link_opens_the_jobs_and_leaves_the_address(guarded: LiveServer, pag
     assert page.evaluate("history.length") == 2  # with the tab's empty page
 
 
+@SOAK
 def test_the_link_also_signs_in_a_tab_that_asks_for_the_token(
     guarded: LiveServer, page: Page
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_link_also_signs_in_a_tab_that_asks_for_the_token(
     assert page.url == f"{guarded.url}/"
 
 
+@SOAK
 def test_a_link_with_another_token_signs_nobody_in(guarded: LiveServer, page: Page) -> None:
     page.goto(f"{guarded.url}/#token=somebodys-own")
     page.wait_for_selector("text=There is no such place")

@@ -62,6 +62,7 @@ def is_shown(page: Page, text: str | re.Pattern[str], within: str = "main") -> N
     page.locator(within).get_by_text(text).first.wait_for()
 
 
+@SOAK
 def test_the_list_moves_by_itself(site: Site, job_id: str, tab: Watched) -> None:
     page = tab.open()
     row = page.locator("tr", has_text="gpt-small-pretrain")

@@ -143,6 +143,7 @@ def test_a_job_that_is_deleted_meanwhile_is_not_shown_as_if_it_were_there(
     shows(page, re.compile("there is no job"), ".failure")
 
 
+@SOAK
 def test_a_readers_clock_may_be_wrong(site: Site, job_id: str, tab: Watched) -> None:
     tab.page.clock.install(time=datetime.now(UTC) + timedelta(days=1, minutes=1))
     site.hands.now = datetime.now(UTC)

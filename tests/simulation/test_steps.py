@@ -19,7 +19,7 @@ from service.db.session import Database
 from service.domain import leases
 from service.domain.scheduling.elastic import resizing
 from service.domain.scheduling.elastic.resizing import Holding, Resized
-from tests.marks import SOAK, soak_but
+from tests.marks import ONE_SET, SOAK, soak_but
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster
 from tests.simulation.conftest import TIMEOUT_S, seeds
@@ -61,6 +61,7 @@ def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) 
     _inject_at(steps[part::PARTS], story, scenarios.kill, folder)
 
 
+@SOAK
 @pytest.mark.parametrize("part", IN_PARTS)
 def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
     folder: Path, part: int, postgres_engine: Engine
@@ -74,6 +75,7 @@ def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
 STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
 
 
+@ONE_SET
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 @pytest.mark.parametrize("part", soak_but(range(QUARTERS), short=[seeds().start % QUARTERS]))
 def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
@@ -93,6 +95,7 @@ def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresq
         scenarios.tell(story, engine, folder, at, scenarios.stop_for_long)
 
 
+@SOAK
 @pytest.mark.parametrize("part", IN_PARTS)
 def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_is_killed(
     folder: Path, part: int
@@ -108,6 +111,7 @@ def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_
 # That a broken rule is found, and the tests above could fail.
 
 
+@SOAK
 def test_without_the_fence_a_slot_would_be_given_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +122,7 @@ def test_without_the_fence_a_slot_would_be_given_twice(
         _inject_at(steps, story, scenarios.stop_for_long, folder)
 
 
+@SOAK
 def test_if_an_older_word_freed_a_grant_its_slots_would_be_given_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +142,7 @@ class _Forgets(dict[Any, None]):
         return False
 
 
+@SOAK
 def test_if_an_ended_attempt_could_be_launched_two_would_run_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

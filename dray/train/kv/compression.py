@@ -1,4 +1,5 @@
-"""Gradients in fewer bits, as MXNet's gradient compression: what is left out is sent later."""
+"""Gradients in fewer bits, like MXNet's gradient compression, which sends the rounding errors
+later."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _FRAME = struct.Struct("<IQ")  # bytes of the header, bytes behind it
 NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Of gradients that are pushed, by their names in a job document."""
+"""Types of pushed gradients, by their names in a job document."""
 SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
@@ -179,11 +179,11 @@ def connect(store: Any, key: str) -> TensorConnection:
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
-"""(name, shape) of tensors, as a header has them."""
+"""(name, shape) of each tensor, in the form of a header."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Of the tensors of fp32 that are the payload."""
+    """The shapes of the fp32 tensors in a payload."""
     return [(name, list(tensor.shape)) for name, tensor in tensors.items()]
 
 
@@ -198,7 +198,7 @@ def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
 
 
 def _notice_a_lost_node(sock: socket.socket) -> None:
-    """Have the kernel ask an end that is silent whether it is there."""
+    """Have the kernel probe a silent peer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # not on each system

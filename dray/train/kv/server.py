@@ -15,7 +15,7 @@ from dray.train.kv.shard import Answers, KeyValueShard, KVError
 
 
 def key_of(server: int) -> str:
-    """Of a server's address and secret in the attempt's store."""
+    """The key of a server's address and secret in the attempt's store."""
     return f"dray-kv-server-{server}"
 
 

@@ -22,7 +22,7 @@ SPARSE: Final[Mapping[str, Callable[..., torch.optim.Optimizer]]] = {
     "adam": torch.optim.SparseAdam,
     "adagrad": torch.optim.Adagrad,
 }
-"""Those that change only the rows that a gradient has."""
+"""Optimizers that change only the rows of a sparse gradient."""
 
 
 class KVError(Exception):
@@ -80,13 +80,13 @@ class KeyValueShard:
         return self._answers()
 
     def pull(self, worker: int, key: str, rows: Tensor | None = None) -> Answers:
-        """rows: of which the value is wanted; None for all."""
+        """rows: the rows of the value to return; None for all."""
         self._value(key)
         self._waiting.append((worker, key, rows))
         return self._answers()
 
     def barrier(self, worker: int) -> Answers:
-        """Answers all once all workers are there."""
+        """Answers all workers once each has arrived."""
         self._at_barrier.append(worker)
         if len(self._at_barrier) < self._num_workers:
             return []

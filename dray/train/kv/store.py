@@ -37,7 +37,7 @@ def create(kind: Kind = "dist_sync") -> KVStore:
     if not {"worker", "server"} <= sizes.keys():
         raise KVError(_NO_ROLES)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torch exports it without saying so.
+    # torch does not list it in __all__.
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         address, port, wait_for_workers=False
     )

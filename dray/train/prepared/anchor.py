@@ -24,7 +24,7 @@ COPIED_BYTES = 1 << 16
 average of the weights, may change only after the last exchange of the batch."""
 
 Result = Sequence[Tensor]
-"""The outcome of one operation, the same on every rank."""
+"""The result of one operation, the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class KeptOptimizer:
     """An optimizer as it was before its first step of the batch."""
 
     weights: dict[int, Tensor]
-    """By the id of the parameter."""
+    """Weights by the id of the parameter."""
     state: dict[str, Any]
 
     @classmethod
@@ -57,15 +57,15 @@ class Anchor:
     ops: int
     steps: int
     parts: int
-    """How often `prepare` was called again."""
+    """Calls of `prepare` after the first one."""
     tracked: dict[str, Any]
     groups: list[list[dict[str, Any]]]
-    """Of each optimizer, its parameter groups without their parameters."""
+    """For each optimizer, its parameter groups without their parameters."""
     buffers: list[Tensor]
     gradients: list[Tensor | None] | None
-    """None where the next pass does not add to them."""
+    """None if the next pass does not add to them."""
     results: list[Result] = field(default_factory=list)
-    """Of the operations since."""
+    """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)
     """Numbers of the optimizers that have begun a step since."""
     kept: dict[int, KeptOptimizer] = field(default_factory=dict)
@@ -76,15 +76,14 @@ class Anchor:
     """Whether the script has used gradients from before the anchor, which are not kept."""
 
     is_handed_over: bool = False
-    """Whether another process has begun here."""
+    """Whether another process has begun at this anchor."""
 
     @property
     def has_stepped(self) -> bool:
         return bool(self.begun)
 
     def is_whole(self) -> bool:
-        """Whether another process can begin the batch with what is kept and what has not
-        changed."""
+        """Whether another process can begin the batch with the kept and the unchanged values."""
         if self.uses_unkept or not self.begun <= self.kept.keys():
             return False
         copies = {number for kept in self.kept.values() for number in kept.weights}
@@ -95,8 +94,8 @@ class Anchor:
         )
 
     def weight(self, tensor: Tensor) -> Tensor:
-        """The value of a parameter or buffer at the anchor; of buffers, which are copied apart, any
-        value."""
+        """The value of a parameter at the anchor. For a buffer, any value: buffers are copied
+        separately."""
         for kept in self.kept.values():
             if id(tensor) in kept.weights:
                 return kept.weights[id(tensor)]
@@ -104,13 +103,13 @@ class Anchor:
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    """Of the optimizers, each once."""
+    """The parameters of the optimizers, each once."""
     every = (p for one in optimizers for group in one.param_groups for p in group["params"])
     return list(dict.fromkeys(every))
 
 
 def copied(value: Any, *, whole: bool = False) -> Any:
-    """A copy, but for tensors above `COPIED_BYTES` unless `whole`."""
+    """Copy a value, except for tensors above `COPIED_BYTES` unless `whole`."""
 
     def copy_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
@@ -122,7 +121,7 @@ def copied(value: Any, *, whole: bool = False) -> Any:
 
 
 def large_tensors(value: Any) -> list[Tensor]:
-    """Those that `copied` leaves as they are."""
+    """The tensors that `copied` does not copy."""
     return [one for one in leaves(value) if isinstance(one, Tensor) and one.nbytes > COPIED_BYTES]
 
 

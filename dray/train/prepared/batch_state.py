@@ -1,7 +1,7 @@
-"""The state of a prepared training at the batch at hand, from which another process can go on.
+"""The state of a prepared training at the current batch, from which another process can go on.
 
-The state is that of the batch's anchor: what the script changes after it is put back from there, or
-done again by the process that takes it.
+The state is the one at the batch's anchor. Changes that the script makes after it are undone from
+there, or made again by the process that takes the state.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ NO_STATE = -1
 
 
 class BatchState:
-    """The models, optimizers and tracked objects of a script, and the operations that it has come
-    to."""
+    """The models, optimizers and tracked objects of a script, and the number of its operations."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class BatchState:
         broadcast_buffers: bool,
     ) -> None:
         """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
-        are trained as those of `optimizers`. broadcast_buffers: whether all ranks take rank 0's
+        are trained like `optimizers`. broadcast_buffers: whether all ranks take rank 0's
         buffers, as in DDP."""
         named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
         self.trained = Trained(models, [*optimizers, *named.values()])
@@ -66,9 +65,9 @@ class BatchState:
         self._ops = NO_STATE
         self._last_result: Result = ()
         self._caught_up: Result | None = None
-        """The result of the operation in which this rank was, which others had ended."""
+        """The result of this rank's operation, if the other ranks had ended it."""
         self._replay: deque[Result] = deque()
-        """Results of operations that the others have ended and this script comes to."""
+        """Results of operations that the others have ended, and this script has not reached yet."""
         self._parts = 0
         """How often `prepare` was called again."""
         self._taken: Mapping[str, Any] | None = None
@@ -83,7 +82,8 @@ class BatchState:
         self._has_misled = False
         """Whether a newcomer was given a state that turned out to lack something."""
         self._stale: dict[int, tuple[int, int]] = {}
-        """By parameter, id and version of a gradient from before the anchor that is not kept."""
+        """Id and version, by parameter, of each gradient from before the anchor that is not
+        kept."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -110,8 +110,8 @@ class BatchState:
 
     @property
     def _known_ops(self) -> int:
-        """The number of operations whose results this rank has, also of those that its script has
-        not come to yet."""
+        """The number of operations whose results this rank has, including operations that its
+        script has not reached yet."""
         return self._ops + len(self._replay) + (self._caught_up is not None)
 
     @property
@@ -125,15 +125,15 @@ class BatchState:
         return self._anchor.is_whole() and groups == list(map(len, self._anchor.groups))
 
     def _ended(self, result: Result) -> Result:
-        """The script has come to the end of an operation with this result."""
+        """Note that an operation of the script has ended with this result."""
         self._ops += 1
         self._last_result = result
         self._anchor.results.append(result)
         return result
 
     def _note_operation(self) -> None:
-        """An operation begins. After a step the next batches need the optimizer as it was before
-        that step."""
+        """Note that an operation begins. After a step, later batches need the optimizer as it was
+        before that step."""
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
@@ -146,8 +146,8 @@ class BatchState:
         anchor.begun.add(number)
 
     def _go_back(self) -> None:
-        """Be where the batch began, and forget what came of it. The tensors go back in
-        `_restore`."""
+        """Return to the beginning of the batch, and forget its results. `_restore` sets the tensors
+        back."""
         self._ops, self.steps = self._anchor.ops, self._anchor.steps
         self._anchor.results.clear()
         self._anchor.tracked = copied(self._anchor.tracked, whole=True)
@@ -155,8 +155,8 @@ class BatchState:
         self._caught_up = None
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Notice the use of a gradient from before the batch, which is not kept: by a pass that
-        adds to it, or by a step without a pass. To zero it is one more change."""
+        """Notice that the script uses a gradient from before the batch, which is not kept: by a
+        pass that adds to it, or by a step without a pass. Zeroing it counts as one more change."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:
@@ -206,11 +206,11 @@ class BatchState:
             raise ValueError(
                 f"the saved state and this script track different objects: {', '.join(missing)}"
             )
-        # A later call of prepare() may bring the models that are left.
+        # A later call of prepare() may bring further models of the state.
         for model, of_model in zip(self.models, state["models"], strict=False):
             model.load_state_dict(of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
-            if has_groups_of(optimizer, of_one):  # else the script adds some on its way
+            if has_groups_of(optimizer, of_one):  # else the script adds groups later
                 optimizer.load_state_dict(of_one)
         with torch.no_grad():
             for parameter, value in zip(self.trained.others, state["others"], strict=False):
@@ -230,7 +230,7 @@ class BatchState:
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
-        """Begin the batch at hand with further models, and what was done in it."""
+        """Renew the anchor of the current batch with further models, and keep its results."""
         before = self._anchor
         self._anchor = replace(
             self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results
@@ -271,7 +271,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Put back what has changed since the batch began, as far as it is kept."""
+        """Undo the changes since the batch began, as far as the old values are kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
@@ -288,7 +288,7 @@ class BatchState:
         anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def _check_all_taken(self) -> None:
-        """At the first batch, when the script has added all groups of parameters that it had."""
+        """Check, at the first batch, that the script has added all groups of parameters again."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
@@ -310,14 +310,14 @@ class BatchState:
 
 
 def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-    """Whether a state's groups of parameters are those that the optimizer has."""
+    """Whether a state has the same groups of parameters as the optimizer."""
     own = [len(group["params"]) for group in optimizer.param_groups]
     return own == [len(group["params"]) for group in state["param_groups"]]
 
 
 def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """A saved state in its present form; before, it had one model, and further optimizers were
-    tracked. names: of the optimizers among the tracked objects."""
+    """Convert an older saved state, which had one model and tracked further optimizers, into the
+    present form. names: the names of the optimizers among the tracked objects."""
     if "models" in state:
         return state
     tracked = dict(state["tracked"])

@@ -27,12 +27,12 @@ class BatchShare(NamedTuple):
     """A rank's part of a global batch."""
 
     indices: list[int]
-    """Of the data set; never empty. Where a batch has fewer samples than there are ranks, a share
-    repeats a neighbour's sample, because an exchange waits for every rank."""
+    """Indices into the data set; never empty. If a batch has fewer samples than there are ranks, a
+    share repeats a neighbour's sample, because an exchange waits for every rank."""
     num_global: int
     """Samples of the global batch."""
     is_empty: bool
-    """The sample is a neighbour's, and counts for nothing."""
+    """Whether the sample is a neighbour's, and does not count."""
 
     @property
     def num_counted(self) -> int:

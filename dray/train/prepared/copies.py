@@ -1,5 +1,4 @@
-"""Copies of nested states, and whether they are equal: a digest of tensors that is computed where
-they are.
+"""Copies of nested states, and digests of tensors, which are computed on the tensors' devices.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
 products are added up modulo 2**64. The sum changes with any single word, because an odd number has
@@ -24,8 +23,8 @@ _ROWS = 1 << 9
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """A number in [-2**63, 2**63) that equal tensors in the same order have in common. Their types
-    and shapes count, and whether a zero is negative."""
+    """A number in [-2**63, 2**63) that is the same for equal tensors in the same order. It depends
+    on types, shapes, and the signs of zeros as well."""
     found = 0
     for tensor in tensors:
         kind = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
@@ -35,7 +34,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
 
 def changed(state: Any, change: Callable[[Any], Any]) -> Any:
-    """A nested state with `change` of each value that is no mapping, list or plain tuple."""
+    """Apply `change` to each value of a nested state that is no mapping, list or plain tuple."""
     if isinstance(state, Mapping):
         return {key: changed(one, change) for key, one in state.items()}
     if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
@@ -71,7 +70,7 @@ _LARGE = (1 << 61) - 1
 
 
 def _wrapped(number: int) -> int:
-    """As a 64-bit number with a sign."""
+    """Wrap a number to 64 bits with a sign."""
     return (number + 2**63) % 2**64 - 2**63
 
 

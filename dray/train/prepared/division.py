@@ -1,7 +1,7 @@
 """The division of a user's model among the ranks by torch's FSDP2, HSDP and tensor parallelism.
 
-The axes are those of a job document's `parallel`, with `tensor` the innermost: neighbouring ranks
-compute each layer together.
+The axes are the fields of a job document's `parallel`, with `tensor` the innermost: neighbouring
+ranks compute each layer together.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Axes:
 
 
 def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocked: bool) -> Axes:
-    """The axes for so many ranks. A `shard` of None takes all ranks that `tensor` leaves if the
-    model's blocks are named, else 1. Raises ValueError for sizes that do not divide the ranks."""
+    """The axes for `world_size` ranks. A `shard` of None takes all ranks that `tensor` leaves if
+    the model's blocks are named, else 1. Raises ValueError for sizes that do not divide the
+    ranks."""
     tensor = 1 if tensor is None else tensor
     for name, size in (("shard", shard), ("tensor", tensor)):
         if size is not None and size < 1:

@@ -1,9 +1,9 @@
 """The exchange of gradients: averaged over the global batch when a backward pass has ended.
 
-All gradients of a model and a type travel in one flat tensor. With them go rank 0's buffers, as DDP
-sends them, a mark of where the rank's script is, and for each parameter whether the rank has a new
-gradient of it: one that no pass reached on any rank stays as it is. Where there are several models,
-the ranks first agree on those that the pass reached, and the others do not travel.
+All gradients of a model and a type travel in one flat tensor. It also has rank 0's buffers, as in
+DDP, a mark of the point that the rank's script has reached, and for each parameter whether the rank
+has a new gradient of it: a parameter that no pass reached on any rank keeps its gradient. With
+several models, the ranks first agree on the models that the pass reached, and send only these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class GradientExchange:
-    """Averages the gradients of the models, and of parameters that are in none of them."""
+    """Averages the gradients of the models, and of parameters that no model has."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class GradientExchange:
         self._sections.append(_Section(parameters, buffers, sends_buffers=self._broadcasts))
 
     def add_others(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Exchange the gradients of these, as far as no model has them."""
+        """Exchange the gradients of the parameters that no model has."""
         if own := self._new(parameters):
             self._sections.append(_Section(own, [], sends_buffers=False))
 
@@ -60,14 +60,14 @@ class GradientExchange:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Of all models, also those that are frozen now, each once."""
+        """The parameters of all models, frozen ones included, each once."""
         return [parameter for section in self._sections for parameter in section.parameters]
 
     def is_known(self, tensor: Tensor) -> bool:
         return id(tensor) in self._known
 
     def reached(self, parameter: Tensor) -> None:
-        """A backward pass has given it a gradient."""
+        """Note that a backward pass has given the parameter a gradient."""
         self._reached.add(id(parameter))
 
     def reached_any(self, parameters: Iterable[Tensor]) -> bool:
@@ -75,11 +75,11 @@ class GradientExchange:
 
     @torch.no_grad()
     def run(self, weight: float, rank: int, mark: int) -> list[Tensor]:
-        """The sum over the ranks of each one's gradients times its weight, flat. A collective; the
-        gradients themselves stay as they are.
+        """The sum over the ranks of their gradients times their weights, flat. A collective, which
+        does not change the gradients themselves.
 
-        mark: a number below 2**32 that says where the script is; see `has_mark`. ValueError if the
-        tensors are on several devices.
+        mark: a number below 2**32 for the point that the script has reached; see `has_mark`. Raises
+        ValueError if the tensors are on several devices.
         """
         devices = {str(one.device) for one in (*self.parameters, *self._buffers)}
         if len(devices) > 1:
@@ -104,8 +104,8 @@ class GradientExchange:
 
     @property
     def has_new_buffers(self) -> bool:
-        """Whether buffers have changed since the last exchange, so that those of the ranks may
-        differ."""
+        """Whether buffers have changed since the last exchange, so that the ranks may have
+        different ones."""
         return any(section.has_new_buffers() for section in self._sections)
 
     def has_mark(self, flats: Sequence[Tensor], mark: int, world_size: int) -> bool:
@@ -121,7 +121,7 @@ class GradientExchange:
     @torch.no_grad()
     def apply(self, flats: Sequence[Tensor]) -> None:
         """Give the parameters the gradients of the global batch. The buffers take rank 0's values
-        in `settle_buffers`, since the graph of another pass may still need them as they are."""
+        only in `settle_buffers`, since the graph of another pass may still need the old values."""
         remaining = iter(flats)
         sections = self._sections
         if len(sections) > 1:
@@ -131,7 +131,7 @@ class GradientExchange:
             section.pending = section.apply(remaining, num_marks)
 
     def is_done(self) -> None:
-        """The exchange has ended: gradients that come now are new ones."""
+        """Note that the exchange has ended, so that later gradients are new ones."""
         self._reached.clear()
         for section in self._sections:
             section.note_buffers()
@@ -147,13 +147,13 @@ class GradientExchange:
         self.drop_pending()
 
     def drop_pending(self) -> None:
-        """Leave the buffers as they are."""
+        """Forget rank 0's values, and keep the buffers unchanged."""
         for section in self._sections:
             section.pending = []
 
     def gradients(self, chosen: Iterable[Tensor] | None = None) -> list[Tensor | None]:
-        """Copies of the gradients of all parameters, or of the chosen ones; None of the others, and
-        where there is none."""
+        """Copies of the gradients of all parameters, or of the chosen ones; None for the others,
+        and for parameters without a gradient."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
             p.grad.clone() if p.grad is not None and (ids is None or id(p) in ids) else None
@@ -202,7 +202,7 @@ class _Section:
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """The buffers are now those that all ranks have, or will have."""
+        """Note that all ranks have, or will have, these values of the buffers."""
         self._versions = [buffer._version for buffer in self._sent]
 
     def has_new_buffers(self) -> bool:
@@ -237,7 +237,7 @@ class _Section:
         return flats
 
     def apply(self, flats: Iterator[Tensor], num_marks: int) -> list[tuple[Tensor, Tensor]]:
-        """See `GradientExchange.apply`; the buffers with rank 0's values."""
+        """See `GradientExchange.apply`. Returns the buffers with rank 0's values."""
         has_one: dict[int, float] = {}
         pending: list[tuple[Tensor, Tensor]] = []
         for dtype, (parameters, buffers) in self._by_type().items():
@@ -262,8 +262,8 @@ class _Section:
         return pending
 
     def _trained(self) -> list[Tensor]:
-        """Those that are not frozen. A program may freeze and thaw parameters as it goes, on all
-        ranks alike."""
+        """The parameters that are not frozen. A program may freeze and thaw parameters at any time,
+        on all ranks alike."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
     @property
@@ -272,7 +272,7 @@ class _Section:
 
     def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
         """Parameters, and buffers that travel with them, by type."""
-        # The presence of gradients travels as float32, whichever type they have themselves.
+        # The presence of gradients travels as float32, whatever their own type.
         found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
         for parameter in self._trained():
             found.setdefault(parameter.dtype, ([], []))[0].append(parameter)
@@ -315,15 +315,15 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 class SampleCount:
-    """The samples of the batch at hand, and of those whose gradients are to be exchanged."""
+    """The samples of the current batch, and of the batches whose gradients are to be exchanged."""
 
     def __init__(self) -> None:
         self._at_hand = (0, 0)
-        """Samples of the batch at hand: of this rank, of all."""
+        """Samples of the current batch on this rank, and on all ranks."""
         self._counted = self._num_global = 0
-        """Samples of the batches whose gradients the next exchange takes, likewise."""
+        """Samples of the batches whose gradients the next exchange averages, likewise."""
         self._is_counted = False
-        """Whether the batch at hand is one of these: it had a backward pass."""
+        """Whether the current batch is one of these: it had a backward pass."""
         self.has_exchanged = True
         """Whether no backward pass came after the last exchange."""
 
@@ -332,12 +332,12 @@ class SampleCount:
         return self._num_global
 
     def begin(self, counted: int, num_global: int) -> None:
-        """A batch begins, with this many samples of this rank and of all ranks."""
+        """Begin a batch with these numbers of samples on this rank and on all ranks."""
         self._at_hand, self._is_counted = (counted, num_global), False
 
     def passed(self) -> None:
-        """A backward pass has ended: the batch at hand counts in the next exchange, alone or with
-        those before it whose gradients were added up."""
+        """Note the end of a backward pass: the current batch counts in the next exchange, alone or
+        with earlier batches whose gradients were added up."""
         counted, num_global = self._at_hand
         if self.has_exchanged:
             self._counted, self._num_global = counted, num_global
@@ -347,5 +347,5 @@ class SampleCount:
         self._is_counted, self.has_exchanged = True, False
 
     def weight(self, world_size: int) -> float:
-        """This rank's part of the samples; an equal one where there is no loader."""
+        """This rank's fraction of the samples; an equal fraction without a loader."""
         return self._counted / self._num_global if self._num_global else 1.0 / world_size

@@ -1,7 +1,7 @@
 """The ranks that train together, as a prepared script sees them.
 
-`Group` is what a session needs. `SoloGroup` is `python train.py`, `TorchrunGroup` a run under
-torchrun; under dray the workers hand in one whose broken groups are formed again.
+`Group` is the protocol that a session needs. `SoloGroup` is for `python train.py`, `TorchrunGroup`
+for a run under torchrun; under dray the workers pass a group that forms again after a loss.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class LoopPhase(Enum):
     """Forward and backward passes."""
     EXCHANGE = "exchange"
     OWN_CODE = "own code"
-    """After the exchange, until the next batch is asked for: the update, a report, an
-    evaluation."""
+    """The time from the exchange to the next batch: the update, a report, an evaluation."""
     SAVE = "save"
     FINISH = "finish"
 
@@ -34,15 +33,15 @@ class Group(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of this process, once it has joined."""
+        """The rank of this process, once it has joined."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are, once this process has joined."""
+        """The number of ranks, once this process has joined."""
 
     @property
     def may_grow(self) -> bool:
-        """Whether a single rank may get others."""
+        """Whether ranks may join a group of one."""
 
     def join(self) -> None:
         """Form the group, or the next one after `follow`."""
@@ -51,10 +50,10 @@ class Group(Protocol):
         """Raises an error that may be followed if another group is wanted."""
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only says that the group is broken and another one may follow."""
+        """Whether an error only means that the group is broken, and another group may follow."""
 
     def follow(self, error: BaseException) -> None:
-        """Leave the broken group and take a place in the next; raises `error` if there is none."""
+        """Leave the broken group and get a rank in the next; raises `error` if there is none."""
 
     def state_lost(self) -> Exception:
         """The error to raise where no rank holds a state from which a newcomer could go on."""
@@ -65,16 +64,16 @@ class Group(Protocol):
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
-        """The state of the rank `source` on every other one; None on `source`. A collective."""
+        """The state of the rank `source` on every other rank; None on `source`. A collective."""
 
     def enter(self, phase: LoopPhase, step: int) -> None:
-        """This rank is in a phase of the step."""
+        """Note that this rank is in a phase of the step."""
 
     def began(self, step: int) -> None:
-        """The group goes on after this step."""
+        """Note that the group goes on after this step."""
 
     def committed(self, step: int) -> None:
-        """The optimizer has taken this step."""
+        """Note that the optimizer has taken this step."""
 
     @property
     def is_asked_to_leave(self) -> bool:
@@ -89,7 +88,7 @@ class Group(Protocol):
 
 
 class SoloGroup:
-    """One process alone."""
+    """A group of one process, in which nothing has to be noted or awaited."""
 
     rank = 0
     world_size = 1
@@ -97,10 +96,10 @@ class SoloGroup:
     is_asked_to_leave = False
 
     def join(self) -> None:
-        """Nobody else is there."""
+        pass
 
     def check(self) -> None:
-        """Nothing changes."""
+        pass
 
     def may_follow(self, error: BaseException) -> bool:
         return False
@@ -120,19 +119,19 @@ class SoloGroup:
         return None
 
     def enter(self, phase: LoopPhase, step: int) -> None:
-        """Nobody watches."""
+        pass
 
     def began(self, step: int) -> None:
-        """Nobody watches."""
+        pass
 
     def committed(self, step: int) -> None:
-        """Nobody watches."""
+        pass
 
     def leave(self) -> None:
-        """Nobody asks."""
+        pass
 
     def finish(self) -> None:
-        """Nobody waits."""
+        pass
 
 
 class TorchrunGroup(SoloGroup):

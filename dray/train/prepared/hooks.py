@@ -15,8 +15,8 @@ from dray.train.prepared.anchor import parameters_of
 def hook_gradients(
     parameters: Iterable[Tensor], hooked: set[int], came: Callable[[Tensor], None]
 ) -> None:
-    """Have `came` called when a backward pass has given one of these a gradient. hooked: the ids of
-    those that have a hook already, to which the others are added."""
+    """Have `came` called when a backward pass has given one of the parameters a gradient. hooked:
+    the ids of parameters that have a hook; the others are added."""
     for parameter in parameters:
         if id(parameter) in hooked or not (parameter.is_floating_point() or parameter.is_complex()):
             continue
@@ -60,7 +60,7 @@ def refuse_stranger(
             raise ValueError(
                 f"an optimizer ({name}) steps parameters that were made after prepare(), as by "
                 "add_param_group() with a new layer: their gradients are not averaged over the "
-                "ranks. Make all layers before prepare(), and freeze those that come later"
+                "ranks. Make all layers before prepare(), and freeze later ones"
             )
     elif any(are_known):
         raise ValueError(

@@ -1,7 +1,8 @@
 """Checkpoints of a prepared script: copied between two batches, and written while training goes on.
 
 After a handover the ranks verify in each exchange that their weights are equal. A copy is then
-written once an exchange has verified it, so that no checkpoint has the state of ranks that differ.
+written only after an exchange has verified it, so that no checkpoint has a state that differs
+between ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Saver:
     def __init__(
         self, session: TrainingSession, *, every_steps: int | None, every_s: float | None, keep: int
     ) -> None:
-        """every_steps, every_s: a save is due after so many steps, or seconds; None for never."""
+        """every_steps, every_s: steps, or seconds, after which a save is due; None for never."""
         self._session = session
         self._every_steps = every_steps
         self._every_s = every_s
@@ -56,7 +57,7 @@ class Saver:
         self._is_asked = True
 
     def at_batch(self) -> None:
-        """Save if that is due; the state is that of the batch that comes."""
+        """Save the state of the next batch, if a save is due."""
         session = self._session
         self._write_if(session.num_ops)
         is_due, self._is_asked = self._is_asked or self._is_due(), False
@@ -85,7 +86,7 @@ class Saver:
         return self._every_s is not None and waited_s >= self._every_s and not is_writing
 
     def save(self) -> None:
-        """Copy the state and begin to write it; waits for the save before, if that still runs."""
+        """Copy the state and begin to write it; waits for the previous save, if that still runs."""
         session = self._session
         if session.steps == self._saved_step:
             return
@@ -99,8 +100,7 @@ class Saver:
                 self._write_if(session.num_ops + 1)
 
     def _write_if(self, num_ops: int) -> None:
-        """Begin to write the copy that is held if it was made before the last of these
-        operations."""
+        """Begin to write the held copy if it was made before operation `num_ops`."""
         held = self._held
         if held is not None and held.num_ops < num_ops:
             self._held = None
@@ -115,7 +115,8 @@ class Saver:
             log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
 
     def end(self) -> None:
-        """Return once the last copy is written. The ranks have compared their weights."""
+        """Return once the last copy is written. To be called after the ranks have compared their
+        weights."""
         self._write_if(self._session.num_ops + 1)
         self.wait()
 

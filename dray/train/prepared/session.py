@@ -47,7 +47,7 @@ class TrainingSession(BatchState):
         seed: int | None,
         broadcast_buffers: bool = True,
     ) -> None:
-        """The arguments besides the group are those of a `BatchState`."""
+        """All arguments except the group: see `BatchState`."""
         parts = models, optimizers, tracked
         super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
@@ -56,7 +56,7 @@ class TrainingSession(BatchState):
         self.is_skipping = False
         """Whether the script runs through epochs that are done."""
         self.is_void = False
-        """Whether the batch is handed out once more, because the ranks share it out anew."""
+        """Whether the batch is handed out again, because the ranks divide it anew."""
         self.has_begun = False
         """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
@@ -65,14 +65,14 @@ class TrainingSession(BatchState):
         """Whether this rank is in an operation."""
         self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
-        """(rank, world size) by which the batch at hand was shared out."""
+        """(rank, world size) by which the current batch was divided."""
         self._steps_of = [0] * len(self.optimizers)
         """Steps of each optimizer since the batch began."""
         self._must_compare = False
         """Whether the copies of the ranks are to be compared in the next operation."""
         self.verifies = False
-        """Whether the ranks formed another group in the midst of the training, so that each
-        exchange verifies that their weights are equal."""
+        """Whether the ranks formed another group during the training, so that each exchange
+        verifies that their weights are equal."""
         self._is_queued = False
         self._hooked: set[int] = set()
         """Ids of the parameters that report their gradients."""
@@ -83,7 +83,7 @@ class TrainingSession(BatchState):
 
     @property
     def place(self) -> tuple[int, int]:
-        """(number, of how many) of this rank's share of each batch."""
+        """(index, count) of this rank's share of each batch."""
         return self.group.rank, self.group.world_size
 
     @property
@@ -114,8 +114,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Train further models, before the first batch. Their state is the one that was taken with
-        that of the others, or rank 0's. An operation, unless there is such a state."""
+        """Train further models, before the first batch. Their state comes with the restored state,
+        or else from rank 0, by an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -206,9 +206,9 @@ class TrainingSession(BatchState):
         self.group.enter(LoopPhase.OWN_CODE, self.steps + 1)
 
     def _exchanged(self, weight: float) -> Result:
-        """The gradients of all ranks together. Raises an error that ends the attempt if the ranks
-        are at different places of the script, as where it counts batches by itself, which a process
-        that takes another's place has not done, or if their weights differ."""
+        """The summed gradients of all ranks. Raises an error that ends the attempt if the weights
+        of the ranks differ, or the ranks are at different points of the script. They are, for
+        example, if the script counts batches itself, which a replacement has not done."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
         sample = self.trained.sample(self._ops) if self.verifies else 0
         mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32
@@ -229,8 +229,8 @@ class TrainingSession(BatchState):
         )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
-        """The result of this operation; empty where this rank is alone, None where the batch is
-        shared out anew. compares: whether the ranks have equal copies before it."""
+        """The result of this operation; empty if this rank is alone, None if the batch is divided
+        anew. compares: whether the ranks have equal copies before it."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -265,7 +265,7 @@ class TrainingSession(BatchState):
         self._must_compare = False
 
     def _will_step(self, number: int) -> bool:
-        """An optimizer is about to step; whether it is to."""
+        """Called before an optimizer steps; whether it may."""
         if self.is_void:
             return False
         self._keep_before_step(number)
@@ -280,8 +280,8 @@ class TrainingSession(BatchState):
     # Regrouping.
 
     def _regroup(self, error: Exception) -> None:
-        """Take a place in the next group, and have its ranks agree on the state. Raises the error
-        again if it is not the group's."""
+        """Join the next group, and have its ranks agree on the state. Raises the error again if the
+        group did not cause it."""
         while True:
             if not self.group.may_follow(error):
                 raise error
@@ -297,8 +297,8 @@ class TrainingSession(BatchState):
         """Have the ranks of a new group agree. A collective.
 
         A rank whose operation the others have ended gets its result, and a rank without a state
-        gets that of the batch at hand. If the ranks share batches out otherwise than before, those
-        that are in an exchange begin the batch again.
+        gets the state of the current batch. If the ranks divide batches differently than before,
+        the ranks that are in an exchange begin the batch again.
         """
         group = self.group
         place = (group.rank, group.world_size)
@@ -321,8 +321,8 @@ class TrainingSession(BatchState):
         group.began(self.steps)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Begin the batch again where the ranks have other shares of it than before, if a rank is
-        in an exchange of it that nobody has ended."""
+        """Begin the batch again if the ranks have other shares of it than before, and a rank is in
+        an exchange of it that no rank has ended."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
@@ -375,8 +375,8 @@ class TrainingSession(BatchState):
     # The state.
 
     def at_batch(self, position: LoaderPosition) -> None:
-        """The loader is about to hand out a batch, or is at the end of an epoch. Takes a place in
-        another group if one is wanted."""
+        """Called before the loader hands out a batch, and at the end of an epoch. Joins another
+        group if one is wanted."""
         self._check_all_taken()
         self.has_begun = True
         self.is_skipping = False
@@ -398,14 +398,15 @@ class TrainingSession(BatchState):
             self._regroup(error)
 
     def began_batch(self, counted: int, num_global: int) -> None:
-        """The loader hands out a batch: so many samples of this rank, of all ranks."""
+        """Called when the loader hands out a batch. counted, num_global: its samples on this rank,
+        and on all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.place
         self._seed_generators("step")
         self.group.enter(LoopPhase.COMPUTE, self.steps + 1)
 
     def ended_epoch(self) -> None:
-        """The loader is at the end of an epoch."""
+        """Called when the loader is at the end of an epoch."""
         self._count.begin(0, 0)
         self._seed_generators("end")
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
@@ -415,7 +416,7 @@ class TrainingSession(BatchState):
         seed_generators(derive_seed(name, self.seed, epoch, batch, *self.place))
 
     def redo(self) -> LoaderPosition:
-        """Go back to the batch that is handed out once more; returns its position."""
+        """Go back to the batch that is handed out again; returns its position."""
         self.is_void = False
         self._restore(self._anchor)
         self._steps_of = [0] * len(self.optimizers)
@@ -424,19 +425,19 @@ class TrainingSession(BatchState):
         return self.position
 
     def enter_save(self) -> None:
-        """The state is being saved."""
+        """Note that the state is being saved."""
         self.group.enter(LoopPhase.SAVE, self.steps)
 
     # Ending.
 
     def finish(self) -> None:
         """Return once the scripts of all ranks have ended well; until then this rank hands its
-        state over where it is asked for."""
+        state over when another rank needs it."""
         if self.is_skipping:
             raise ValueError(
                 f"the script ended before it came to epoch {self.position.epoch}, in which the job "
-                "is: prepare() restored the training, and the loop goes through the loader once "
-                "for each epoch from the first, of which those that are done are empty. Use "
+                "is: prepare() restored the training, and the loop must iterate over the loader "
+                "once for each epoch from the first one; epochs that are done are empty. Use "
                 "train.epochs(n), or range(n)"
             )
         self.group.enter(LoopPhase.FINISH, self.steps)

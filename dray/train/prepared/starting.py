@@ -1,4 +1,4 @@
-"""From the arguments of `prepare` to the session that trains."""
+"""Make the session that trains from the arguments of `prepare`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def session_of(
     seed: int | None,
     broadcast_buffers: bool,
 ) -> TrainingSession:
-    """A session whose model is divided, if the arguments say so. A collective then: only the group
-    of a divided model is joined here, because the number of the other ranks may change."""
+    """Make a session; its model is divided if the arguments ask for that, by a collective. Only the
+    group of a divided model is joined here, because the number of ranks of other groups may
+    change."""
     named = None if wanted.blocks is None else division.blocks_named(models[0], wanted.blocks)
     if named is None and (wanted.recompute or wanted.compile_blocks):
         raise ValueError(
-            "recompute and compile_blocks are of blocks: name them, such as blocks='layers.*'"
+            "recompute and compile_blocks need the model's blocks: name them, such as "
+            "blocks='layers.*'"
         )
     axes = _axes_of(wanted, is_blocked=named is not None)
     blocks = named or ()

@@ -1,4 +1,4 @@
-"""The models and optimizers of a prepared script, of which each rank has a copy."""
+"""The models and optimizers of a prepared script. Each rank has a copy of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dray.train.prepared.anchor import Anchor, parameters_of
 from dray.train.prepared.copies import digest, tensors_in
 
 SAMPLED = 64
-"""Elements of each parameter that a sample has."""
+"""Elements of each parameter in a sample."""
 
 
 class Trained:
-    """The models' parameters and the optimizers' state, of which the ranks have equal copies."""
+    """The models' parameters and the optimizers' state. The ranks have equal copies of them."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.models = list(models)
@@ -36,7 +36,7 @@ class Trained:
         return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
 
     def digest(self) -> int:
-        """A number that ranks with equal parameters and optimizer states have in common."""
+        """A number that is the same on ranks with equal parameters and optimizer states."""
         return digest(self._replicated())
 
     def _replicated(self) -> Iterator[Tensor]:
@@ -54,8 +54,8 @@ class Trained:
 
     @torch.no_grad()
     def sample(self, number: int) -> int:
-        """A digest of `SAMPLED` elements of each parameter. Successive numbers go through all
-        elements, so a difference that stays is found."""
+        """A digest of `SAMPLED` elements of each parameter. Successive numbers cover all elements,
+        so a lasting difference is found."""
         parts = []
         for parameter in self.parameters:
             flat = _flat(parameter.detach())
@@ -88,8 +88,8 @@ class Trained:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The elements in the order in which they lie in memory, without a copy where they are dense,
-    as those of a transposed or channels-last tensor are."""
+    """The elements in their order in memory, without a copy if they are dense, as in a transposed
+    or channels-last tensor."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -1,1 +1,1 @@
-"""The types of data sets, and the errors of bad ones."""
+"""The types of data sets, and the errors of invalid data sets."""

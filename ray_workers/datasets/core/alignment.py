@@ -1,7 +1,7 @@
-"""A data set of its own as the model of another one takes it: the same form, classes and codes.
+"""Converts a silo's data set to the form of a public one: the same shape, classes and codes.
 
-The classes and categories of a silo's data may be fewer than those of the public data that the
-model was built from, and then have other numbers.
+A silo's data may have fewer classes and categories than the public data from which the model was
+built, and then other numbers for them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ray_workers.training.core.errors import DataError
 
 
 def images_like(public: Images, own: Images) -> Images:
-    """DataError if they have another form, or a class that the public ones lack."""
+    """Raises DataError if the shape differs, or `own` has a class that `public` lacks."""
     _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
     codes = _codes("class", public.classes, own.classes)
     return replace(own, labels=codes[own.labels], classes=public.classes)
 
 
 def masked_images_like(public: MaskedImages, own: MaskedImages) -> MaskedImages:
-    """As `images_like`. The classes of masks are numbers, and the same in all data sets."""
+    """Do the same as `images_like`. Classes of masks are numbers, equal in all data sets."""
     _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
     _codes("class", public.classes, own.classes)
     return replace(own, classes=public.classes)
 
 
 def table_like(public: Table, own: Table) -> Table:
-    """DataError if they have other columns, or a class or category that the public ones lack."""
+    """Raises DataError if columns differ, or `own` has a class or category that `public` lacks."""
     _refuse_other("target is", public.target_name, own.target_name)
     _refuse_other("columns of numbers are", public.numeric_names, own.numeric_names)
     _refuse_other("dates are", public.date_names, own.date_names)
@@ -61,18 +61,18 @@ def table_like(public: Table, own: Table) -> Table:
 
 
 def tokens_like(public: Tokens, own: Tokens) -> Tokens:
-    """DataError if they have another vocabulary."""
+    """Raises DataError if the vocabularies differ."""
     _refuse_other("vocabularies have the size", public.vocabulary_size, own.vocabulary_size)
     return own
 
 
 def _refuse_other(what: str, public: Any, own: Any) -> None:
     if public != own:
-        raise DataError(f"a silo's data must be like data.source: there {what} {public}, not {own}")
+        raise DataError(f"a silo's data must match data.source, where {what} {public}, not {own}")
 
 
 def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:
-    """(own,): the public code of each own one."""
+    """(own,): the public code of each own class or category."""
     code_of = {name: code for code, name in enumerate(public)}
     for name in own:
         if name not in code_of:

@@ -1,4 +1,4 @@
-"""The sentences in which a data set is refused, and which errors are the data's."""
+"""The messages with which data sets are refused, and the distinction of errors in the data."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _OF_DATA = (
     errno.ENOTDIR,
     errno.EOVERFLOW,
 )
-"""Errors of the system about names, offsets and sizes that are in the data."""
+"""System errors about names, offsets and sizes in the data."""
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"
-"""Raised by libraries in Rust; it is no Exception."""
+"""Name of the errors of Rust libraries, which do not derive from Exception."""
 
 
 def broken(place: str, fault: str) -> DataError:
-    """`place` is a source, or a source and the line or sample within it."""
+    """Return a DataError. place: a source, or a source and the line or sample within it."""
     return DataError(f"{printable(place)}: {printable(fault)}")
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for characters that can't be printed: names come from
-    outside, and need not be UTF-8."""
+    """The text on one line, with escapes for characters that can't be printed. Names come from
+    outside and need not be UTF-8."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -47,9 +47,9 @@ def printable(text: str) -> str:
 def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
     """Turn any error that is raised while data are read into a DataError.
 
-    Libraries raise errors of any type (OverflowError, struct.error, KeyError) for bytes that they
-    did not expect, and the same bytes raise the same error again. A disk or a system call that
-    failed on this node is no fault of the data: it becomes a StorageError, which is retried.
+    Libraries raise errors of any type (OverflowError, struct.error, KeyError) for unexpected bytes,
+    and the same bytes raise the same error again. A failure of a disk or a system call on this node
+    is not a fault of the data: it becomes a StorageError, which is retried.
     """
     try:
         yield
@@ -58,13 +58,13 @@ def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
-        if _is_the_nodes(error):
+        if _is_of_node(error):
             words = f"could not be read on this node: {error}"
             raise StorageError(f"{printable(place)} {words}") from error
         raise _broken_by(error, place, fault) from error
 
 
-def _is_the_nodes(error: BaseException) -> bool:
+def _is_of_node(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return isinstance(error, UntrustedFolder) or error.errno not in _OF_DATA
     return isinstance(error, RuntimeError) and _NO_THREAD in str(error)
@@ -72,26 +72,26 @@ def _is_the_nodes(error: BaseException) -> bool:
 
 def _broken_by(error: BaseException, place: str, fault: str) -> DataError:
     words = next(iter(str(error).splitlines()), "")[:MAX_FAULT_CHARS].rstrip(". ")
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return broken(place, f"{fault} ({said}); correct the data or replace them")
+    name = type(error).__name__
+    reason = f"{name}: {words}" if words else name
+    return broken(place, f"{fault} ({reason}); correct or replace the data")
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names, as many as a person reads."""
+    """The names, separated by commas, up to a readable number of them."""
     every = list(names)
     shown = ", ".join(shortened(name) for name in every[:MAX_SHOWN])
     return shown if len(every) <= MAX_SHOWN else f"{shown} and {len(every) - MAX_SHOWN:,} more"
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """A value of the data for a sentence: in quotes, on one line, not too long."""
+    """A value of the data for a sentence: in quotes, on one line, and not too long."""
     text = repr(str(value)[: limit + 1])
     return text if len(str(value)) <= limit else f"{text[:limit]}…'"
 
 
 def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
-    """A sentence that there is no `what` of that name, with those that there are and the one that
-    was probably meant."""
+    """A sentence that no `what` has that name, with the existing names and the probable one."""
     every = list(names)
     folded = {name.casefold(): name for name in every}
     close = difflib.get_close_matches(wanted.casefold(), folded, n=1)
@@ -100,27 +100,27 @@ def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
 
 
 class Budget:
-    """Bytes that preparing one data set may write, so that no archive can fill a node's disk."""
+    """Limits the bytes that preparing a data set writes, so that no archive can fill the disk."""
 
     def __init__(
         self, place: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
     ) -> None:
-        """setting: the one that the limit comes from, for the error."""
+        """setting: the setting of the limit, for the error."""
         self._place = place
         self._setting = setting
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
 
     def spend_member(self) -> None:
-        """Spend the room that a member of an archive takes on a disk, however small it is."""
+        """Spend the disk space of a member of an archive, however small the member is."""
         self.spend(MEMBER_BYTES)
 
     def spend(self, size_bytes: int) -> None:
-        """Raises DataError when more is spent than there is."""
+        """Raises DataError if more is spent than the limit."""
         self._left_bytes -= size_bytes
         if self._left_bytes < 0:
             raise broken(
                 self._place,
-                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that it may take "
+                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that are allowed "
                 f"on a node ({self._setting})",
             )

@@ -1,4 +1,4 @@
-"""Data sets as recipes see them, and the protocol of the sources that they are read from."""
+"""Data sets as recipes see them, and the protocol of their sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEFT_BY_SYSTEMS = frozenset(
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one size, each of a class."""
+    """Images of one size, each with a class."""
 
     pixels: npt.NDArray[Any]
     """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
@@ -35,11 +35,11 @@ class Images:
     """(N,) indices into `classes`."""
     classes: tuple[str, ...]
     fingerprint: str
-    """SHA-256 of the content, in hex: the same data give the same text on every node."""
+    """SHA-256 of the content, in hex. The same data have the same fingerprint on every node."""
     is_validation: npt.NDArray[np.bool_] | None = None
-    """(N,), if the set's folders divide it."""
+    """(N,), if folders divide the set; otherwise None."""
     num_left_out: int = 0
-    """Images in folders for testing."""
+    """Number of images in folders for testing."""
 
 
 @dataclass(frozen=True)
@@ -57,98 +57,96 @@ class MaskedImages:
     fingerprint: str
     """SHA-256 of the content, in hex."""
     is_validation: npt.NDArray[np.bool_] | None = None
-    """(N,), if the set's folders divide it."""
+    """(N,), if folders divide the set; otherwise None."""
     num_left_out: int = 0
-    """Images in folders for testing."""
+    """Number of images in folders for testing."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers and categories, and what to predict from them."""
+    """Rows of numbers and categories, and the target to predict from them."""
 
     numeric: npt.NDArray[np.float64] | npt.NDArray[np.float32]
-    """(N, F), finite, or NaN where a value is missing; may be a read-only memory map. Columns of
-    numbers come first, and then those that each date is made into. Every value is less its column's
-    number in `bases`; float32 where the source has no more digits."""
+    """(N, F), finite, or NaN if a value is missing; may be a read-only memory map. Columns of
+    numbers come first, then the parts of each date. The column's number in `bases` is subtracted
+    from every value. float32 if the source has no more digits."""
     categories: npt.NDArray[np.int32]
-    """(N, C) codes into the vocabulary of each column, -1 where a value is missing; may be a
-    read-only memory map."""
+    """(N, C) codes in each column's vocabulary, -1 if missing; may be a read-only memory map."""
     target: npt.NDArray[Any]
-    """(N,) int64 codes into `classes`; where there are none, float64 less the target's number in
-    `bases`."""
+    """(N,) int64 codes in `classes`, or float64 values less the target's number in `bases`."""
     numeric_names: tuple[str, ...]
     category_names: tuple[str, ...]
     vocabularies: tuple[tuple[str, ...], ...]
-    """The values of each category column, in the order of their codes."""
+    """The values of each column of categories, in the order of their codes."""
     classes: tuple[str, ...] | None
     """None for regression."""
     target_name: str
     fingerprint: str
     """SHA-256 of the content, in hex."""
     num_missing: Mapping[str, int] = field(default_factory=dict)
-    """Rows of the file without a value, by column; without columns that always have one."""
+    """Rows of the file without a value, by column. Columns without missing values are omitted."""
     num_dropped: int = 0
-    """Rows that were left out, because a column of theirs has no value."""
+    """Number of rows that were left out because a column has no value."""
     date_names: tuple[str, ...] = ()
     ignored: Sequence[str] = ()
-    """Columns that are there and neither the target nor features."""
+    """Columns of the file that are neither the target nor features."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """By column, the number that was subtracted from its whole numbers, which float64 does not
-    hold; columns from which nothing was subtracted are left out."""
+    """The number that was subtracted from a column's whole numbers because float64 can't represent
+    them, by column. Columns from which nothing was subtracted are omitted."""
     num_rounded: Mapping[str, int] = field(default_factory=dict)
-    """Values that float64 does not hold all the same, by column; they were rounded."""
+    """Number of values that still had to be rounded to float64, by column."""
     hints: Mapping[str, str] = field(default_factory=dict)
-    """For columns of categories: options by which their values would be numbers."""
+    """Options with which the values of a column of categories would be numbers, by column."""
     shifts: Mapping[str, float] = field(default_factory=dict)
-    """By column, the number to add to its values, so that they are less `bases`."""
+    """The number to add to a column's values to make them relative to `bases`, by column."""
 
     @property
     def numeric_sources(self) -> tuple[str, ...]:
-        """(F,): the column of the file that each one of `numeric` is from."""
+        """(F,): the column of the file for each column of `numeric`."""
         return sources_of(self.numeric_names, self.date_names)
 
 
 def sources_of(numbers: Sequence[str], dates: Sequence[str]) -> tuple[str, ...]:
-    """The name of each column of numbers, and that of each date once for each of its parts."""
+    """The name of each column of numbers, and the name of each date once for each of its parts."""
     return (*numbers, *(name for name in dates for _ in PARTS))
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as one row of numbers."""
+    """A text as one sequence of numbers."""
 
     ids: npt.NDArray[Any]
     """(T,) uint8, uint16 or uint32; may be a read-only memory map."""
     vocabulary_size: int
-    """256 where a token is a byte."""
+    """256 if a token is a byte."""
     fingerprint: str
     """SHA-256 of the content, in hex."""
     tokenizer_json: bytes | None
-    """The tokenizer's file, to be left with the result; None where a token is a byte."""
+    """The tokenizer's file, to be stored with the result; None if a token is a byte."""
     num_training: int | None = None
-    """The first tokens, which are for training, and the others for validation; None if the files
-    say nothing about it."""
+    """Number of tokens for training, which come first; the others are for validation. None if the
+    files do not define a division."""
     num_left_out: int = 0
-    """Files for testing."""
+    """Number of files for testing."""
 
 
 def is_data(name: str) -> bool:
-    """Whether a file or folder is part of a data set, by its name: hidden ones are not, nor are
-    those that operating systems and storage servers add."""
+    """Whether a file or folder is part of a data set, by its name. Hidden files are not, nor are
+    files that operating systems and storage servers add."""
     return not name.startswith(".") and name.casefold() not in _LEFT_BY_SYSTEMS
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file as its source lists it, before it is read."""
+    """A file as its source lists it, before the file is read."""
 
     name: str
-    """Path within the folder, parts joined by `/`; the last part for a single file."""
+    """Path within the folder, with `/` between parts; for a single file, the last part."""
     size_bytes: int | None
     version: str
-    """A text that differs when the content does: an ETag, or a time of change."""
+    """A text that changes with the content: an ETag, or a modification time."""
     path: Path | None = None
-    """The path of a file on this machine; None for others."""
+    """The path of a file on this machine; None for other files."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class Listing:
     """Sorted by name."""
     is_folder: bool
     trusted_s: float | None = None
-    """How long the versions hold, for a source that gives none; None for ever."""
+    """Seconds for which the versions are valid, if the source has none; None if always."""
 
 
 class Origin(Protocol):
@@ -165,9 +163,9 @@ class Origin(Protocol):
         """Raises DataError, or SourceUnavailableError."""
 
     def fetch(self, file: Listed, sink: Sink) -> None:
-        """Give all bytes to `sink`, in order. Raises DataError, SourceUnavailableError, or
-        TransferError when it is worth another try from the start."""
+        """Pass all bytes to `sink`, in order. Raises DataError, SourceUnavailableError, or
+        TransferError if another try from the start may help."""
 
 
 class TransferError(Exception):
-    """The transfer broke off, or brought more or less than was announced."""
+    """The transfer broke off, or delivered another number of bytes than announced."""

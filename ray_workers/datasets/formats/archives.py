@@ -23,9 +23,9 @@ _PACKINGS = {
     "Zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
     "zip": re.compile(rb"PK\x03\x04"),
 }
-"""How files begin that are packed in ways that are not read here."""
+"""The first bytes of files in compressed formats that are not supported here."""
 EXTENSION_BYTES = 1 << 20
-"""Longest extended header of a tar archive, which is read at once."""
+"""Longest extended header of a tar archive, since it is read at once."""
 _READ_WHOLE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -33,21 +33,21 @@ _READ_WHOLE = (
 
 
 def plain_file(shop: Workshop) -> tuple[Path, str]:
-    """(path, place) of the source's one file, unpacked first if it is gzip."""
+    """(path, place) of the source's one file, decompressed first if it is gzip."""
     (file,) = shop.files
     return gunzipped(file, shop.scratch / "plain", shop.budget), file.place
 
 
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
-    """The file itself, or `target` with what it holds compressed. Raises DataError."""
+    """The file itself, or `target` with its decompressed content. Raises DataError."""
     with open(file.path, "rb") as source:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():
         if pattern.match(begins):
-            raise broken(file.place, f"is packed by {packing}: unpack it, or pack it by gzip")
+            raise broken(file.place, f"is compressed as {packing}: decompress it, or use gzip")
     if not begins.startswith(_GZIP):
         return file.path
-    with reading(file.place, "can't be unpacked to its end"), gzip.open(file.path) as packed:
+    with reading(file.place, "can't be unpacked completely"), gzip.open(file.path) as packed:
         _copy(packed, target, budget)
     return target
 
@@ -55,7 +55,7 @@ def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
 def unpack_member(file: SourceFile, name: str, target: Path, budget: Budget) -> Path:
     """Write one member of a zip archive to `target`. Raises DataError."""
     with (
-        reading(file.place, "is no zip archive, or not a whole one"),
+        reading(file.place, "is not a zip archive, or is incomplete"),
         zipfile.ZipFile(file.path) as archive,
         archive.open(name) as packed,
     ):
@@ -66,9 +66,9 @@ def unpack_member(file: SourceFile, name: str, target: Path, budget: Budget) -> 
 def unpack_archive(
     file: SourceFile, folder: Path, budget: Budget, suffixes: tuple[str, ...]
 ) -> None:
-    """Write the members with such an ending below `folder`. Raises DataError for what is no zip or
-    tar archive, and for members that would lead out of the folder."""
-    with reading(file.place, "is no zip or tar archive, or not a whole one"):
+    """Write the members with these suffixes below `folder`. Raises DataError if the file is not a
+    zip or tar archive, or a member would lead out of the folder."""
+    with reading(file.place, "is not a zip or tar archive, or is incomplete"):
         if zipfile.is_zipfile(file.path):
             with zipfile.ZipFile(file.path) as archive:
                 _unpack_zip(archive, file.place, folder, budget, suffixes)
@@ -78,11 +78,11 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive below `folder`; their paths, one for each member. Of their
-    modes, whether the owner may execute them is kept. DataError for what is none, and for a member
-    that is a link, a device, or would lead out of the folder."""
+    """Write all files of a tar archive below `folder`, and return their paths, one per member. Only
+    the owner's permission to execute is kept of their modes. Raises DataError if the file is not a
+    tar archive, or a member is a link, a device, or would lead out of the folder."""
     with (
-        reading(file.place, "is no tar archive, or not a whole one"),
+        reading(file.place, "is not a tar archive, or is incomplete"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,
     ):
         return _unpack_tar(members, file.place, folder, budget, None)
@@ -102,8 +102,8 @@ def _unpack_zip(
 
 
 class _Member(tarfile.TarInfo):
-    """A header that can be read, and whose size leads on: behind one that leads back, the reading
-    would never end."""
+    """A header that is readable and has no negative size, with which reading would move back and
+    never end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -111,7 +111,7 @@ class _Member(tarfile.TarInfo):
             member = super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
-        except tarfile.HeaderError as error:  # at which tarfile stops, as if that were the end
+        except tarfile.HeaderError as error:  # tarfile would stop here as if at the end
             raise tarfile.ReadError(f"a header can't be read: {error}") from error
         if member.size < 0:
             raise tarfile.HeaderError(f"a member has the size {member.size}")
@@ -127,10 +127,10 @@ def _unpack_tar(
     budget: Budget,
     suffixes: tuple[str, ...] | None,
 ) -> list[str]:
-    """suffixes: of the members to write; None for all, also hidden ones."""
+    """suffixes: suffixes of the members to write; None for all, including hidden members."""
     written = []
     for member in archive:
-        if member.size < 0:  # by an extended header
+        if member.size < 0:  # set by an extended header
             raise broken(place, f"the member {shortened(member.name)} has the size {member.size}")
         if member.issym() or member.islnk():
             raise broken(place, f"the member {shortened(member.name)} is a link")
@@ -140,7 +140,7 @@ def _unpack_tar(
             continue
         packed = archive.extractfile(member)
         if packed is None:
-            raise broken(place, f"the member {shortened(member.name)} is no regular file")
+            raise broken(place, f"the member {shortened(member.name)} is not a regular file")
         with packed:
             _copy(packed, folder / path, budget)
         if suffixes is None:
@@ -150,7 +150,7 @@ def _unpack_tar(
 
 
 def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | None:
-    """The member's path within the folder; None if it doesn't count."""
+    """The member's path within the folder; None if the member does not count."""
     path = PurePosixPath(name)
     if "\\" in name:
         raise broken(

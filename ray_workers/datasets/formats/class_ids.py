@@ -1,4 +1,4 @@
-"""The classes in the pixels of masks: their numbers, or black and white for two."""
+"""The classes in the pixels of masks: class numbers, or black and white for two classes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.formats.prepared import Workshop
 
 WHITE = 255
-"""In masks of nothing but 0 and this, it stands for 1."""
+"""This value stands for 1 in masks that have no other value than it and 0."""
 BLOCK_BYTES = 8 << 20
 
 
 def note(seen: dict[int, str], mask: npt.NDArray[Any], place: str) -> None:
-    """Remember of each value which mask has it first. DataError for one that is no byte."""
+    """Record for each value the first mask that has it. Raises DataError if it is not a byte."""
     for value in np.unique(mask).tolist():
         if not 0 <= value <= WHITE:
             raise broken(place, f"has a pixel of {value}; {_MEANING}")
@@ -25,14 +25,15 @@ def note(seen: dict[int, str], mask: npt.NDArray[Any], place: str) -> None:
 
 
 def settle(shop: Workshop, seen: Mapping[int, str], given: Sequence[str] | None) -> tuple[str, ...]:
-    """Make class numbers of the masks that were written, in place; the names of the classes.
+    """Convert the written masks to class numbers, in place, and return the names of the classes.
 
-    seen: of all their values, as `note` left it. given: `data.classes`. Raises DataError.
+    seen: all their values, as `note` recorded them. given: `data.classes`. Raises DataError.
     """
     if len(seen) < 2:
         (value,) = seen
         raise broken(
-            shop.place, f"has one class only: every pixel of its masks is {value}; it takes two"
+            shop.place,
+            f"has one class only: every pixel of its masks is {value}; it needs two",
         )
     if set(seen) == {0, WHITE} and (given is None or len(given) == 2):
         masks = np.load(shop.output / "masks.npy", mmap_mode="r+")

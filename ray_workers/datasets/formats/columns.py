@@ -1,8 +1,8 @@
 """The kind of a column, found from all of its values, and its values as numbers.
 
-Text that is a number in every row is numbers, and text that is a date in every row is dates; any
-other text is the names of categories. Text that is a number in nearly every row is refused, with
-the row where it is none.
+A column whose text is a number in every row has numbers, and a column whose text is a date in every
+row has dates; any other text is the name of a category. A column whose text is a number in nearly
+every row is refused, naming a row where it is not.
 
 Numbers are float64. Whole numbers that float64 would round are read exactly, and the column's
 `base` is subtracted from them before they become float64.
@@ -34,27 +34,27 @@ from ray_workers.datasets.formats.table_files import TableFile
 MAX_CATEGORIES = 100_000
 MAX_CLASSES = 10_000
 MAX_FRACTIONAL_CLASSES = 100
-"""More classes whose names are fractions are probably measurements."""
+"""Above this number of classes, names with fractions are probably measurements."""
 FEW_ROWS = 50
-"""So many names may well be all different without being identifiers."""
+"""In up to this many rows, all names may differ without being identifiers."""
 MISSING = (
     *("", "na", "n/a", "<na>", "#na", "#n/a", "#n/a n/a", "nan", "-nan", "null", "none", "?", "-"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
 )
-"""How a missing value is written, in lower case: as pandas reads it, and `?` and `-`."""
+"""Notations of a missing value, in lower case: pandas' notations, and `?` and `-`."""
 EMPTY = ("",)
-"""How a missing value is written among names, of which one may well be `none`."""
+"""Notations of a missing value among names, since `none` may be a name."""
 NO_CODE = -1
 """The code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 holds all whole numbers up to this one."""
+"""float64 represents all whole numbers up to this one."""
 LARGE = 1e15
-"""Below, float64 holds all whole numbers with room to spare."""
+"""Well below the limit up to which float64 represents all whole numbers."""
 BASE_BITS = 32
-"""A base is a multiple of two to this power, so that files with like numbers have the same."""
+"""A base is a multiple of two to this power, so that files with similar numbers have the same."""
 MAX_BAD_SHARE = 0.1
-"""A column with more texts than this among its numbers is one of categories."""
+"""A column with a larger share of texts among its numbers is a column of categories."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
 """More different numbers than this are probably measurements."""
@@ -71,7 +71,7 @@ class Gaps:
     first: int | None = None
 
     def note(self, mask: Any, first_row: int) -> None:
-        """mask: of the next rows, an Arrow array that is true where a value is missing."""
+        """mask: an Arrow array for the next rows, true where a value is missing."""
         rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
         self.count += len(rows)
         if self.first is None and len(rows):
@@ -80,42 +80,42 @@ class Gaps:
 
 @dataclass(eq=False)
 class Column:
-    """One column of a file, whose kind is found from every batch of it."""
+    """One column of a file, whose kind is found from all of its batches."""
 
     name: str
     is_named: bool = False
-    """Whether values are taken as names, even if they are numbers."""
+    """Whether values are treated as names, even if they are numbers."""
     missing: Missing = "error"
     """The treatment of missing values."""
     is_target: bool = False
-    """Whether texts are taken as names, even `none` and dates."""
+    """Whether texts are treated as names, even `none` and dates."""
     style: NumberStyle = PLAIN
-    """The way in which text says numbers."""
+    """The notation of numbers in text."""
     num_rows: int = 0
     num_numbers: int = 0
-    """Texts that are numbers."""
+    """Number of texts that are numbers."""
     num_texts: int = 0
-    """Texts that are not."""
+    """Number of texts that are not numbers."""
     has_values: bool = False
     could_be_numbers: bool = True
     could_be_truth: bool = True
     could_be_dates: bool = True
     written: Gaps = field(default_factory=Gaps)
-    """Missing if `none` and the like count as that."""
+    """Missing values, if `none` and the like count as missing."""
     empty: Gaps = field(default_factory=Gaps)
     first_text: tuple[int, str] | None = None
-    """(row, value) of the first that is no number."""
+    """(row, value) of the first text that is not a number."""
     values: set[str] = field(default_factory=set)
     num_rounded: int = 0
-    """Values that `relative_of` had to round to the next float64."""
+    """Number of values that `relative_of` had to round to the next float64."""
     is_wide: bool = False
-    """Whether a whole number is beyond those that float64 holds."""
+    """Whether a whole number exceeds the range that float64 represents exactly."""
     _lowest: int | None = None
 
     @property
     def base(self) -> int:
-        """The number that is subtracted from every value, once all rows were seen: 0, except for
-        whole numbers beyond those that float64 holds."""
+        """The number that is subtracted from every value, once all rows were seen: 0 unless there
+        are whole numbers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property
@@ -142,7 +142,7 @@ class Column:
         return MISSING
 
     def see(self, batch: Any) -> None:
-        """See the next rows: an Arrow array of text or numbers."""
+        """Process the next rows: an Arrow array of text or numbers."""
         import pyarrow.compute as pc
 
         if not _is_text(batch):
@@ -164,14 +164,14 @@ class Column:
         self.num_rows += len(batch)
 
     def forget_range(self) -> None:
-        """Forget which values there are, before `see_range` of each batch of kept rows."""
+        """Forget the range of values, before `see_range` of each batch of kept rows."""
         self._lowest, self.is_wide = None, False
 
     def see_range(self, batch: Any) -> None:
         self._note_range(*self.numbers_of(batch))
 
     def known(self, batch: Any) -> Any:
-        """The values, with null for each that is missing."""
+        """The values, with null for each missing value."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -184,10 +184,10 @@ class Column:
             missing = _is_one_of(pc.utf8_lower(trimmed), self._missing_words)
         return pc.if_else(missing, pa.scalar(None, batch.type), batch)
 
-    def _look_at_values(self, text: Any, there: Any) -> None:
+    def _look_at_values(self, text: Any, is_present: Any) -> None:
         import pyarrow.compute as pc
 
-        values = pc.filter(text, there)
+        values = pc.filter(text, is_present)
         if len(values) == 0:
             return
         self.has_values = True
@@ -202,7 +202,7 @@ class Column:
         if numbers < len(values):
             self.could_be_numbers = False
             if self.first_text is None:
-                rows = np.flatnonzero(there.to_numpy(zero_copy_only=False))
+                rows = np.flatnonzero(is_present.to_numpy(zero_copy_only=False))
                 at = int(np.flatnonzero(~is_number.to_numpy(zero_copy_only=False))[0])
                 self.first_text = (self.num_rows + int(rows[at]), values[at].as_py())
         elif self.could_be_numbers:
@@ -210,7 +210,7 @@ class Column:
 
     def _note_range(self, values: npt.NDArray[Any], is_known: npt.NDArray[np.bool_]) -> None:
         """Note the lowest value, and whether any is too large for float64. Values that are refused
-        later count for neither."""
+        later are not counted."""
         values = values[is_known]
         if values.dtype == object:
             whole = [int(one) for one in values if abs(one) <= MAX_FLOAT32]
@@ -230,8 +230,8 @@ class Column:
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raises DataError if the column is one of measurements, but for a few cells. All of its
-        names were collected, or more of them than there may be."""
+        """Raise DataError if the column has measurements except for a few cells. All of its names
+        must have been collected, or more than the limit."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
             return
@@ -243,9 +243,9 @@ class Column:
             others = f", as are {self.num_texts - 1:,} more"
         raise broken(
             file.where(row),
-            f"the column {shortened(self.name)} is {shortened(value)}, no number{others}, and "
+            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, and "
             f"{self.num_numbers:,} of its {total:,} values are numbers{self.hint}; correct the "
-            "file, or list the column in data.categorical to take its values as names",
+            "file, or list the column in data.categorical to treat its values as names",
         )
 
     def _has_measurements(self) -> bool:
@@ -258,20 +258,19 @@ class Column:
         return len(numbers) > many or any("." in text for text in numbers)
 
     def refuse_missing(self, file: TableFile, what: str) -> None:
-        """Raises DataError if a row has no value and nothing is done about it, or none has one."""
+        """Raise DataError if a row lacks a value without a treatment, or all rows lack it."""
         gaps = self.gaps
         if self.num_rows and gaps.count == self.num_rows:
             advice = "" if what == "target" else "; leave it out of data.features"
             fault = f"the {what} {shortened(self.name)} has no value in any row{advice}"
             raise broken(file.place, fault)
         if gaps.first is not None and self.missing == "error":
-            does = "drop leaves such rows out"
+            ways = "drop, which leaves such rows out"
             if what != "target":
-                does = "drop, mean, median, most_frequent or indicator"
+                ways = "drop, mean, median, most_frequent or indicator"
             raise broken(
                 file.where(gaps.first),
-                f"the {what} {shortened(self.name)} has no value; data.missing says what is done "
-                f"about it: {does}",
+                f"the {what} {shortened(self.name)} has no value; set data.missing to {ways}",
             )
 
     def names_of(self, batch: Any) -> Any:
@@ -287,7 +286,7 @@ class Column:
 
     def numbers_of(self, batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """(values, whether each is known): the numbers without loss, each (n,). The values are
-        int64, uint64, float64, or objects of the type `Exact`; true is 1, and false is 0."""
+        int64, uint64, float64, or objects of type `Exact`; true is 1, and false is 0."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -313,14 +312,14 @@ class Column:
 
         texts = pc.utf8_trim_whitespace(batch) if _is_text(batch) else batch
         times = times_in(texts)
-        assert times is not None, "every value was looked at"
+        assert times is not None, "every value was checked"
         microseconds = times.cast(pa.int64())
         found = parts_of(microseconds.fill_null(0).to_numpy(zero_copy_only=False))
         found[microseconds.is_null().to_numpy(zero_copy_only=False)] = np.nan
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Gather the names that occur. DataError, with the advice, for more than `limit`."""
+        """Collect the names that occur. Raises DataError, with the advice, above `limit`."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())
@@ -337,30 +336,30 @@ class Column:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Whole numbers by their size, anything else by its characters."""
+    """Sort whole numbers by size, and anything else by characters."""
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """The place of each name in the vocabulary; NO_CODE for null."""
+    """The index of each name in the vocabulary; NO_CODE for null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    places = pc.index_in(names, value_set=pa.array(vocabulary, pa.string())).fill_null(NO_CODE)
-    codes: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
+    indices = pc.index_in(names, value_set=pa.array(vocabulary, pa.string())).fill_null(NO_CODE)
+    codes: npt.NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
 def base_of(lowest: int) -> int:
-    """The number to subtract from whole numbers that float64 does not hold. lowest: of them."""
+    """The number to subtract from whole numbers that float64 can't represent, given the lowest."""
     return (lowest >> BASE_BITS) << BASE_BITS
 
 
 def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
-    """(values - base as float64, the number of whole ones that had to be rounded). values: as of
-    `Column.numbers_of`."""
+    """(values - base as float64, the number of whole values that had to be rounded). values: as
+    returned by `Column.numbers_of`."""
     if values.dtype == object:
         found = np.array([relative(one, base) for one in values], dtype=np.float64)
         exact = [int(one) - base for one in values if _is_whole(one)]
@@ -371,7 +370,7 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
         return rough, 0
     if max(-int(values.min()), int(values.max()), abs(base)) <= EXACT_WHOLE:
         return rough, 0
-    # Modulo 2**64 the difference is exact, wherever it is no larger than int64.
+    # Modulo 2**64 the difference is exact if it fits into int64.
     modulo = values.view(np.uint64) - np.uint64(base % (1 << 64))
     whole = modulo.view(np.int64)
     fits = np.abs(rough) < 2.0**62
@@ -391,7 +390,7 @@ def _is_whole(value: Exact) -> bool:
 
 
 def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """`Column.numbers_of` an Arrow array of numbers, or of plain texts."""
+    """`Column.numbers_of` for an Arrow array of numbers, or of plain texts."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -403,7 +402,7 @@ def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         if np.any(np.abs(found) >= LARGE):
             try:
                 return _values_of(batch.cast(pa.int64()))
-            except pa.ArrowInvalid:  # not all are whole and small enough
+            except pa.ArrowInvalid:  # some are not whole or too large
                 exact = exact_values(batch)
             if exact is not None:
                 return _objects(exact), is_known

@@ -1,4 +1,4 @@
-"""Dates and times as numbers: in Arrow's columns, and one by one."""
+"""Dates and times as numbers, for Arrow's columns and for single values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 PARTS = ("days", "year", "month", "day", "weekday", "hour")
-"""The inputs of a model for one date. `days` since 1970 and `hour` have fractions; Monday is 0."""
+"""The model's inputs for one date. `days` since 1970 and `hour` have fractions; Monday is 0."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US = 86_400_000_000
 _HOUR_US = 3_600_000_000
@@ -17,7 +17,7 @@ _ZONE = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """(n,) since 1970 in UTC -> (n, PARTS)."""
+    """Convert (n,) microseconds since 1970 in UTC to (n, PARTS)."""
     when = microseconds.astype("datetime64[us]")
     days, months, years = (when.astype(f"datetime64[{unit}]") for unit in "DMY")
     day = days.astype(np.int64)
@@ -33,8 +33,8 @@ def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def microseconds_of(value: Any) -> int:
-    """Since 1970: of a text in ISO 8601, a date or a time of Python, numpy or pandas; in UTC where
-    it names no zone. ValueError for anything else."""
+    """Microseconds since 1970 of a text in ISO 8601, or a date or time of Python, numpy or pandas;
+    in UTC if it has no zone. Raises ValueError for anything else."""
     if isinstance(value, np.datetime64):
         return int(value.astype("datetime64[us]").astype(np.int64))
     if isinstance(value, str):
@@ -42,7 +42,7 @@ def microseconds_of(value: Any) -> int:
     elif isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
-        raise ValueError(f"{value!r} is no date")
+        raise ValueError(f"{value!r} is not a date")
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
     found: int = (value - _EPOCH) // timedelta(microseconds=1)
@@ -57,8 +57,8 @@ def is_date_type(kind: Any) -> bool:
 
 
 def times_in(column: Any) -> Any | None:
-    """Arrow timestamps in UTC, to the microsecond, of a column of dates or of texts in ISO 8601;
-    None if not all of those are dates."""
+    """Arrow timestamps in UTC, to the microsecond, for a column of dates or of texts in ISO 8601;
+    None if some of them are not dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

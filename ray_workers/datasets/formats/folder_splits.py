@@ -1,7 +1,7 @@
 """Folders that divide a set of images into training, validation and test.
 
 `set/{train,val,test}/{dark,light}/*` is a division, and so is `set/{dark,light}/{train,val}/*`.
-`set/{train,car,bus}/*` is none: these are classes. A layout that may be either is refused.
+`set/{train,car,bus}/*` is not: these are classes. An ambiguous layout is refused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Worksho
 from ray_workers.datasets.sources.source import SourceFile
 
 MAX_SUBFOLDERS = 6
-"""Folders within a folder that an error shows."""
+"""Most folders within a folder that an error shows."""
 
 
 class SplitName(StrEnum):
     TRAINING = "training"
     VALIDATION = "validation"
     TEST = "test"
-    """Left out: neither trained with nor measured."""
+    """Left out: used neither for training nor for metrics."""
 
 
 _ROLES = {
@@ -36,10 +36,10 @@ _ROLES = {
     **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
-"""Validation, or test where another folder is for validation."""
+"""Validation, or test if another folder is for validation."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
-"""The arguments of `read` for a set that no folders divide."""
+"""The metadata for `read` of a set that no folders divide."""
 
 Parts = tuple[str, ...]
 
@@ -50,14 +50,14 @@ class SplitFile:
 
     file: SourceFile
     parts: Parts
-    """Of its path, without the folder of the division."""
+    """Parts of its path, without the folder of the division."""
     role: SplitName | None
-    """None where the set is not divided."""
+    """None if the set is not divided."""
 
 
 def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[SplitFile]:
-    """The files with their roles, in the same order. DataError if the folders may be classes as
-    well as a division, or are a division without training."""
+    """The files with their roles, in the same order. Raises DataError if the folders may be classes
+    as well as a division, or are a division without training."""
     every = list(files)
     paths = [parts for _, parts in every]
     for level in (0, 1):
@@ -72,8 +72,8 @@ def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Split
 
 
 def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
-    """DataError where each folder has the same folders, as those of `train2017` and `val2017`, or
-    of two sites, have: the upper or the lower ones may be the classes."""
+    """Raise DataError if each folder has the same folders, such as `train2017` and `val2017`, or
+    two sites: the classes may be the upper or the lower folders."""
     if any(len(parts) < 3 for parts in paths):
         return
     below: dict[str, set[str]] = {}
@@ -83,20 +83,20 @@ def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
     if others and len(first) > 1 and all(names == first for names in others):
         raise broken(
             place,
-            f"has the same folders in each folder, so either may be the classes: it has "
-            f"{_found(paths)}. Have one folder for each class, or train and val with one for each "
-            "class in them",
+            f"has the same folders in each folder, so upper or lower ones may be the classes: it "
+            f"has {_found(paths)}. Use a folder for each class, or train and val with a folder for "
+            "each class in them",
         )
 
 
 def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
-    """Without those of test folders."""
+    """The files that are not in test folders."""
     return [member for member in every if member.role is not SplitName.TEST]
 
 
 def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
-    """Write which of the kept files are for validation, if folders say so; the division as JSON
-    data for `read`."""
+    """Record which of the kept files are for validation, if folders define it. Returns the division
+    as JSON data for `read`."""
     flags = np.array([member.role is SplitName.VALIDATION for member in kept(every)])
     if flags.any():
         with ArrayWriter(shop.output, "is_validation", (), np.bool_, shop.budget) as written:
@@ -105,28 +105,28 @@ def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
 
 
 def read(prepared: Prepared) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """(whether each image is for validation, or None if no folders say so; images left out)."""
+    """(whether each image is for validation, or None without a division; images left out)."""
     division = prepared.meta.get("division", NONE)
     flags = np.array(prepared.array("is_validation")) if division["is_divided"] else None
     return flags, division["num_left_out"]
 
 
 def lines(num_left_out: int, is_validation: npt.NDArray[np.bool_] | None) -> list[str]:
-    """Sentences for the job's log on a division by folders."""
-    said = []
+    """Sentences on a division by folders, for the job's log."""
+    found = []
     if is_validation is not None:
         count = int(np.count_nonzero(is_validation))
-        said.append(
+        found.append(
             f"the folders divide the images: {len(is_validation) - count:,} for training and "
             f"{count:,} for validation; data.validation_fraction is not used"
         )
     if num_left_out:
-        said.append(f"the {num_left_out:,} images of the test folder are left out")
-    return said
+        found.append(f"the {num_left_out:,} images of the test folder are left out")
+    return found
 
 
 def refuse_like_names(names: Iterable[str], place: str) -> None:
-    """DataError for classes whose names differ by upper and lower case alone. Letters may."""
+    """Raise DataError for names of classes that differ only by case, except for single letters."""
     found: dict[str, str] = {}
     for name in names:
         other = found.setdefault(name.casefold(), name)
@@ -137,7 +137,7 @@ def refuse_like_names(names: Iterable[str], place: str) -> None:
 
 
 def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, SplitName]:
-    """The role of each folder at a depth, by name; empty if they are no division."""
+    """The role of each folder at a depth, by name; empty if they are not a division."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)
@@ -153,8 +153,8 @@ def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Sp
 
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Whether the upper folders, of which some are `named` like a division, are one; None if they
-    may be that or classes."""
+    """Whether the upper folders, some of which are `named` like a division, are a division; None if
+    they may also be classes."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -162,7 +162,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
         if len(parts) > 2:
             below[parts[0]].add(parts[1])
     direct = {parts[0] for parts in paths if len(parts) == 2}
-    if named != {parts[0] for parts in paths}:  # there is another one, or a file
+    if named != {parts[0] for parts in paths}:  # there is another folder, or a file
         others: set[str] = set().union(*(below[name] for name in {*below} - named))
         shares = any(below[name] & others for name in named)
         return None if shares or is_division(named) else False
@@ -172,7 +172,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """The same of the folders within those of the classes."""
+    """Whether the folders within the folders of classes are a division; None if unclear."""
     if not is_division(named):
         return False
     owners = {parts[0] for parts in paths if len(parts) > 2 and parts[1] in named}
@@ -181,17 +181,17 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def is_division(named: Set[str]) -> bool:
-    """Whether names, each of which is one of a part, are those of a division."""
+    """Whether names, each of which names a part, form a division."""
     return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 
 def is_named(name: str) -> bool:
-    """Whether the name is one of a part, such as `train` or `Val`."""
+    """Whether the name names a part of a division, such as `train` or `Val`."""
     return name.casefold() in _ROLES or name.casefold() in _EVALUATION
 
 
 def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
-    """The roles of names that are all of parts."""
+    """The roles of names that all name parts."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = SplitName.VALIDATION in roles.values()
     rest = SplitName.TEST if has_validation else SplitName.VALIDATION
@@ -201,22 +201,22 @@ def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
 def _refuse(paths: Sequence[Parts], place: str) -> NoReturn:
     raise broken(
         place,
-        f"has folders that are named like a division into training and validation, and are none: "
+        f"has folders that are named like a division into training and validation but are not one: "
         f"it has {_found(paths)}. A division has folders such as train and val and nothing else "
         "next to them, each with a folder for each class; classes have other names",
     )
 
 
 def _found(paths: Sequence[Parts]) -> str:
-    """The upper two levels of the folders, and how many images are in them directly."""
+    """The upper two levels of folders, with the number of images directly in each."""
     tops: dict[str, list[Parts]] = {}
     for parts in paths:
         tops.setdefault(parts[0] if len(parts) > 1 else ".", []).append(parts[1:])
-    said = []
+    found = []
     for name, rests in list(tops.items())[: 2 * MAX_SUBFOLDERS]:
         below = sorted({rest[0] for rest in rests if len(rest) > 1})
         num_direct = sum(len(rest) <= 1 for rest in rests)
         inside = [*below[:MAX_SUBFOLDERS], *(["…"] if len(below) > MAX_SUBFOLDERS else [])]
         inside += [f"{num_direct:,} images"] if num_direct else []
-        said.append(f"{name} ({', '.join(inside)})")
-    return ", ".join(said)
+        found.append(f"{name} ({', '.join(inside)})")
+    return ", ".join(found)

@@ -1,4 +1,4 @@
-"""Images by class: a folder of folders, an archive of one, or arrays."""
+"""Images by class: a folder of folders, an archive of such a folder, or arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
-    """Raises DataError."""
+    """Open images with classes. Raises DataError."""
     version = image_decoding.IMAGES_VERSION
     how: dict[str, Any] = {"kind": "images", "size": data.image_size, "version": version}
     suffixes: tuple[str, ...] | None = image_decoding.SUFFIXES
@@ -51,7 +51,7 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         if len(sample.parts) < 2:
             raise broken(
                 sample.file.place,
-                "is in no folder of its class: each class has a folder with its images",
+                "is not in a folder of its class: each class has a folder with its images",
             )
     classes = tuple(
         sorted({_label(one) for one in samples if one.role is not SplitName.VALIDATION})
@@ -60,13 +60,14 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         if _label(sample) not in classes:
             raise broken(
                 sample.file.place,
-                f"is for validation and of the class {shortened(_label(sample))}, which no image "
-                f"for training has: those have {listed(classes)}",
+                f"is for validation and has the class {shortened(_label(sample))}, which no image "
+                f"for training has; their classes are {listed(classes)}",
             )
     folder_splits.refuse_like_names(classes, shop.place)
     if len(classes) < 2:
         raise broken(
-            shop.place, f"has one class only, the folder {shortened(classes[0])}; it takes two"
+            shop.place,
+            f"has one class only, the folder {shortened(classes[0])}; it needs two",
         )
     height, width, channels = image_decoding.common_form([sample.file for sample in samples], size)
     codes = {label: code for code, label in enumerate(classes)}

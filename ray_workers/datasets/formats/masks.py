@@ -1,4 +1,4 @@
-"""Images with a mask each: the folders `images` and `masks`, an archive of them, or arrays."""
+"""Images with one mask each: folders `images` and `masks`, an archive of them, or arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
-"""One channel of at most 8 bits. Of an image with a palette the indices count, not the colours."""
+"""One channel of at most 8 bits. An image with a palette counts by its indices, not its colours."""
 _NARROW = re.compile(r"L;([24])R?")
 _INVERTED = re.compile(r"L(;[24]?I[R]?)")
-"""Pillow's names of the layouts of grey in the file."""
+"""Pillow's names of grey layouts in the file."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Pair:
 
 
 def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
-    """Raises DataError."""
+    """Open images with masks. Raises DataError."""
     is_npz = data.known_format == "npz"
     how: dict[str, Any] = {
         "kind": "masks",
@@ -97,7 +97,7 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
-    """Every image with the mask of the same path, endings apart. In the order of the images."""
+    """Pair every image with the mask of the same path without suffix, in the order of images."""
     found: dict[str, dict[tuple[SplitName | None, str], SourceFile]]
     found = {"images": {}, "masks": {}}
     for member in members:
@@ -106,7 +106,7 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
             raise broken(file.place, "is neither in the folder images nor in the folder masks")
         name = member.role, PurePosixPath(*parts[1:]).with_suffix("").as_posix()
         if other := found[parts[0]].get(name):
-            raise broken(file.place, f"has the same name as {other.name}, but for its ending")
+            raise broken(file.place, f"has the same name as {other.name} except for its suffix")
         found[parts[0]][name] = file
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
@@ -119,7 +119,7 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
 
 
 def _check_sizes(pair: _Pair) -> None:
-    """Compare the sizes by the headers alone."""
+    """Compare the sizes by the headers alone. Raises DataError."""
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(
@@ -135,7 +135,7 @@ def _size(file: SourceFile) -> tuple[int, int]:
 
 
 def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """uint8 (height, width), turned upright as is done with images."""
+    """uint8 (height, width), rotated like the images."""
     from PIL import Image, ImageOps
 
     with image_decoding.opened(file) as image:
@@ -149,7 +149,7 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
         image_decoding.refuse_pages(image, file.place)
         layout, white = image_decoding.raw_mode(image)
         if _INVERTED.fullmatch(layout):
-            raise broken(file.place, "stores white as 0, so its numbers are not those of classes")
+            raise broken(file.place, "stores white as 0, so its numbers are not class numbers")
         ready = ImageOps.exif_transpose(image)
         if ready.size != (width, height):
             ready = ready.resize((width, height), Image.Resampling.NEAREST)
@@ -158,8 +158,8 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
 
 
 def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
-    """The numbers in the file: Pillow stretches those of 2 and 4 bits, and of a PGM file with
-    another white, to 0..255."""
+    """The numbers as stored in the file. Pillow stretches numbers of 2 and 4 bits, and of a PGM
+    file with another white, to 0..255."""
     if found := _NARROW.fullmatch(layout):
         white = (1 << int(found[1])) - 1
     if white in (0, 255):

@@ -1,4 +1,4 @@
-"""numpy archives (`.npz`): tables, images and masks that are arrays already."""
+"""numpy archives (`.npz`): tables, images and masks that are already arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 8 << 20
 DEFAULT_INPUTS = "x"
 DEFAULT_TARGET = "y"
 CHANNELS = ((1, 3), (4,))
-"""The usual numbers of them, the likeliest first."""
+"""Usual numbers of channels, the likeliest first."""
 _MEMBER = ".npy"
 WHITE_OF_BYTES = 255.0
 WHITE_OF_FLOATS = 1.0
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping[str, Any]:
-    """Inputs of (N,) or (N, F) numbers, and N targets. Raises DataError."""
+    """Write a table from (N,) or (N, F) numbers as inputs, and N targets. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
     target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     place = f"{shop.place}, array {shortened(names[0])}"
@@ -87,7 +87,7 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
 
 def _bases(rows: Array) -> list[int]:
     """The number to subtract from each column of (N, F) numbers: 0, except for whole numbers that
-    float64 does not hold."""
+    float64 can't represent."""
     if rows.dtype.kind not in "iu" or rows.dtype.itemsize < 8:
         return [0] * rows.shape[1]
     extremes = [(block.min(axis=0), block.max(axis=0)) for _, block in _blocks(rows)]
@@ -100,7 +100,7 @@ def _bases(rows: Array) -> list[int]:
 
 
 def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    """Inputs of (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises DataError."""
+    """Write inputs of (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
     target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     _, white = _write_pixels(shop, inputs, names[0])
@@ -109,7 +109,7 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    """Inputs as of images, and N masks of their height and width. Raises DataError."""
+    """Write inputs like `build_images`, and N masks of their height and width. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
     place = f"{shop.place}, array {shortened(names[1])}"
     masks = _without_channel(target, place)
@@ -130,7 +130,7 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
-    """Write the images; answers (height, width) and the value of white."""
+    """Write the images; returns (height, width) and the value of white."""
     place = f"{shop.place}, array {shortened(name)}"
     pixels = _channels_first(inputs, place)
     is_float = pixels.dtype.kind == "f"
@@ -138,25 +138,25 @@ def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, 
     with ArrayWriter(shop.output, "pixels", pixels.shape[1:], dtype, shop.budget) as written:
         for first, block in _blocks(pixels):
             if not is_float and (block.min() < 0 or block.max() > WHITE_OF_BYTES):
-                raise broken(place, "has whole numbers outside of 0 to 255, so they are no pixels")
+                raise broken(place, "has whole numbers outside of 0 to 255, so they are not pixels")
             written.append(_finite(block, place, first) if is_float else block.astype(np.uint8))
     white = 1.0 if pixels.dtype.kind == "b" else WHITE_OF_FLOATS if is_float else WHITE_OF_BYTES
     return (pixels.shape[2], pixels.shape[3]), white
 
 
 def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
-    """(inputs, target, their names), mapped from files. DataError if they don't go together."""
+    """(inputs, target, their names), mapped from files. Raises DataError if they do not match."""
     (file,) = shop.files
     wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
     with (
-        reading(file.place, "is no npz file, or not a whole one"),
+        reading(file.place, "is not an npz file, or is incomplete"),
         zipfile.ZipFile(file.path) as archive,
     ):
         members = [name for name in archive.namelist() if name.endswith(_MEMBER)]
-        there = [name.removesuffix(_MEMBER) for name in members]
+        present = [name.removesuffix(_MEMBER) for name in members]
     for option, name in zip(("data.features", "data.target"), wanted, strict=True):
-        if name not in there:
-            raise broken(file.place, f"{option}: {no_such_name('array', name, there)}")
+        if name not in present:
+            raise broken(file.place, f"{option}: {no_such_name('array', name, present)}")
     inputs, target = (
         _mapped(
             unpack_member(file, f"{name}{_MEMBER}", shop.scratch / f"{at}.npy", shop.budget),
@@ -169,12 +169,12 @@ def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, s
     if inputs.ndim == 0 or counts[0] != counts[1]:
         raise broken(place, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
     if counts[1] == 0:
-        raise broken(place, "has no value: there is no sample")
+        raise broken(place, "is empty: there are no samples")
     return inputs, target, wanted
 
 
 def _one_each(target: Array, place: str) -> Array:
-    """(N,), or DataError."""
+    """Return the target as (N,), or raise DataError."""
     if target.ndim == 2 and target.shape[1] == 1:
         target = target[:, 0]
     if target.ndim != 1 or target.dtype.kind not in "biufU":
@@ -187,7 +187,7 @@ def _one_each(target: Array, place: str) -> Array:
 
 
 def _without_channel(target: Array, place: str) -> Array:
-    """(N, H, W), or DataError."""
+    """Return the masks as (N, H, W), or raise DataError."""
     masks = target
     if target.ndim == 4 and 1 in (target.shape[1], target.shape[3]):
         masks = target[:, 0] if target.shape[1] == 1 else target[..., 0]
@@ -201,8 +201,8 @@ def _without_channel(target: Array, place: str) -> Array:
 
 
 def _mapped(path: Path, place: str) -> Array:
-    """The array in a `.npy` file. DataError for a header that does not fit the file."""
-    with reading(place, "is no array that can be read"):
+    """The array in a `.npy` file. Raises DataError if the header does not fit the file."""
+    with reading(place, "is not a readable array"):
         try:
             array: Array = np.lib.format.open_memmap(path, mode="r")
         except ValueError as error:
@@ -214,7 +214,7 @@ def _mapped(path: Path, place: str) -> Array:
 
 
 def _channels_first(inputs: Array, place: str) -> Array:
-    """(N, C, H, W) without a copy."""
+    """Return (N, C, H, W) without a copy, or raise DataError."""
     if inputs.dtype.kind in "biuf" and inputs.size:
         if inputs.ndim == 3:
             return inputs[:, None]
@@ -232,7 +232,7 @@ def _channels_first(inputs: Array, place: str) -> Array:
 
 
 def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
-    """(first row, some rows), as many as fit the memory."""
+    """Yield (first row, some rows), as many as fit into memory."""
     step = max(1, BLOCK_BYTES // max(1, rows[0].nbytes))
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]
@@ -249,7 +249,7 @@ def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
 
 
 def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
-    """Write the numbers to predict, less `base`; answers how many of them were rounded."""
+    """Write the numbers to predict, less `base`; returns how many were rounded."""
     place = f"{shop.place}, array {shortened(name)}"
     if target.dtype.kind == "U":
         raise broken(place, "is text; regression predicts numbers, tabular_classification names")
@@ -264,7 +264,7 @@ def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
 
 
 def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) -> tuple[str, ...]:
-    """Write the numbers of the targets' classes; answers the classes."""
+    """Write the class numbers of the targets; returns the classes."""
     place = f"{shop.place}, array {shortened(name)}"
     different = _different(target)
     if target.dtype.kind == "f":
@@ -273,13 +273,13 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
         if np.count_nonzero(different % 1) > MAX_FRACTIONAL_CLASSES:
             raise broken(
                 place,
-                f"has more than {MAX_FRACTIONAL_CLASSES} different fractions, which are no "
+                f"has more than {MAX_FRACTIONAL_CLASSES} different fractions, which are not "
                 "classes; tabular_regression predicts numbers",
             )
     if len(different) > MAX_CLASSES:
         raise broken(place, f"has more than {MAX_CLASSES:,} different values")
     if len(different) == 1:
-        raise broken(place, f"has one class only, {shortened(different[0])}; it takes two")
+        raise broken(place, f"has one class only, {shortened(different[0])}; it needs two")
     names = [_class_name(value) for value in different.tolist()]
     classes = in_order(set(names))
     codes = np.array([classes.index(one) for one in names], dtype=np.int64)
@@ -290,7 +290,7 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
 
 
 def _different(target: Array) -> Array:
-    """The values that occur, in order: all of them, or more than there may be classes."""
+    """The values that occur, in order: all of them, or more than the limit of classes."""
     found: Array = target[:0]
     for _, block in _blocks(target):
         found = np.union1d(found, block)

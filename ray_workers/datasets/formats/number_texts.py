@@ -1,4 +1,4 @@
-"""Numbers as texts: their separators, their units, and their exact values."""
+"""Numbers in text: their separators, their units, and their exact values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from dray.spec import Data
 
 MAX_DIGITS = 17
-"""Different fractions of at most this many digits are different in float64."""
+"""Different fractions of up to this many digits are different in float64."""
 MAX_WHOLE_DIGITS = 15
-"""float64 holds whole numbers of at most this many digits."""
+"""float64 represents whole numbers of up to this many digits."""
 MAX_LENGTH = 1_000
-"""A longer text is no number."""
+"""A longer text is not a number."""
 _CURRENCIES = "$€£¥"
 _THOUSANDS = (",", ".", " ", "'")
 _SPACES = " \u00a0\u202f"
-"""Spaces between groups of digits: the usual one, and the two at which no line breaks."""
+"""Spaces between groups of digits: the usual space, and two non-breaking spaces."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _INFINITE = r"^[+-]?([iI][nN][fF]|[iI][nN][fF][iI][nN][iI][tT][yY])$"
 _LEADING = r"^[+-]?[0.]*|\."
@@ -35,7 +35,7 @@ Exact = int | float | Decimal
 
 @dataclass(frozen=True)
 class NumberStyle:
-    """The way in which a file writes numbers. Python and Arrow share its regular expressions."""
+    """The notation of numbers in a file. Python and Arrow share its regular expressions."""
 
     decimal: str = "."
     thousands: str | None = None
@@ -46,8 +46,8 @@ class NumberStyle:
         return cls(data.decimal, data.numbers.thousands, tuple(data.numbers.units))
 
     def value_of(self, text: str) -> Exact:
-        """The number that a text says: an int or a Decimal where a float would lose digits.
-        ValueError if it says none."""
+        """The number in a text: an int or a Decimal if a float would lose digits. Raises ValueError
+        if the text is not a number."""
         plain = text.strip()
         for pattern, instead in self._units:
             plain = re.sub(pattern, instead, plain)
@@ -59,17 +59,17 @@ class NumberStyle:
             is_sound = is_sound and "." not in plain
             plain = plain.replace(self.decimal, ".")
         if not is_sound or len(plain) > MAX_LENGTH:
-            raise ValueError(f"{text!r} is no number")
+            raise ValueError(f"{text!r} is not a number")
         return _exact(plain)
 
     def plain(self, texts: Any) -> tuple[Any, Any]:
-        """(plain texts, whether each is a number) of an Arrow array without spaces at the ends:
-        what `value_of` does, for a column."""
+        """(plain texts, whether each is a number) for an Arrow array of texts without outer spaces.
+        Does for a column what `value_of` does for one text."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if self == PLAIN:
-            # Arrow reads numbers ten times as fast as it matches them.
+            # Arrow converts numbers ten times as fast as it matches them.
             with contextlib.suppress(pa.ArrowInvalid):
                 texts.cast(pa.float64())
                 return texts, pc.true_unless_null(texts)
@@ -91,7 +91,7 @@ class NumberStyle:
 
     @cached_property
     def _units(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, replacement) of a unit ahead of a number, and of one after it."""
+        """(pattern, replacement) of a unit before a number, and of a unit after it."""
         if not self.units:
             return ()
         one = "|".join(re.escape(unit) for unit in sorted(self.units, key=len, reverse=True))
@@ -105,20 +105,20 @@ class NumberStyle:
 
     @cached_property
     def _grouped(self) -> str:
-        """Groups of three digits, or of two ahead of the last three, as in India."""
+        """Pattern of groups of three digits, or of two before the last three, as in India."""
         fraction = f"(?:{re.escape(self.decimal)}[0-9]*)?"
         return f"^[+-]?[0-9]{{1,3}}(?:{self._mark}[0-9]{{2,3}})*{self._mark}[0-9]{{3}}{fraction}$"
 
     def advice(self, text: str) -> str:
-        """A hint at the options by which the text would be a number; empty if there are none."""
+        """A hint at the options with which the text would be a number; empty if there are none."""
         ways = [one for one in self._near(text) if one._reads(text)]
         if not ways:
             return ""
         first, *others = ways
         hint = f"; {first._options(self)} reads it as a number"
-        # One comma with three digits after it may be either separator.
+        # A comma before three digits may be either separator.
         if others and first.thousands is None and others[0].decimal != first.decimal:
-            hint += f", {others[0]._options(self)} as one of thousands"
+            hint += f", {others[0]._options(self)} as one with separators of thousands"
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:
@@ -141,7 +141,7 @@ class NumberStyle:
         return True
 
     def _options(self, now: NumberStyle) -> str:
-        """The options in which this style differs from the present one."""
+        """The options in which this style differs from `now`."""
         numbers = []
         if self.thousands != now.thousands:
             numbers.append(f'thousands: "{self.thousands}"')
@@ -157,14 +157,14 @@ class NumberStyle:
 
 
 PLAIN = NumberStyle()
-"""Numbers as Python writes them."""
+"""Numbers in Python's notation."""
 
 
 def _exact(text: str) -> Exact:
     if re.search(_INFINITE, text):
         return float(text)
     if not re.search(_NUMBER, text):
-        raise ValueError(f"{text!r} is no number")
+        raise ValueError(f"{text!r} is not a number")
     if "e" in text.lower():
         return float(text)
     digits = re.sub(_LEADING, "", text)
@@ -174,8 +174,8 @@ def _exact(text: str) -> Exact:
 
 
 def exact_values(plain: Any) -> list[Exact] | None:
-    """The numbers of an Arrow array of plain texts, null as 0, if float64 would give one of them
-    the value of another: a whole number of more than 15 digits, or a fraction of more than 17."""
+    """The numbers in an Arrow array of plain texts, with null as 0, if float64 would make two of
+    them equal: if one has more than 15 digits as a whole number, or 17 as a fraction."""
     import pyarrow.compute as pc
 
     texts = pc.fill_null(plain, "0")
@@ -188,11 +188,11 @@ def exact_values(plain: Any) -> list[Exact] | None:
 
 
 def relative(value: Exact, base: int) -> float:
-    """value - base, rounded once, at the end."""
+    """Return value - base, rounded once, at the end."""
     if isinstance(value, Decimal):
         return float(_WIDE.subtract(value, Decimal(base)))
     if isinstance(value, float):
-        if base == 0 or not value.is_integer():  # also what is not finite
+        if base == 0 or not value.is_integer():  # includes infinities and NaN
             return value - base
         value = int(value)
     try:

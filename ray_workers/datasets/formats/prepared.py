@@ -24,7 +24,7 @@ from ray_workers.datasets.sources.source import Content, Source, SourceFile, pla
 from ray_workers.shared.node_needs import DataPolicy
 
 FORMAT_VERSION = 1
-"""Part of every key: change it with anything that changes what a build writes."""
+"""Part of every key. Change it with any change of what a build writes."""
 _META = "meta.json"
 
 
@@ -44,7 +44,7 @@ class Workshop:
 
 
 Build = Callable[[Workshop], Mapping[str, Any]]
-"""Writes the arrays and answers their metadata, as JSON data."""
+"""Writes the arrays and returns their metadata, as JSON data."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Prepared:
     fingerprint: str
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Mapped and read-only: a page is read when it is touched."""
+        """The array, mapped and read-only. A page of it is read when it is accessed."""
         mapped: npt.NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
         return mapped
 
@@ -67,11 +67,11 @@ def prepare(
     *,
     suffixes: tuple[str, ...] | None = None,
 ) -> Prepared:
-    """The prepared form of the source, from the node's cache or built now.
+    """Return the prepared form of the source, from the node's cache or built now.
 
-    how: all that the outcome depends on besides the content, as JSON data.
-    suffixes: which files of a folder count, in lower case; None takes only a single file.
-    Raises DataError, SourceUnavailableError and what `build` raises.
+    how: everything besides the content that determines the result, as JSON data.
+    suffixes: suffixes of the files of a folder that count, in lower case; None requires a single
+    file. Raises DataError, SourceUnavailableError and any error of `build`.
     """
     with reading(place_of(data.source)):
         cache = NodeCache.of(policy)
@@ -126,7 +126,7 @@ class ArrayWriter:
     def __init__(
         self, folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, budget: Budget
     ) -> None:
-        """shape: of one row."""
+        """shape: the shape of one row."""
         self._shape = shape
         self._dtype = np.dtype(dtype)
         self._budget = budget
@@ -135,7 +135,7 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """(n, *shape), of any kind that the file's holds without loss."""
+        """Append (n, *shape) rows, of any type that converts to the file's without loss."""
         assert rows.shape[1:] == self._shape, (rows.shape, self._shape)
         rows = np.ascontiguousarray(rows, dtype=self._dtype)
         self._budget.spend(rows.nbytes)
@@ -143,7 +143,7 @@ class ArrayWriter:
         self.num_rows += len(rows)
 
     def _write_header(self) -> None:
-        """numpy leaves room for the first dimension to grow."""
+        """Write the header, in which numpy leaves space for the first dimension to grow."""
         np.lib.format.write_array_header_1_0(
             self._file,
             {

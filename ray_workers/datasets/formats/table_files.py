@@ -1,4 +1,4 @@
-"""CSV and Parquet files as batches of columns, read from the start as often as is needed."""
+"""CSV and Parquet files as batches of columns, read from the start as often as needed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ray_workers.datasets.formats.utf8 import first_bad_byte, likely_encoding
 from ray_workers.training.core.errors import DataError
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of a CSV file that are parsed together, so also the longest row. Arrow reads a few dozen
-such blocks ahead."""
+"""Bytes of a CSV file that are parsed together, and so the length of the longest row. Arrow reads a
+few dozen such blocks ahead."""
 DELIMITERS = (",", ";", "\t", "|")
-"""The usual delimiters: a header that has one of them was probably meant to be split at it."""
+"""The usual delimiters. A header that contains one of them was probably meant to be split at it."""
 BUFFER_BYTES = 1 << 20
-"""Bytes of a Parquet file's column that are read together."""
+"""Bytes of a column of a Parquet file that are read together."""
 BATCH_ROWS = 16_384
 NO_ROW = "has column names but no row"
 _END = "\0end\0"
-"""Stands after the last line; within a value if quotation marks are open there."""
+"""Appended after the last line. It is part of a value if quotation marks are open there."""
 
 
 class TableFile(Protocol):
@@ -34,13 +34,13 @@ class TableFile(Protocol):
     names: tuple[str, ...]
 
     def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
-        """Raises DataError if one of the columns can't be used, or is one of dates without that."""
+        """Raise DataError if a column can't be used, or has dates although `dates` is false."""
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
-        """The columns, a batch of rows at a time, as Arrow arrays. Raises DataError."""
+        """Yield the columns, a batch of rows at a time, as Arrow arrays. Raises DataError."""
 
     def where(self, row: int) -> str:
-        """The place of a row, counted from 0, as a person finds it."""
+        """The place of a row, counted from 0, in the terms of a text editor."""
 
     @property
     def hint(self) -> str:
@@ -48,7 +48,7 @@ class TableFile(Protocol):
 
 
 class CsvFile:
-    """RFC 4180 with a header line, in UTF-8. Every column comes as text."""
+    """A CSV file by RFC 4180 with a header line, in UTF-8. Every column is read as text."""
 
     def __init__(self, path: Path, place: str, delimiter: str = ",") -> None:
         self._path = path
@@ -89,10 +89,10 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # A column that is not asked for may have values that can't be read.
+        # A column that is not requested may have unreadable values.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
-                if number == row + 1:  # the first is the header
+                if number == row + 1:  # record 0 is the header
                     return f"{self.place}, line {line}"
         return f"{self.place}, row {row + 1}"
 
@@ -100,7 +100,7 @@ class CsvFile:
     def hint(self) -> str:
         header = self._delimiter.join(self.names)
         if "\0" in header:
-            return "; is it in another encoding? data.encoding: utf-16-le is one with zero bytes"
+            return "; is it in another encoding? data.encoding: utf-16-le, for example"
         if header.startswith(("{", "[")):
             return "; is it JSON? Save the table as CSV or Parquet"
         if header.startswith("#"):
@@ -118,11 +118,11 @@ class CsvFile:
         except (UnicodeDecodeError, csv.Error) as error:
             raise self._explained(error) from None
         if first is None:
-            raise broken(self.place, "is empty: it has not even a header")
+            raise broken(self.place, "is empty: it has no header")
         return tuple(first[1])
 
     def _refuse_open_quote(self) -> None:
-        """DataError if the file ends within a value in quotation marks: Arrow would take all lines
+        """Raise DataError if the file ends within a quoted value, since Arrow would read all lines
         from there on as one value."""
         with open(self._path, "rb") as file:
             num_quotes = sum(piece.count(b'"') for piece in iter(lambda: file.read(1 << 20), b""))
@@ -131,7 +131,7 @@ class CsvFile:
         try:
             for line, fields in self._records(more=(_END,)):
                 if fields[-1].endswith(_END) and fields != [_END]:
-                    fault = "has a quotation mark that no other one closes up to the file's end"
+                    fault = "has a quotation mark that is not closed before the end of the file"
                     raise broken(f"{self.place}, line {line}", fault)
         except csv.Error:
             raise self._row_too_long() from None
@@ -139,8 +139,8 @@ class CsvFile:
             raise self._explained(error) from None
 
     def _records(self, more: Iterable[str] = ()) -> Iterator[tuple[int, list[str]]]:
-        """(line it begins on, fields) of the header and of each row. more: lines after the file's
-        own."""
+        """Yield (first line, fields) of the header and of each row. more: lines to append to the
+        file's own."""
         csv.field_size_limit(BLOCK_BYTES)
         with open(self._path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(itertools.chain(file, more), delimiter=self._delimiter)
@@ -151,7 +151,7 @@ class CsvFile:
                 begins = reader.line_num + 1
 
     def _explained(self, error: Exception) -> DataError:
-        """The fault that made Arrow give up, found by reading the file again, slowly."""
+        """The fault that made Arrow fail, found by reading the file again, slowly."""
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(
@@ -172,7 +172,7 @@ class CsvFile:
             return self._row_too_long()
         if next(itertools.islice(self._records(), 1, None), None) is None:
             return broken(self.place, NO_ROW)
-        fault = f"is no CSV file that can be read: {shortened(error, 200)}"
+        fault = f"is not a readable CSV file: {shortened(error, 200)}"
         return broken(self.place, fault)
 
     def _row_too_long(self) -> DataError:
@@ -181,7 +181,7 @@ class CsvFile:
 
 
 class ParquetFile:
-    """A Parquet file. Columns come as they are typed; of text, as text."""
+    """A Parquet file. Columns are read with their types; text is read as text."""
 
     hint = ""
 
@@ -189,8 +189,8 @@ class ParquetFile:
         from pyarrow import parquet
 
         self.place = place
-        with reading(place, "is no Parquet file, or not a whole one"):
-            # Else a column is read by the row group, and a file may be a single one.
+        with reading(place, "is not a Parquet file, or is incomplete"):
+            # Otherwise a column is read by row group, and a file may be a single group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)
@@ -217,7 +217,7 @@ class ParquetFile:
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
         columns = list(dict.fromkeys(names))
-        with reading(self.place, "can't be read to its end"):
+        with reading(self.place, "can't be read completely"):
             for batch in self._file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_plain(batch.column(name)) for name in names]
 
@@ -226,13 +226,13 @@ class ParquetFile:
 
 
 def _plain(column: Any) -> Any:
-    """Text as strings, without dictionaries, and decimals as float64 if that holds their digits."""
+    """Text as strings without dictionaries, and decimals as float64 if it has enough digits."""
     import pyarrow as pa
 
     if _is_text(column.type):
         return column.cast(pa.string())
     if pa.types.is_decimal(column.type) and column.type.precision <= MAX_WHOLE_DIGITS:
-        return column.cast(pa.string()).cast(pa.float64())  # without it, the last bit may differ
+        return column.cast(pa.string()).cast(pa.float64())  # directly, the last bit may differ
     return column
 
 

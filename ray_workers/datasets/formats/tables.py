@@ -1,4 +1,4 @@
-"""Tables of CSV and Parquet files: which columns count, what they are, and their prepared form."""
+"""Tables of CSV and Parquet files: their columns, the columns' kinds, and their prepared form."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 5
-"""Part of every table's key: change it with anything that changes the files of a table."""
+"""Part of every table's key. Change it with any change of a table's files."""
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
-_NO_MEASUREMENTS = "if it is a number to predict, take the recipe tabular_regression"
+_NO_MEASUREMENTS = "if it is a number to predict, use the recipe tabular_regression"
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
-    """Raises DataError."""
+    """Open a table. Raises DataError."""
     form = data.known_format
     how = {
         "kind": "table",
@@ -91,7 +91,7 @@ def _opened(prepared: Prepared) -> Table:
 
 
 class _Building:
-    """One file on its way to its prepared form, in two to four readings."""
+    """Converts one file to its prepared form, in two to four passes."""
 
     def __init__(
         self, file: TableFile, shop: Workshop, data: spec.Data, *, classifies: bool
@@ -144,7 +144,7 @@ class _Building:
         }
 
     def _measured(self, numbers: Sequence[Column]) -> list[Column]:
-        """The columns that are numbers."""
+        """The columns with numbers."""
         return [*numbers] if self.classifies else [self.target, *numbers]
 
     @property
@@ -152,9 +152,9 @@ class _Building:
         return [self.target, *self.features]
 
     def _chosen(self) -> tuple[str, list[str]]:
-        """(target, features) by name. DataError if they are not there."""
+        """(target, features) by name. Raises DataError if they do not exist."""
         names, place, target = self.file.names, self.file.place, self.data.target
-        assert target is not None, "the job document asks for it"
+        assert target is not None, "the job document requires it"
         if target not in names:
             fault = no_such_name("column", target, names)
             raise broken(place, f"data.target: {fault}{self.file.hint}")
@@ -163,7 +163,7 @@ class _Building:
             if name not in names:
                 raise broken(place, f"data.features: {no_such_name('column', name, names)}")
             if name == target or features.count(name) > 1:
-                fault = "is the target" if name == target else "is there more than once"
+                fault = "is the target" if name == target else "is listed more than once"
                 raise broken(place, f"data.features: {shortened(name)} {fault}")
         if not features:
             raise broken(place, "has no column besides the target to predict it from")
@@ -187,14 +187,14 @@ class _Building:
             row, value = self.target.first_text or (0, "")
             raise broken(
                 self.file.where(row),
-                f"the target {shortened(self.target.name)} is {shortened(value)}, no number; "
+                f"the target {shortened(self.target.name)} is {shortened(value)}, not a number; "
                 "regression predicts numbers, tabular_classification predicts names"
                 f"{self.target.hint}",
             )
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
-        """Without the values of rows that are dropped: next to a far one of them, float64 would
-        round the others."""
+        """Find the bases without the values of dropped rows, since float64 would round the other
+        values next to a distant one."""
         wide = [column for column in columns if column.is_wide]
         if not wide or not self._dropping:
             return
@@ -205,7 +205,7 @@ class _Building:
                 column.see_range(values)
 
     def _collect_names(self, categories: Sequence[Column]) -> None:
-        """Every name of the categories and of the classes."""
+        """Collect every name of the categories and of the classes."""
         named = [*categories, self.target] if self.classifies else [*categories]
         if not named:
             return
@@ -227,22 +227,22 @@ class _Building:
             if is_identifier and not column.is_named:
                 raise broken(
                     self.file.place,
-                    f"the column {shortened(column.name)} has another text in every row, so "
+                    f"the column {shortened(column.name)} has a different text in every row, so "
                     f"nothing can be learned from it; leave it out of data.features{column.hint}",
                 )
         if self.classifies:
             self._refuse_one_class()
 
     def _refuse_division(self, column: Column) -> None:
-        """DataError for a column that says which rows are for training, unless it is asked for."""
+        """Raise DataError for a column that marks rows for training, unless it is requested."""
         is_asked_for = self.data.features is not None or column.is_named
         if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
             return
         raise broken(
             self.file.place,
             f"the column {shortened(column.name)} divides the rows into {listed(column.values)}, "
-            "and no model should learn from that. data.validation_fraction divides them here: "
-            "leave the column out of data.features, or name it there",
+            "but data.validation_fraction does that, and no model should learn from the column: "
+            "list data.features without it, or with it if it is needed",
         )
 
     def _refuse_one_class(self) -> None:
@@ -251,11 +251,11 @@ class _Building:
             raise broken(
                 self.file.place,
                 f"the target {shortened(self.target.name)} has one class only, "
-                f"{shortened(only)}; it takes two",
+                f"{shortened(only)}; it needs two",
             )
 
     def _class_names(self, values: Any) -> Any:
-        """Names of classes: of numbers the same however they are written."""
+        """Names of classes; equal numbers have the same name in every notation."""
         import pyarrow as pa
 
         if not self.target.holds_numbers or not self.target.could_be_numbers:
@@ -277,7 +277,7 @@ class _Building:
             raise broken(
                 self.file.place,
                 f"the target {shortened(self.target.name)} has more than "
-                f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractions, which are no "
+                f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractions, which are not "
                 "classes; tabular_regression predicts numbers",
             )
 
@@ -289,7 +289,7 @@ class _Building:
         vocabularies: Sequence[tuple[str, ...]],
         classes: tuple[str, ...] | None,
     ) -> int:
-        """Write the arrays; answers the number of their rows."""
+        """Write the arrays; returns the number of rows."""
         output, budget = self.shop.output, self.shop.budget
         num_numeric = len(sources_of([c.name for c in numbers], [c.name for c in dates]))
         with ExitStack() as open_files:
@@ -321,16 +321,16 @@ class _Building:
                 codes.append(coded)
             num_rows = target.num_rows
         if num_rows == 0:
-            raise broken(self.file.place, "has no row in which nothing is missing")
+            raise broken(self.file.place, "has no row without missing values")
         return num_rows
 
     @property
     def _dropping(self) -> list[Column]:
-        """The columns whose missing values have their rows dropped."""
+        """The columns whose missing values cause their rows to be dropped."""
         return [c for c in self._every if c.missing == "drop" and c.gaps.count]
 
     def _kept_rows(self, columns: Sequence[Column]) -> Iterator[tuple[Rows, list[Any]]]:
-        """(row numbers, known values of the columns) of each batch, without what is dropped."""
+        """Yield (row numbers, known values of the columns) of each batch, without dropped rows."""
         import pyarrow as pa
 
         dropping = self._dropping
@@ -348,8 +348,8 @@ class _Building:
             first_row += len(is_kept)
 
     def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float64]:
-        """(n,) less the column's base, NaN for null. DataError for the first value that no float32
-        comes near: the model computes with those."""
+        """(n,) less the column's base, NaN for null. Raises DataError for the first value beyond
+        the range of float32, with which the model computes."""
         found = column.relative_of(values)
         is_known = values.is_valid().to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(~(np.abs(found) <= MAX_FLOAT32) & is_known)
@@ -357,7 +357,7 @@ class _Building:
             at = int(bad[0])
             raise broken(
                 self.file.where(int(rows[at])),
-                f"the column {shortened(column.name)} is {values[at].as_py()}, which is no finite "
+                f"the column {shortened(column.name)} is {values[at].as_py()}, not a finite "
                 "number of 32 bits",
             )
         return found

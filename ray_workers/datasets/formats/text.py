@@ -1,4 +1,4 @@
-"""Text files as one row of tokens: bytes, or what a tokenizer makes of them."""
+"""Text files as one sequence of tokens: bytes, or the tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
 TEXT_VERSION = 2
-"""Part of every text's key: change it with anything that changes its tokens."""
+"""Part of every text's key. Change it with any change of its tokens."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
@@ -31,7 +31,7 @@ Encode = Callable[[str], npt.NDArray[Any]]
 
 
 def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
-    """Raises DataError."""
+    """Open a text. Raises DataError."""
     content: bytes | None = None
     encode: Encode = _bytes_of
     size = NUM_BYTES
@@ -69,8 +69,8 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
 
 
 def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
-    """(files for training, for validation, how many are left out), by names such as `train.txt`,
-    `wiki.valid.txt` and `test/1.txt`. DataError where only some files have such names."""
+    """(files for training, files for validation, number of files left out), by names such as
+    `train.txt`, `wiki.valid.txt` and `test/1.txt`. DataError if only some have such names."""
     names = {file.name: _part_of(file.name) for file in shop.files} if shop.is_folder else {}
     named = set(filter(is_named, names.values()))
     if not is_division(named):
@@ -90,14 +90,14 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
 
 
 def _part_of(name: str) -> str:
-    """The upper folder of a file, or what is between the last dots of its name."""
+    """The upper folder of a file, or the part between the last dots of its name."""
     path = PurePosixPath(name.removesuffix(".gz"))
     return path.parts[0] if len(path.parts) > 1 else path.stem.rpartition(".")[2]
 
 
 def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
-    """The text of the files, each ending with a line's end, cut at lines' ends where there are any
-    near: a tokenizer sees whole lines, the same on every node."""
+    """Yield the text of the files, each ending with a newline. It is cut at newlines if there are
+    any nearby, so that a tokenizer sees whole lines, the same on every node."""
     for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest = ""
@@ -128,11 +128,11 @@ def _bytes_of(text: str) -> npt.NDArray[Any]:
 
 
 def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
-    """(encode, ids there are) of a `tokenizer.json`. Raises DataError."""
+    """(encode, number of ids) of a `tokenizer.json`. Raises DataError."""
     from tokenizers import Tokenizer
 
     place = place_of(url)
-    with reading(place, "is no tokenizer.json that can be read"):
+    with reading(place, "is not a readable tokenizer.json"):
         tokenizer = Tokenizer.from_str(content.decode())
     tokenizer.no_padding()
     tokenizer.no_truncation()

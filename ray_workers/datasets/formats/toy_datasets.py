@@ -1,4 +1,4 @@
-"""The small sets that come with scikit-learn: no file, no cache, nothing to wait for."""
+"""The small sets that come with scikit-learn, which need no files, cache or waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def images(name: str) -> Images:
 
 @lru_cache
 def table(name: str, *, classifies: bool) -> Table:
-    """All columns are numbers. `diabetes` is for regression, the others have classes."""
+    """A table of numbers. `diabetes` is for regression; the others have classes."""
     bunch = _load(name)
     numeric = np.ascontiguousarray(bunch.data, dtype=np.float64)
     target = bunch.target.astype(np.int64 if classifies else np.float64)
@@ -47,7 +47,7 @@ def table(name: str, *, classifies: bool) -> Table:
         vocabularies=(),
         classes=tuple(str(one) for one in bunch.target_names) if classifies else None,
         target_name="target",
-        # Of float32, as when tables held that: jobs of older versions go on.
+        # Computed from float32, as when tables had that type, so that older jobs can resume.
         fingerprint=_digest(numeric.astype(np.float32), target.astype(narrow)),
     )
 

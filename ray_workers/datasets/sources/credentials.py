@@ -1,9 +1,9 @@
-"""Credentials that the cluster's operator laid on the nodes, by name.
+"""Credentials that the cluster's operator puts on the nodes, by name.
 
-A file `{name}.json` of the folder holds options for the storage: for `s3://` `key`, `secret`,
+A file `{name}.json` of the folder contains options for the storage: for `s3://` `key`, `secret`,
 `token`, `anon`, `endpoint_url`; for `https://` `headers`, the `hosts` that the headers are for, so
-that a job's document can't choose them, and perhaps `"plain_http": true`. The options go to the
-storage's client and nowhere else: no error may show them.
+that a job's document can't choose them, and optionally `"plain_http": true`. The options are passed
+only to the storage's client, and no error may show them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def load_credentials(folder: str | None, name: str | None) -> Options:
-    """The options of the file; empty without a name. Raises DataError."""
+    """The options in the file; empty without a name. Raises DataError."""
     if name is None:
         return {}
     if folder is None:
@@ -54,14 +54,14 @@ def load_credentials(folder: str | None, name: str | None) -> Options:
 
 
 def headers_for(url: str, options: Options) -> dict[str, str]:
-    """The headers that the credentials hold, if they are for this source. Raises DataError."""
+    """The headers of the credentials, if they are for this source. Raises DataError."""
     if not options.get("headers"):
         return {}
     parts, hosts = urlsplit(url), options.get("hosts")
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise DataError(
-            "the credentials hold headers, but not for which hosts: their file must say so, such "
-            'as "hosts": ["data.example.org"]'
+            "the credentials have headers, but not for which hosts: add the hosts to their file, "
+            'such as "hosts": ["data.example.org"]'
         )
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else str(parts.hostname)
     usual = DEFAULT_PORTS[parts.scheme]
@@ -69,19 +69,19 @@ def headers_for(url: str, options: Options) -> dict[str, str]:
     named = {f"{host}:{port}", *((host, parts.hostname) if port == usual else ())}
     if named.isdisjoint(entry.lower() for entry in hosts):
         raise DataError(
-            f"the credentials are not for {host}:{port}: their file names others (a host without a "
-            f"port is one at {usual})"
+            f"the credentials are not for {host}:{port}: their file names other hosts (a host "
+            f"without a port is at port {usual})"
         )
     if parts.scheme != "https" and options.get("plain_http") is not True:
         raise DataError(
-            'the credentials are for https:// alone, unless their file says "plain_http": true'
+            'the credentials are for https:// alone, unless their file has "plain_http": true'
         )
     return dict(options["headers"])
 
 
 def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
     if status.st_uid not in (0, os.getuid()):
-        raise DataError(f"the credentials {name!r} belong to another user than dray's or root")
+        raise DataError(f"the credentials {name!r} must belong to dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise DataError(
             f"the credentials {name!r} can be read by other users of this node: "

@@ -1,8 +1,8 @@
 """`http://` and `https://`: one file by GET.
 
-aiohttp is used directly and not by way of fsspec, which follows redirects by itself. The address of
-every connection is checked when the connection is made, also after a redirect. Proxies of the
-environment are not used, since the addresses that they connect to can't be checked.
+aiohttp is used directly, since fsspec follows redirects by itself. The address of every connection
+is checked when the connection is made, also after a redirect. Proxies of the environment are not
+used, since the addresses that they connect to can't be checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ REDIRECTS = (301, 302, 303, 307, 308)
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 PIECE_BYTES = 1 << 20
 UNVERSIONED_TRUSTED_S = 600.0
-"""How long a copy counts as current if its server gives no version, so that ranks share it."""
+"""Seconds for which a copy is current if its server sends no version, so that ranks share it."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
 
 
 class HttpOrigin:
-    """A file that a web server offers. Folders can't be listed there."""
+    """A file on a web server, which can't list folders."""
 
     def __init__(
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
@@ -73,7 +73,7 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _response(self) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer at the end of all redirects. No error shows the headers."""
+        """Yield the final response after all redirects. No error shows the headers."""
         try:
             url = self._url
             for _ in range(MAX_REDIRECTS + 1):
@@ -83,20 +83,20 @@ class HttpOrigin:
                         yield response
                         return
                     url = self._next(url, response.headers.get("Location"))
-            raise broken(self._place, f"leads on more than {MAX_REDIRECTS} times")
+            raise broken(self._place, f"redirects more than {MAX_REDIRECTS} times")
         except RefusedAddress as error:
-            said = f"{error.host} may not be read from: {error.reason} (DRAY_DATA_PRIVATE_HOSTS)"
-            raise broken(self._place, said) from None
+            reason = f"{error.host} may not be read from: {error.reason} (DRAY_DATA_PRIVATE_HOSTS)"
+            raise broken(self._place, reason) from None
         except aiohttp.InvalidURL:
             raise self._no_address() from None
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise TransferError(_told(error)) from None
-        except ValueError:  # of yarl, urllib or the codec of host names
+            raise TransferError(_reason(error)) from None
+        except ValueError:  # raised by yarl, urllib or the codec of host names
             raise self._no_address() from None
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # The hash is of the file as it is stored, and no small answer unpacks to a large one.
+        # The hash is for the stored file, and a small response must not unpack to a large one.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers
@@ -111,27 +111,29 @@ class HttpOrigin:
             yield response
 
     def _next(self, url: str, location: str | None) -> str:
-        """The target of a redirect. DataError if that is no web URL, or leaves https.
+        """The target of a redirect. Raises DataError if it is not a web URL, or leaves https.
 
-        A character that some programs take for a slash, and others for a part of a host's name, is
-        refused: the host that is checked might not be the one that is asked.
+        Some programs read certain characters as a slash, others as part of a host's name. They are
+        refused, since the checked host might differ from the host of the request.
         """
         if not location:
-            raise TransferError("the server redirects to nowhere")
+            raise TransferError("the server redirects without an address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._place,
-                f"redirects to {shortened(location)}, which is no address: no URL has a backslash, "
-                "a space or a control character. Give the address where the file is",
+                f"redirects to {shortened(location)}, which is not a URL: a URL has no backslash, "
+                "space or control character. Use the address of the file itself",
             )
         target = urljoin(url, location)
         schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
         if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
-            raise broken(self._place, f"leads on from {schemes[0]}:// to {schemes[1] or 'none'}://")
+            raise broken(
+                self._place, f"redirects from {schemes[0]}:// to {schemes[1] or 'none'}://"
+            )
         return target
 
     def _no_address(self) -> DataError:
-        return broken(self._place, "leads to what is no address of the web")
+        return broken(self._place, "leads to an invalid web address")
 
     def _check_status(self, response: aiohttp.ClientResponse) -> None:
         status = response.status
@@ -140,16 +142,16 @@ class HttpOrigin:
         if status in WORTH_ANOTHER_TRY:
             raise TransferError(f"the server answers {status}")
         known = {
-            401: "the server asks for credentials (401): name some in data.credentials",
-            403: "the server refuses it (403)",
+            401: "the server asks for credentials (401): set data.credentials",
+            403: "the server denies access (403)",
             404: "there is no such file (404)",
             410: "the file is gone (410)",
         }
         raise broken(self._place, known.get(status, f"the server answers {status}, not 200"))
 
 
-def _told(error: Exception) -> str:
-    """The error that broke a transfer, without the request that it belonged to."""
+def _reason(error: Exception) -> str:
+    """The error that broke a transfer, without the request."""
     if isinstance(error, TimeoutError):
         return "the server did not answer in time"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -159,5 +161,5 @@ def _told(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or 'refused'}"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the server broke off before the end"
+        return "the server closed the connection before the end"
     return f"the transfer failed ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""`file://`: a file or folder of the node's own."""
+"""`file://`: a file or folder on the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 
 class LocalOrigin:
-    """A file or folder that is read in place."""
+    """A file or folder that is read where it is."""
 
     def __init__(self, url: str, policy: DataPolicy, suffixes: tuple[str, ...] | None) -> None:
         self._place = url
@@ -31,7 +31,7 @@ class LocalOrigin:
         except (FileNotFoundError, NotADirectoryError):
             raise broken(self._place, "there is no such file or folder on this node") from None
         except PermissionError:
-            raise broken(self._place, "this node's user may not read it") from None
+            raise broken(self._place, "the node's user has no permission to read it") from None
         except OSError as error:
             raise broken(self._place, f"can't be read: {error.strerror}") from error
         if stat.S_ISREG(status.st_mode):
@@ -50,7 +50,7 @@ class LocalOrigin:
                 while piece := source.read(1 << 20):
                     sink(piece)
         except OSError as error:
-            # With the cause, which tells a fault of the disk from one of the data.
+            # With the cause, which distinguishes a fault of the disk from a fault of the data.
             raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
 
     def _walk(self, folder: Path) -> Iterator[Listed]:
@@ -73,7 +73,7 @@ class LocalOrigin:
                 except OSError as error:
                     raise broken(f"file://{path}", f"can't be read: {error.strerror}") from error
                 if not stat.S_ISREG(status.st_mode):
-                    raise broken(f"file://{path}", "is no regular file")
+                    raise broken(f"file://{path}", "is not a regular file")
                 yield self._listed(path.relative_to(folder).as_posix(), target, status)
 
     def _refuse(self, error: OSError) -> None:
@@ -84,10 +84,10 @@ class LocalOrigin:
         return Listed(name, status.st_size, version, path)
 
     def _allowed(self, path: Path, place: str) -> Path:
-        """The path with its links followed. DataError if it leads out of the allowed roots."""
+        """The path with its links resolved. Raises DataError if it leaves the allowed roots."""
         try:
             real = path.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: a NUL in the name
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: NUL in the name
             raise broken(place, f"can't be followed: {error}") from error
         if self._roots is not None and not any(real.is_relative_to(root) for root in self._roots):
             raise broken(

@@ -1,13 +1,13 @@
-"""A node's cache of data: by content, shared by all jobs, the least recently used removed first.
+"""A node's cache of data, by content, shared by all jobs. Evicts the least recently used first.
 
     locks/      one file for each source, locked while the source is fetched or prepared
-    index/      a source and its version -> the hashes of its content
-    objects/    files as they were fetched, by their SHA-256
-    prepared/   folders of numpy files, by what they were made from and how
-    scratch/    what is being made
+    index/      maps a source and its version to the hashes of its content
+    objects/    fetched files, by their SHA-256
+    prepared/   folders of numpy files, by a hash of their origin and preparation
+    scratch/    unfinished entries
 
-Locks are `flock`: the kernel releases them when a process dies. An entry in use is held by a shared
-lock on itself and is never removed.
+Locks are `flock`: the kernel releases them when a process dies. A process that uses an entry holds
+a shared lock on it, so the entry is not removed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Kind = Literal["objects", "prepared"]
 INDEX_KEPT_S = 90 * 86_400
 
 _held: dict[Path, int] = {}
-"""Entries this process uses, and the descriptors that hold their locks."""
+"""Entries that this process uses, and the descriptors that hold their locks."""
 
 
 class NodeCache:
-    """The cache of one node. Several processes use it at once."""
+    """The cache of one node. Several processes use it at the same time."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
         for name in ("locks", "index", "objects", "prepared", "scratch"):
-            # Another user could have put data there, where users share the root.
+            # If users share the root, another user could have put data there.
             own_folder(root / name, "DRAY_DATA_CACHE_DIR")
 
     @classmethod
@@ -51,7 +51,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """One process of the node at a time; waits for it."""
+        """Hold the lock of a source, which one process of the node can have; waits for it."""
         path = self.root / "locks" / _digest(name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -61,7 +61,7 @@ class NodeCache:
             os.close(fd)
 
     def hold(self, kind: Kind, key: str) -> Path | None:
-        """The entry, kept from removal until it is released or this process ends."""
+        """The entry, which is not removed until it is released or this process ends; or None."""
         path = self.root / kind / key
         if path in _held:
             return path
@@ -73,21 +73,21 @@ class NodeCache:
         return path
 
     def add(self, kind: Kind, key: str, made: Path) -> Path:
-        """Move an entry from a scratch folder to its place, and hold it."""
+        """Move an entry from a scratch folder into the cache, and hold it."""
         path = self.root / kind / key
-        there = self.hold(kind, key)
-        if there is not None:  # from another source, of the same content
-            return there
+        existing = self.hold(kind, key)
+        if existing is not None:  # from another source with the same content
+            return existing
         fd = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:
             made.rename(path)
         except OSError:
             os.close(fd)
-            there = self.hold(kind, key)  # another process was faster: the content is the same
-            if there is None:
+            existing = self.hold(kind, key)  # another process was faster: the content is the same
+            if existing is None:
                 raise
-            return there
+            return existing
         _held[path] = fd
         return path
 
@@ -98,7 +98,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder; a later sweep removes it if this process dies."""
+        """Create a temporary folder. A later sweep removes it if this process dies."""
         path = self.root / "scratch" / secrets.token_hex(8)
         path.mkdir(mode=0o700)
         fd = _open_locked(path, fcntl.LOCK_SH)
@@ -110,7 +110,7 @@ class NodeCache:
                 os.close(fd)
 
     def remembered(self, name: str) -> Any | None:
-        """JSON data that `remember` stored for a source and version."""
+        """The JSON data that `remember` stored for a source and version, or None."""
         path = self.root / "index" / _digest(name)
         try:
             found = json.loads(path.read_text())
@@ -125,14 +125,14 @@ class NodeCache:
         temporary.write_text(json.dumps(value))
         temporary.replace(path)
 
-    def sweep(self, room_bytes: int = 0) -> None:
-        """Remove the least recently used entries, until `room_bytes` more would fit under the limit
-        or all others are in use, and scratch folders of processes that died."""
+    def sweep(self, free_bytes: int = 0) -> None:
+        """Remove the least recently used entries until `free_bytes` more fit under the limit, or
+        all others are in use. Also remove scratch folders of dead processes."""
         with contextlib.suppress(BlockingIOError), self._sweeping():
             for path in (self.root / "scratch").iterdir():
                 _remove_if_idle(path)
             entries = sorted(self._entries())
-            total = sum(size for _, size, _ in entries) + room_bytes
+            total = sum(size for _, size, _ in entries) + free_bytes
             for _, size, path in entries:
                 if total <= self.limit_bytes:
                     break
@@ -154,7 +154,7 @@ class NodeCache:
             os.close(fd)
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """(last used, bytes, path) of every entry."""
+        """Yield (last used, bytes, path) of every entry."""
         for kind in ("objects", "prepared"):
             for path in (self.root / kind).iterdir():
                 with contextlib.suppress(FileNotFoundError):
@@ -166,15 +166,15 @@ class NodeCache:
 
 
 def _open_locked(path: Path, how: int) -> int | None:
-    """A descriptor that holds a lock on the file or folder at `path`; None if the path is gone, or,
-    with LOCK_NB, in use."""
+    """A descriptor that holds a lock on the file or folder at `path`; None if the path is gone, or
+    is in use and `how` has LOCK_NB."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, how)
-        # The entry may have been removed during the wait, and another may be in its place.
+        # During the wait the entry may have been removed or replaced.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -189,7 +189,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Renamed first: no process may find half of it.
+            # Renamed first, so that no process finds half of it.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -1,7 +1,7 @@
 """`s3://bucket/key`: an object, or all objects below a prefix.
 
-Where S3 is served is the operator's to say (`DRAY_S3_ENDPOINT_URL`, a file of credentials, or the
-node's own configuration), never the source's.
+The operator determines where S3 is served (by `DRAY_S3_ENDPOINT_URL`, a file of credentials, or the
+node's own configuration), never the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLIENT_OPTIONS = ("key", "secret", "token", "anon")
 
 
 class S3Origin:
-    """Objects of one bucket, with the credentials named or else the node's own identity."""
+    """Objects of one bucket, read with the named credentials or the node's own identity."""
 
     def __init__(
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
@@ -38,7 +38,7 @@ class S3Origin:
             endpoint_url=options.get("endpoint_url") or policy.s3_endpoint_url,
             skip_instance_cache=True,
             use_listings_cache=False,
-            # `retried` tries again, from the start of a file.
+            # `retried` retries from the start of a file.
             config_kwargs={
                 "connect_timeout": 30,
                 "read_timeout": 60,
@@ -47,7 +47,7 @@ class S3Origin:
         )
 
     def listing(self) -> Listing:
-        with self._telling():
+        with self._translating_errors():
             info = self._filesystem.info(self._path)
             self._is_folder = info["type"] != "file"
             if not self._is_folder:
@@ -65,7 +65,7 @@ class S3Origin:
     def fetch(self, file: Listed, sink: Sink) -> None:
         path = f"{self._path}/{file.name}" if self._is_folder else self._path
         with (
-            self._telling(),
+            self._translating_errors(),
             self._filesystem.open(
                 path, "rb", block_size=PIECE_BYTES, cache_type="readahead", size=file.size_bytes
             ) as source,
@@ -79,22 +79,24 @@ class S3Origin:
         return all(map(is_data, parts.parts)) and parts.suffix.lower() in self._suffixes
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Raise errors in dray's own words: those of S3 may show how a request was signed."""
+    def _translating_errors(self) -> Iterator[None]:
+        """Raise errors in dray's own words, since S3's may show how a request was signed."""
         try:
             yield
         except FileNotFoundError:
             raise broken(self._place, "there is no such object, folder or bucket") from None
         except PermissionError:
             raise broken(
-                self._place, "S3 refuses it to these credentials; data.credentials names others"
+                self._place,
+                "S3 denies access with these credentials; set data.credentials to use others",
             ) from None
         except (aws.NoCredentialsError, aws.PartialCredentialsError):
             raise broken(
-                self._place, "this node has no credentials for S3; data.credentials names some"
+                self._place,
+                "this node has no credentials for S3; set data.credentials to name some",
             ) from None
         except aws.ParamValidationError:
-            raise broken(self._place, "is no valid name of a bucket and key") from None
+            raise broken(self._place, "is not a valid bucket and key") from None
         except aws.ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):

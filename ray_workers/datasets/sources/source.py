@@ -23,20 +23,20 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 TRIES = 4
 FIRST_PAUSE_S = 0.5
-"""Pause between two tries; doubled each time, and spread at random."""
+"""Pause after the first try; it doubles after each try, with random variation."""
 FETCHED_AT_ONCE = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file, as a build reads it."""
+    """A file, as a build reads it."""
 
     name: str
     """Path within the folder, or the name of the single file."""
     path: Path
     place: str
-    """The file's URL, as errors name it."""
+    """The file's URL, for errors."""
 
 
 Hashed = tuple[str, str, int]
@@ -45,14 +45,14 @@ Hashed = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Content:
-    """The files of a source, by hash."""
+    """The files of a source, with hashes."""
 
     files: tuple[Hashed, ...]
     is_folder: bool
 
     @property
     def sha256(self) -> str:
-        """The hash of the one file, or of a folder's list of files."""
+        """The hash of the single file, or of a folder's list of files."""
         if not self.is_folder:
             return self.files[0][1]
         return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()
@@ -67,7 +67,7 @@ class Content:
 
 
 class Source:
-    """Use it under the cache's lock of its URL."""
+    """A source. Use it while holding the cache's lock of its URL."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """The current content of the source, hashed once for each of its versions. DataError if it
-        does not match the given size or hash."""
+        """The current content of the source, hashed once for each version. Raises DataError if the
+        content does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.place)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
             raise broken(self.place, f"is an empty folder: there is no file of {kinds}")
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
-                self.place, "is a folder, and data.size_bytes and data.sha256 are of one file"
+                self.place, "is a folder, but data.size_bytes and data.sha256 are for one file"
             )
         if not listing.is_folder:
             self._check_size(listing.files[0].size_bytes, size_bytes)
@@ -108,7 +108,7 @@ class Source:
         return content
 
     def files(self, content: Content) -> tuple[SourceFile, ...]:
-        """The files themselves, on this node; `release` them in the end."""
+        """The files themselves, on this node; call `release` in the end."""
         assert self._listing is not None
         listed = self._listing.files
         if listed[0].path is None:
@@ -117,18 +117,18 @@ class Source:
                 raise SourceUnavailableError(f"{self.place} changed while it was read")
         found = []
         for number, (file, (name, _, _)) in enumerate(zip(listed, content.files, strict=True)):
-            path = file.path or self._place_in_cache(number, content)
+            path = file.path or self._cached_path(number, content)
             found.append(SourceFile(name, path, self._place_of(name)))
         return tuple(found)
 
     def release(self) -> None:
-        """Let the cache remove the fetched files again."""
+        """Allow the cache to remove the fetched files."""
         if self._kept is not None:
             self._cache.release(self._kept)
             self._kept = None
 
     def is_unchanged(self) -> bool:
-        """Whether files of this node's own are still as they were identified."""
+        """Whether files on this node are unchanged since they were identified."""
         assert self._listing is not None
         return self._listing.files[0].path is None or self._origin.listing() == self._listing
 
@@ -146,13 +146,13 @@ class Source:
         return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
 
     def _hash(self, file: Listed) -> Hashed:
-        """Hash a file of this node's own, which is not copied."""
+        """Hash a file on this node, which is not copied."""
         digest = HashingSink()
         self._origin.fetch(file, digest)
         return (file.name, digest.sha256, digest.size_bytes)
 
     def _fetch(self, listing: Listing) -> Content:
-        """Bring all files into the cache, as one entry that is held."""
+        """Fetch all files into the cache, as one entry that is held."""
         total = sum(file.size_bytes or 0 for file in listing.files)
         self._refuse_too_large(total)
         self._cache.sweep(total)
@@ -177,13 +177,13 @@ class Source:
                 sink = HashingSink(opened.write, self._refuse_too_large)
                 self._origin.fetch(file, sink)
             if file.size_bytes is not None and sink.size_bytes != file.size_bytes:
-                fault = f"{sink.size_bytes:,} bytes came, not {file.size_bytes:,}"
+                fault = f"{sink.size_bytes:,} bytes arrived instead of {file.size_bytes:,}"
                 raise TransferError(fault)
             return (file.name, sink.sha256, sink.size_bytes)
 
         return retried(transfer, self._place_of(file.name))
 
-    def _place_in_cache(self, number: int, content: Content) -> Path:
+    def _cached_path(self, number: int, content: Content) -> Path:
         assert self._kept is not None
         return self._kept / _numbered(number) if content.is_folder else self._kept
 
@@ -195,8 +195,8 @@ class Source:
         if size_bytes > self._cache.limit_bytes:
             raise broken(
                 self.place,
-                f"has more than the {self._cache.limit_bytes:,} bytes that a node's cache may "
-                "take (DRAY_DATA_CACHE_LIMIT_BYTES)",
+                f"has more than the {self._cache.limit_bytes:,} bytes that are allowed in a node's "
+                "cache (DRAY_DATA_CACHE_LIMIT_BYTES)",
             )
 
     def _check_size(self, found: int | None, wanted: int | None) -> None:
@@ -215,14 +215,14 @@ class Source:
 
 
 class HashingSink:
-    """Takes a file piece by piece, hashes it and passes it on."""
+    """Receives a file piece by piece, hashes the pieces and forwards them."""
 
     def __init__(
         self,
         write: Callable[[bytes], object] | None = None,
         check: Callable[[int], None] | None = None,
     ) -> None:
-        """write: gets each piece. check: gets the size so far, and raises if it is too much."""
+        """write: receives each piece. check: receives the size so far; raises if too large."""
         self._write, self._check = write, check
         self._digest = hashlib.sha256()
         self.size_bytes = 0
@@ -241,17 +241,17 @@ class HashingSink:
 
 
 def place_of(url: str) -> str:
-    """The source as errors name it: without its query, which may hold secrets."""
+    """The source for errors: without its query, which may contain secrets."""
     return url.split("?", 1)[0]
 
 
 def _numbered(number: int) -> str:
-    """Name of a fetched file within its folder, not chosen by its source."""
+    """The name of a fetched file within its folder, which its source can't choose."""
     return f"{number:08}"
 
 
 def retried(action: Callable[[], T], place: str) -> T:
-    """The result of `action`, which is tried again a few times if the transfer breaks off."""
+    """Return the result of `action`, which is retried a few times if the transfer breaks off."""
     for attempt in range(TRIES):
         try:
             return action()
@@ -277,4 +277,4 @@ def _origin(
         from ray_workers.datasets.sources.s3 import S3Origin
 
         return S3Origin(url, policy, options, suffixes)
-    raise DataError(f"{place_of(url)}: dray reads nothing by {scheme}://")
+    raise DataError(f"{place_of(url)}: {scheme}:// is not supported")

@@ -1,1 +1,1 @@
-"""Environments on a node: built by uv, kept, and removed when room is needed."""
+"""Environments on a node: built by uv, cached, and removed when space is needed."""

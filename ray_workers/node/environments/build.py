@@ -1,9 +1,9 @@
-"""Builds one environment: by `uv`, into a folder that lies over the node's own packages.
+"""Builds one environment by `uv`, in a folder that overlays the node's own packages.
 
-uv resolves what a job asks for against the packages that the node has, so that these stay wherever
-they fit, and only those that differ are installed, into a folder of the environment. Several
-processes of a machine may ask for one environment: a lock has one of them build it. The lock only
-saves work, and a process that holds it and stands still is not waited for without end.
+uv resolves a job's requirements against the node's packages, which are kept wherever they fit. Only
+the packages that differ are installed, into the environment's folder. If several processes of a
+machine request the same environment, a lock lets one of them build it. The lock only saves work, so
+processes do not wait forever for a holder that makes no progress.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from ray_workers.shared.paths import own_folder
 from ray_workers.shared.secret_files import Masker, read_secrets
 
 MOST_TRIES = 3
-"""Of an environment whose setup command is killed."""
+"""Most tries to build an environment whose setup command is killed."""
 SIZE_PERIOD_S = 1.0
-"""How often the size of a folder is looked at while a program fills it."""
+"""How often the size of a folder is measured while a program fills it."""
 CACHE = ".cache"
 LOG_CHARS = 8000
-"""The end of the log that a node's answer holds."""
+"""Length of the end of the log that a node's answer contains."""
 
 
 @dataclass
 class Build:
-    """One try to build an environment. Blocking."""
+    """One try to build an environment. Its methods block."""
 
     root: Path
     key: str
     environment: Mapping[str, Any]
     policy: EnvironmentPolicy
     is_wanted: Callable[[], bool]
-    """Whether a job still needs it; asked again and again, from this build's thread."""
+    """Whether a job still needs the environment. Called repeatedly, from this build's thread."""
     keeps_all: bool
 
     def run(self) -> None:
-        """Build it unless another process does so first. NotDone, OSError, or Abandoned once it is
-        not wanted any more."""
+        """Build the environment unless another process does so first. Raises NotDone, OSError, or
+        Abandoned once no job needs it any more."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -93,8 +93,8 @@ class Build:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Alone with this key, or after half of the limit together with a process that stands
-        still; the lock goes with the process that holds it."""
+        """Hold this key's lock, which ends with its process. After half of the build limit, go on
+        without the lock, since its holder may be stopped."""
         with (self.root / f".lock-{self.key}").open("w") as lock:
             patience = time.monotonic() + self.policy.build_limit_s / 2
             while time.monotonic() < patience:
@@ -132,8 +132,7 @@ class Build:
         return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
 
     def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
-        """(`name==version`, what to install) of each package that the node has not in a version
-        that fits."""
+        """(`name==version`, requirement) of packages that the node has in no fitting version."""
         command = ["install", "--dry-run", "--requirements", "requirements.txt"]
         if self.keeps_all:
             kept = [f"{name}=={version}" for name, version in installed()]
@@ -154,7 +153,7 @@ class Build:
         code, output = self._run(command, folder, log, self._uv_environment())
         if code == 0:
             return output
-        if code < 0:  # a kernel short of memory does that
+        if code < 0:  # a kernel that is short of memory does that
             raise NotDone(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
         sentence = sentence_of(output) or f"uv ended with code {code}"
         raise NotDone(sentence, state_of(output))
@@ -170,7 +169,7 @@ class Build:
             "NO_COLOR": "1",
         }
         if is_private(self.environment, self.policy):
-            found["UV_NO_CACHE"] = "1"  # from the cache, other owners would get its packages
+            found["UV_NO_CACHE"] = "1"  # other owners would get its packages from the cache
         index = self.environment.get("index")
         if index:
             found["UV_INDEX"] = " ".join(filter(None, [f"job={index['url']}", own.get("UV_INDEX")]))
@@ -193,7 +192,7 @@ class Build:
         append(log, f"$ {command}")
         code, output = self._run(["/bin/sh", "-c", command], site, log, found)
         if code != 0:
-            was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # for want of memory
+            was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # for lack of memory
             last = output.strip().splitlines()[-1:] or [""]
             shown = command if len(command) <= 200 else f"{command[:200]}..."
             how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
@@ -203,7 +202,7 @@ class Build:
     def _run(
         self, command: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]
     ) -> tuple[int, str]:
-        """Exit code and output of a program, which is in the log, too; without secrets."""
+        """Run a program and append its output to the log. Returns exit code and output, masked."""
         masker = Masker(self._index_secret(environment))
         output, mark = programs.Output(), programs.mark_of(log.parent)
 
@@ -235,26 +234,26 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Bytes that the installers have put into their cache, from where they link them, since
-        this build's first look."""
+        """Bytes by which the installers' cache, from which packages are linked, grew since this
+        build first measured it."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size
         return size - self._cached_bytes
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
-        """Now and then: of a folder with very many files this takes a while."""
+        """Check the limit from time to time: for a folder with very many files this takes long."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:
             raise NotDone(
-                f"the packages that are being installed here take more than the {limit} bytes that "
-                "all environments of a node may (DRAY_ENVIRONMENT_LIMIT_BYTES)",
-                BuildState.UNREACHABLE,  # they may be those of the build beside this one
+                f"the packages that are being installed on this node take more than {limit} bytes, "
+                "the limit of all its environments (DRAY_ENVIRONMENT_LIMIT_BYTES)",
+                BuildState.UNREACHABLE,  # they may belong to a concurrent build
             )
         if size_of(folder) > limit:
             raise NotDone(
-                f"it takes more than the {limit} bytes that all environments of a node may "
+                f"it takes more than {limit} bytes, the limit of all environments of a node "
                 "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
             )
         self._size_due = time.monotonic() + SIZE_PERIOD_S + 20 * (time.monotonic() - begun)
@@ -287,18 +286,18 @@ def end_of(file: BinaryIO, most: int) -> str:
 
 
 def append(log: Path, text: str) -> None:
-    """Add a line; nothing if a setup command has put something else in the log's place."""
+    """Append a line; do nothing if a setup command put something else at the log's path."""
     with contextlib.suppress(OSError), open(log, "a", opener=open_at_once) as file:
         file.write(f"{text}\n")
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """An opener that follows no link, and waits for nobody at the other end of a pipe."""
+    """An opener that follows no link, and does not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files below a folder, each counted once; files may go meanwhile."""
+    """Total bytes of the files below a folder. Files may be removed meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

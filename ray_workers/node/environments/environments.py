@@ -1,4 +1,4 @@
-"""The environments of one node: which there are, which are being built, and what failed."""
+"""The environments of one node: finished, being built, and failed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from ray_workers.shared.secret_files import SecretUnavailable, read_secrets
 
 
 class Environments:
-    """The environments of one node. For one event loop; builds run in threads."""
+    """The environments of one node. Use from one event loop; builds run in threads."""
 
     def __init__(self, preloaded: Path, root: Path | None = None) -> None:
-        """preloaded: the file in which the forkserver names the modules that it has imported."""
+        """preloaded: the file in which the forkserver lists the modules that it has imported."""
         self._preloaded = preloaded
         self._root = root
         self._builds = SharedWork()
         self._turns = BuildTurns()
-        # Of its own: builds that take long hold up nothing else that the agent does in threads.
+        # Its own pool: long builds delay nothing else that the agent does in threads.
         self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
 
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """How far the node is with this environment; begins to build it if nobody has. Harmless
-        to repeat.
+        """Return the state of this environment on the node, and begin to build it if that has not
+        begun. Idempotent.
 
-        keeps_all: none of the node's packages may be replaced, as for a recipe.
+        keeps_all: no package of the node may be replaced, as for a recipe.
         """
         try:
             await asyncio.to_thread(_check_secrets, environment, policy)
@@ -65,19 +65,19 @@ class Environments:
             return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
         if record is None:
-            return _answer(BuildState.UNREACHABLE, "it was removed again at once")
+            return _answer(BuildState.UNREACHABLE, "it was removed right after its build")
         return self._ready(root, record)
 
     async def forget(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
-        """None of the jobs of an owner needs this environment any more: if none of another one does
-        either, its build is ended with all that it has started. Harmless to repeat."""
+        """Note that no job of this owner needs the environment any more. If no other owner's job
+        needs it, the build ends with everything that it has started. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._turns.forget(key, policy.owner)
 
     async def clear_up(self) -> None:
-        """End the builds that an agent of this machine left when it died."""
+        """End builds left by an agent of this machine that died."""
         root = self._root or environments_dir()
         await asyncio.to_thread(remove_unfinished, root)
 
@@ -106,7 +106,7 @@ class Environments:
 
 
 def is_built(environment: Mapping[str, Any]) -> bool:
-    """`dray.spec.Environment.is_built`, of the document as JSON data."""
+    """`dray.spec.Environment.is_built` for the document as JSON data."""
     text = environment.get("requirements") or ""
     return bool(environment.get("python_packages") or text.strip() or environment.get("setup"))
 

@@ -1,4 +1,4 @@
-"""Removal of environments: unfinished ones, and the least recently used beyond the limit."""
+"""Removal of unfinished environments, and of the least recently used ones beyond the limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 IDLE_S = 600.0
-"""An environment that was used so lately is not removed: its ranks may be about to start."""
+"""Seconds for which an environment stays after its last use: ranks may be about to start."""
 
 
 def make_room(root: Path, limit_bytes: int) -> None:
-    """Remove what builders that died left, and beyond the limit the environments that were used
-    longest ago, and the installer's cache. Those in use stay. Blocking."""
+    """Remove what dead builders left. Beyond the limit, remove the least recently used environments
+    that are not in use, and the installer's cache. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}
     for path in entries(root):
         if path.suffix != ".json":
@@ -46,8 +46,7 @@ def make_room(root: Path, limit_bytes: int) -> None:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove the folders of builds whose builder is gone, and end what these have started.
-    Blocking."""
+    """Remove the folders of builds whose builder is gone, and end their processes. Blocks."""
     records = (read_record(path) for path in entries(root) if path.suffix == ".json")
     finished = {record.folder for record in records if record is not None}
     for path in entries(root):
@@ -56,7 +55,7 @@ def remove_unfinished(root: Path) -> None:
 
 
 def _remove_if_unfinished(root: Path, folder: Path) -> None:
-    """Remove a folder whose builder is gone, and end what that has started."""
+    """Remove a folder whose builder is gone, and end the processes that the builder started."""
     key = folder.name.split("-")[0]
     with (root / f".lock-{key}").open("w") as lock:
         try:
@@ -71,7 +70,7 @@ def _remove_if_unfinished(root: Path, folder: Path) -> None:
 
 
 def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
-    """Remove an environment; False if ranks have it in use."""
+    """Remove an environment; False if ranks use it."""
     folder = root / record.folder
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,7 +82,7 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        path.unlink(missing_ok=True)  # first: half of a folder must not be found
+        path.unlink(missing_ok=True)  # first: a half-removed folder must not be found
         remove_tree(folder)
         return True
     finally:

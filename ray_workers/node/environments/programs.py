@@ -1,4 +1,4 @@
-"""Programs of a build: what they print is bounded, and none that they start outlives them."""
+"""Programs of a build, with bounded output. No process that they start outlives them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ray_workers.shared.secret_files import Masker
 
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 768 << 10
-"""Of what a program prints, its beginning and its end are kept."""
+"""The beginning and the end of a program's output are kept."""
 NICENESS = 19
-"""Builds hold no slots: they get what those leave of the processors."""
+"""Builds hold no slots, so they get only processor time that slots leave."""
 LOOK_MS = 100
-"""How often a program that prints nothing is looked at, at least."""
+"""Longest pause between two looks at a program that prints nothing."""
 SWEEP_LIMIT_S = 10.0
 SWEEP_PAUSE_S = 0.02
 _READ_BYTES = 64 << 10
 _GATE = 'read -r _ && exec "$@" < /dev/null'
-"""Waits for a line before it becomes the program, which then has its mark from its first moment."""
+"""Waits for a line before it becomes the program, which thus has its mark from the start."""
 
 
 class Output:
-    """The beginning and the end of what a program prints."""
+    """The beginning and the end of a program's output."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -54,7 +54,7 @@ class Output:
             del self._tail[:-TAIL_BYTES]
 
     def text(self, masker: Masker) -> str:
-        """Without secrets, also where only a part of one was kept."""
+        """The output without secrets, also if only a part of a secret was kept."""
         if not self._left_out:
             whole = masker.data(bytes(self._head + self._tail))
         else:
@@ -65,8 +65,7 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """The mark of all processes that build a folder, by which they are found without their
-    builder."""
+    """The mark of all processes that build a folder, which finds them without their builder."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 
@@ -78,8 +77,8 @@ def run(
     output: Output,
     check: Callable[[], None],
 ) -> int:
-    """The exit code of a program, once all that it started is gone. `check` is called again and
-    again meanwhile; what it raises ends the program."""
+    """Run a program, and return its exit code once all processes that it started are gone. `check`
+    is called repeatedly meanwhile; an exception from it ends the program."""
     with subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *command],
         cwd=cwd,
@@ -103,7 +102,7 @@ def run(
             process.stdin.close()
             _follow(process.pid, pipe, output, check)
         finally:
-            # Before it is reaped: its number is still that of its group.
+            # Before it is reaped, while its pid is still its group's number.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -113,7 +112,7 @@ def run(
 
 
 def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> None:
-    """Take what a program prints until it has ended, also if what it started holds the pipe."""
+    """Read a program's output until the program has ended, even if its children hold the pipe."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     pause_ms = 1
@@ -121,12 +120,12 @@ def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> N
         check()
         if poll.poll(pause_ms) and not _take(pipe, output, _READ_BYTES):
             poll.unregister(pipe)
-            pause_ms = 1  # it closes its output when it ends
+            pause_ms = 1  # a program closes its output when it ends
         pause_ms = min(2 * pause_ms, LOOK_MS)
 
 
 def _take(pipe: int, output: Output, most: int) -> bool:
-    """Take what the pipe holds; False at its end."""
+    """Read the contents of the pipe; False at its end."""
     while most > 0:
         try:
             data = os.read(pipe, min(most, _READ_BYTES))
@@ -140,8 +139,8 @@ def _take(pipe: int, output: Output, most: int) -> bool:
 
 
 def end_all(mark: str, started: int = 0) -> None:
-    """End every process with the mark that was started since, in clock ticks after boot, also
-    those that go on to start others."""
+    """End every process with the mark that started at or after `started`, in clock ticks since
+    boot, including processes that keep starting others."""
     session = Session(0, started, mark, closed=True)
     deadline = time.monotonic() + SWEEP_LIMIT_S
     while (pids := find_members([session])[mark]) and time.monotonic() < deadline:

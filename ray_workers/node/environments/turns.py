@@ -1,7 +1,7 @@
-"""Which builds of a node run at a time, for whom, and for how long they are wanted.
+"""Limits on concurrent builds of a node, by user, and how long builds are wanted.
 
-A build runs as long as a job needs it. It counts for one of the users that ask for it; no user has
-more than a few at a time, so that the builds of one do not hold up those of others.
+A build runs as long as a job needs it. It counts for one of the users that request it. Each user
+has few builds at a time, so that one user does not delay the builds of others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildTurns:
-    """The builds of one node that are wanted, by key. For one event loop; `is_wanted` for any
-    thread."""
+    """The wanted builds of a node, by key. Use from one event loop; `is_wanted` from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()
         self._running: dict[str, Owner] = {}
-        """The user for whom a build runs."""
+        """The user for whom each build runs."""
         self._changed = asyncio.Event()
 
     def want(self, key: str, owner: Owner) -> None:
@@ -33,7 +32,7 @@ class BuildTurns:
         self._changed.set()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """None of the user's jobs needs it any more."""
+        """Note that no job of the user needs the build any more."""
         self._wanted.forget(key, owner)
         self._changed.set()
 
@@ -41,7 +40,7 @@ class BuildTurns:
         return self._wanted.is_wanted(key)
 
     def why_waiting(self, key: str, owner: Owner) -> str | None:
-        """Why a build does not run yet; None if it does, or is about to."""
+        """Why a build does not run yet; None if it runs, or is about to."""
         if key in self._running:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
@@ -52,8 +51,8 @@ class BuildTurns:
 
     @contextlib.asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until the build may run, and run it; Abandoned if it is not wanted by then."""
-        while not (owners := self._that_may_build(key)):
+        """Wait until the build may run, and run it. Raises Abandoned if no job wants it by then."""
+        while not (owners := self._owners_with_capacity(key)):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WANTED_S):
@@ -65,7 +64,7 @@ class BuildTurns:
             del self._running[key]
             self._changed.set()
 
-    def _that_may_build(self, key: str) -> list[Owner]:
+    def _owners_with_capacity(self, key: str) -> list[Owner]:
         """The users for whom the build may run now."""
         owners = self._wanted.owners(key)
         if not owners:

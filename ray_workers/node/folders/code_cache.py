@@ -1,8 +1,8 @@
-"""The node's copies of code: fetched and checked once, and put back at each start.
+"""The node's copies of code, which are fetched and checked once, and restored at each start.
 
-A copy is kept by the hash of its description, or of where it comes from. Each attempt of a job
-finds the same bytes in the job's working directory, whatever an earlier one made of them; what else
-lies there stays.
+A copy is named by the hash of its manifest, or of its origin. Each attempt of a job finds the same
+bytes in the job's working directory, even if an earlier attempt changed them. Other files there
+stay.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ray_workers.shared.paths import entries, own_folder
 from ray_workers.shared.processes.procfs import boot_id
 
 LIMIT_BYTES = 4 << 30
-"""Most that the copies of a machine take together; those that were used last are kept."""
+"""Most bytes of all copies on a machine; the most recently used copies are kept."""
 SCRATCH_S = 3600.0
-"""How long a copy may take to be made."""
+"""Seconds after which an unfinished copy is removed."""
 _SCRATCH = ".new-"
 _FILES = "files"
-"""The folder of a copy that has its files."""
+"""The folder with the files of a copy."""
 _SIZE = "size"
-"""The file of a copy that says how many bytes of the disk it takes."""
+"""The file with a copy's size on disk, in bytes."""
 _BLOCK = 4096
 
 
 class BadCode(Exception):
-    """The storage has other bytes than were uploaded."""
+    """The storage contains other bytes than were uploaded."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,17 @@ class _File:
 
 
 class CodeCache:
-    """The copies of one machine; several processes may use them at the same time. Blocking."""
+    """The copies of one machine. Several processes may use them at the same time. Methods block."""
 
     def __init__(self, root: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._root = root
         self._limit_bytes = limit_bytes
 
     def put_into(self, code: CodeRef, storage_url: str, directory: Path) -> None:
-        """Make the files of this code in a directory what they are in the upload.
+        """Make the files of this code in a directory equal to the upload.
 
-        BadCode if the storage has other files; OSError if it can't be read, or a disk is full.
+        Raises BadCode if the storage has other files; OSError if the storage can't be read, or a
+        disk is full.
         """
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
@@ -80,9 +81,9 @@ class CodeCache:
             _put_copy(copy, directory)
 
     def put_remote_into(self, code: RemoteCodeRef, directory: Path) -> None:
-        """As `put_into`, of code that comes from elsewhere.
+        """Do the same as `put_into` for code that comes from elsewhere.
 
-        CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
+        Raises CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
         """
         self.fetch_remote(code)
         copy = self._copy_of(code.digest)
@@ -92,46 +93,46 @@ class CodeCache:
     def fetch_remote(
         self, code: RemoteCodeRef, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Have the copy that `put_remote_into` needs; its errors, and Abandoned once `is_wanted`
-        says that no job needs it."""
+        """Fetch the copy that `put_remote_into` needs. Raises its errors, and Abandoned once
+        `is_wanted` is false."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():
             os.utime(copy)
             return
         self._make_room()
-        # Without the lock, which other code shares: a server may be as slow as it likes.
+        # Without the lock, which other code shares, since a server may be slow.
         self._fetch_remote(code, copy, is_wanted)
 
     def has(self, digest: str) -> bool:
-        """Whether there is a copy."""
+        """Whether a copy exists."""
         return self._copy_of(digest).is_dir()
 
     def files_of(self, digest: str) -> Path | None:
-        """The folder with the files of the copy; None if there is no copy."""
+        """The folder with the files of the copy; None if no copy exists."""
         files_ = self._copy_of(digest) / _FILES
         return files_ if files_.is_dir() else None
 
     def _copy_of(self, digest: str) -> Path:
-        # A copy of an earlier boot is not used: a power cut may have emptied its files.
+        # A copy from before this boot is not used, since a power cut may have emptied its files.
         return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager
     def _locked(self, copy: Path) -> Iterator[None]:
-        """Alone with this copy; the lock goes with the process that holds it."""
+        """Hold the lock of this copy, which ends with the process that holds it."""
         with self._lock_of(copy.name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _lock_of(self, name: str) -> Path:
-        """One of sixteen files, so that they do not become more with every upload."""
+        """One of sixteen lock files, so that their number does not grow with every upload."""
         return self._root / f".lock-{name[0]}"
 
     def _fetch(self, code: CodeRef, storage_url: str, copy: Path) -> None:
-        """Fetch code into a folder beside, which gets its name once it is whole."""
+        """Fetch code into a temporary folder, which is renamed once it is complete."""
         text = files.read(code.manifest_url)
         if hashlib.sha256(text).hexdigest() != code.manifest_sha256:
-            raise BadCode(f"the description of {code.id} in the storage is another one")
+            raise BadCode(f"the manifest of {code.id} in the storage differs from the upload")
         found = _parse(text)
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
@@ -151,7 +152,7 @@ class CodeCache:
             remove_tree(scratch)
 
     def _fetch_remote(self, code: RemoteCodeRef, copy: Path, is_wanted: Callable[[], bool]) -> None:
-        """As `_fetch`; if another process is first, its copy stays."""
+        """Do the same as `_fetch`. If another process is first, its copy stays."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
             whole = scratch / "whole"
@@ -167,8 +168,8 @@ class CodeCache:
             remove_tree(scratch)
 
     def _make_room(self) -> None:
-        """Remove the copies that were used longest ago, beyond the limit, and those that a process
-        that is gone did not come to the end of."""
+        """Remove the least recently used copies beyond the limit, and unfinished copies of dead
+        processes."""
         found = entries(self._root)
         for path in found:
             if path.name.startswith(_SCRATCH) and time.time() - _used_at(path) > SCRATCH_S:
@@ -187,11 +188,11 @@ class CodeCache:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    continue  # it is being put back just now
+                    continue  # it is being restored just now
                 self._remove(path)
 
     def _remove(self, copy: Path) -> None:
-        """Remove a copy, which must not be found again if only half of it goes."""
+        """Remove a copy. It is renamed first, so that a half-removed copy is not found."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         with contextlib.suppress(FileNotFoundError):
             copy.rename(scratch / copy.name)
@@ -199,7 +200,7 @@ class CodeCache:
 
 
 def _parse(text: bytes) -> list[_File]:
-    """The files of a description; BadCode for paths that the service should have refused."""
+    """The files of a manifest. Raises BadCode for paths that the service should have refused."""
     described: list[Mapping[str, Any]] = json.loads(text)["files"]
     found = [
         _File(
@@ -211,12 +212,12 @@ def _parse(text: bytes) -> list[_File]:
     ]
     wrong = next((file.path for file in found if fault_of(file.path) is not None), None)
     if wrong is not None or len(found) > MAX_FILES or collision_in(file.path for file in found):
-        raise BadCode(f"the description has paths that can't be: {wrong!r}")
+        raise BadCode(f"the manifest has paths that are not allowed: {wrong!r}")
     return found
 
 
 def _local_pack(url: str, scratch: Path) -> Path:
-    """A pack as a file of this machine."""
+    """The path of a pack on this machine, after fetching it if necessary."""
     path = files.local_path(url)
     if path is not None:
         return path
@@ -225,7 +226,7 @@ def _local_pack(url: str, scratch: Path) -> Path:
 
 
 def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
-    """Write a file of its parts, each of which is checked; how many bytes it has."""
+    """Write a file from its parts, each of which is checked. Returns the file's size in bytes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as output:
         for part in file.parts:
@@ -249,7 +250,7 @@ def _put_copy(copy: Path, directory: Path) -> None:
 
 
 def _used_at(path: Path) -> float:
-    """When it was used last; long ago if another process has removed it meanwhile."""
+    """When the copy was last used; long ago if another process has removed it meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -257,7 +258,7 @@ def _used_at(path: Path) -> float:
 
 
 def _put_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder to their places, also where something else is in the way."""
+    """Copy the files of a folder to their paths, replacing anything that is in the way."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         target.unlink()
     target.mkdir(exist_ok=True)
@@ -271,8 +272,8 @@ def _put_folder(source: Path, target: Path) -> None:
 def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         remove_tree(target)
-    # A new file in its place: one that is open elsewhere, or a link, is not written through.
-    digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may be as long as can be
+    # A new file replaces the old one: an open file, or the target of a link, is not written to.
+    digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may have maximal length
     partial = target.with_name(f".{digest[:32]}.dray-partial")
     partial.unlink(missing_ok=True)
     shutil.copyfile(source, partial)

@@ -1,4 +1,4 @@
-"""Code that this node fetches from elsewhere: before a job starts, and for its directory."""
+"""Code that this node fetches from elsewhere, before a job starts and for its directory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ray_workers.shared.paths import code_dir
 
 AT_A_TIME = 8
 FROM_ONE_HOST = 2
-"""At a time, so that a host that does not answer holds up nobody else's code."""
+"""Most concurrent fetches from one host, so that a host that hangs does not delay other code."""
 
 
 class CodeFetches:
-    """The code that this node fetches itself. For one event loop."""
+    """The code that this node fetches itself. Use from one event loop."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -32,16 +32,16 @@ class CodeFetches:
         self._fetching = asyncio.Semaphore(AT_A_TIME)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._running: set[str] = set()
-        """Digests of the code that is being fetched, not waiting for its turn."""
-        # Threads of its own: servers that are slow to give code may hold these, and nothing else.
-        # Not the module's: Ray pickles the agent's class with the globals that its methods use.
+        """Digests of the code that is being fetched, without fetches that wait for their turn."""
+        # Its own threads: servers that are slow to send code may occupy these, and nothing else.
+        # Not in the module: Ray pickles the agent's class with the globals that its methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
-        """How far the node is with this code; begins to fetch it if nobody has. Harmless to
-        repeat.
+        """Return the state of this code on the node, and begin to fetch it if that has not begun.
+        Idempotent.
 
-        owner: of the job that needs it.
+        owner: the owner of the job that needs the code.
         """
         cache = self._cache
         if cache.has(code.digest):
@@ -52,8 +52,8 @@ class CodeFetches:
         return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
 
     def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
-        """None of the owner's jobs needs this code any more: if none of another one does either,
-        its fetch is ended. Harmless to repeat."""
+        """Note that no job of the owner needs this code any more. If no other owner's job needs it,
+        the fetch ends. Idempotent."""
         self._wanted.forget(code.digest, owner)
 
     async def put_into(self, code: RemoteCodeRef, directory: Path) -> None:

@@ -1,6 +1,6 @@
-"""Code that comes by way of the sources of data: archives, and what needs credentials.
+"""Code that is fetched through the sources of data: archives, and code that needs credentials.
 
-This module imports torch with the sources, so `remote_code` imports it only where it is needed.
+This module imports torch with the sources, so `remote_code` imports it only when needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 
 def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> list[str]:
-    """As `ray_workers.node.folders.remote_code.fetch`, for code that has credentials or is an
-    archive; the paths of the files."""
+    """Do the same as `ray_workers.node.folders.remote_code.fetch`, for code with credentials or in
+    an archive. Returns the paths of the files."""
     try:
         credentials = load_credentials(code.policy.credentials_dir, code.credentials)
         if code.git is None:
@@ -64,7 +64,7 @@ def _fetch_archive(
             if size > code.limit_bytes:
                 raise too_large("the archive has more bytes", code.limit_bytes)
             if time.monotonic() > deadline:
-                raise CodeUnreachable(f"{place} was not fetched within {limit_s:g} s")
+                raise CodeUnreachable(f"{place} could not be fetched within {limit_s:g} s")
             digest.update(piece)
             file.write(piece)
 
@@ -74,7 +74,7 @@ def _fetch_archive(
 
     found = retried(download, place)
     if found != code.sha256:
-        raise CodeRefused(f"{place} has the SHA-256 {found}, and script.code.sha256 is another")
+        raise CodeRefused(f"{place} has the SHA-256 {found}, which differs from script.code.sha256")
     budget = _CodeBudget(place, code.limit_bytes, deadline)
     paths = unpack_code(SourceFile(packed.name, packed, place), target, budget)
     check_paths(paths)
@@ -87,7 +87,7 @@ class _CodeBudget(Budget):
     def __init__(self, place: str, limit_bytes: int, deadline: float) -> None:
         super().__init__(place, limit_bytes, "DRAY_CODE_LIMIT_BYTES")
         self._deadline = deadline
-        self._members_left = 2 * MAX_FILES  # with the folders
+        self._members_left = 2 * MAX_FILES  # including folders
 
     def spend_member(self) -> None:
         self._members_left -= 1

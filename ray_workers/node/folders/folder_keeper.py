@@ -1,4 +1,4 @@
-"""Keeps the folders of the scripts that run on a node, for its agent."""
+"""Copies the folders of scripts on a node to the storage, for the node's agent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ray_workers.shared.folders.work_dir import checkpoint_dir
 
 Key = tuple[str, int]
 ANSWER_S = 0.5
-"""For which an answer waits for the end of the copying, which mostly takes less."""
+"""Seconds that an answer waits for the end of the copying, which usually takes less."""
 
 
 class FolderKeeper:
-    """For an event loop. An attempt is named by its job and its number."""
+    """Keeps the folders of attempts, each named by its job and number. Use from one event loop."""
 
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
@@ -30,14 +30,14 @@ class FolderKeeper:
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
-        """Why the copying had to wait, of attempts for which it had to."""
+        """Why the copying has to wait, for attempts whose copying had to wait."""
 
     def _folder(self, key: Key) -> Path:
         return paths.folders_dir(*self._node, *key)
 
     async def begin(self, key: Key, plan: FolderPlan) -> str | None:
-        """Make the folders of an attempt, with the files that earlier attempts left in the
-        checkpoint folder; why that can't be, if it can't."""
+        """Create the folders of an attempt, and restore the files of earlier attempts in the
+        checkpoint folder. Returns the reason if that fails, else None."""
         try:
             await asyncio.to_thread(job_folders.begin, self._folder(key), plan)
             if files.local_path(plan.folder_url) is None and key not in self._mirrors:
@@ -46,7 +46,7 @@ class FolderKeeper:
                 if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
                     await asyncio.to_thread(job_folders.remove, self._folder(key))
                     return "the attempt is over"
-                task = asyncio.ensure_future(self._copy_now_and_then(mirror))
+                task = asyncio.ensure_future(self._copy_periodically(mirror))
                 self._mirrors[key] = mirror, task
         except Exception as error:  # whatever the client of a storage may raise
             traceback.print_exc()
@@ -56,7 +56,7 @@ class FolderKeeper:
     def _mirror_of(self, key: Key, plan: FolderPlan) -> FolderMirror:
         return FolderMirror(checkpoint_dir(self._folder(key), plan.folder_url), plan.folder_url)
 
-    async def _copy_now_and_then(self, mirror: FolderMirror) -> None:
+    async def _copy_periodically(self, mirror: FolderMirror) -> None:
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
@@ -65,8 +65,8 @@ class FolderKeeper:
                 traceback.print_exc()
 
     async def sizes(self, key: Key) -> dict[str, int] | None:
-        """The files of the output folder of an attempt that has ended, with their bytes; None until
-        they are listed. Ask again then."""
+        """The files of an ended attempt's output folder, with their sizes in bytes. None until they
+        are listed; ask again then."""
         if key not in self._sizes:
             self._sizes[key] = asyncio.ensure_future(self._list(key))
         task = self._sizes[key]
@@ -74,17 +74,17 @@ class FolderKeeper:
         return task.result() if task.done() else None
 
     async def _list(self, key: Key) -> dict[str, int]:
-        """No name if they can't be listed, of which `keep` says the reason."""
+        """List the files. Empty if they can't be listed; `keep` returns the reason."""
         try:
             return await asyncio.to_thread(job_folders.sizes_in, self._folder(key))
-        except Exception:  # of the node's disk
+        except Exception:  # an error of the node's disk
             traceback.print_exc()
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Have the files of an attempt that has ended copied to the storage; until that is done, a
-        sentence on what it waits for, or nothing. Ask again then. num_bytes: of the files of other
-        nodes, which come first."""
+        """Copy the files of an ended attempt to the storage. Until that is done, returns a sentence
+        on the reason for waiting, or an empty one; ask again then. num_bytes: bytes of the files of
+        nodes that come first."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
@@ -101,14 +101,14 @@ class FolderKeeper:
             kept = await asyncio.to_thread(
                 job_folders.keep_output, *where, taken, num_bytes, work, on_wait
             )
-        except Exception as error:  # of the node's disk
+        except Exception as error:  # an error of the node's disk
             traceback.print_exc()
             kept = FilesKept(0, f"{type(error).__name__}: {error}", "", "")
         return kept if problem is None else replace(kept, problem=problem)
 
     async def _end_mirror(self, key: Key) -> str | None:
-        """Copy the rest of the checkpoint folder. An agent that was started again since has copied
-        nothing itself, and copies all."""
+        """Copy the rest of the checkpoint folder. An agent that was restarted since has copied
+        nothing itself, and copies everything."""
         plan = job_folders.plan_in(self._folder(key))
         if plan is None or files.local_path(plan.folder_url) is not None:
             return None
@@ -125,7 +125,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt here; what was to be kept of them is in the storage."""
+        """Delete the folders of an attempt here. The files to keep are in the storage."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

@@ -1,9 +1,8 @@
-"""A copy of a script's checkpoint folder in storage that is no folder, such as `s3://`.
+"""A copy of a script's checkpoint folder in storage that is not a folder, such as `s3://`.
 
-Files that have stopped changing are copied there now and then, and all of them at the end. The next
-attempt finds them again, on whichever node it runs. A file that the script deletes is deleted
-there, by the node on which it was deleted. Links are copied as the files that they lead to, if
-those are in the folder.
+Files that have stopped changing are copied periodically, and all files at the end. The next attempt
+restores them, on whichever node it runs. If the script deletes a file, the node of the script
+deletes the file from the storage. Links to files in the folder are copied as these files.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from dray.train import files
 
 PERIOD_S = 15.0
-"""Pause between two looks at the folder."""
+"""Pause between two scans of the folder."""
 
 
 class _Stamp(NamedTuple):
@@ -28,25 +27,24 @@ class _Stamp(NamedTuple):
 
 
 class FolderMirror:
-    """One folder and its copy. Its methods block, and wait for each other."""
+    """A folder and its copy. Methods block, and wait for each other."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
         self._url = url.rstrip("/")
         self._copied: dict[str, _Stamp] = {}
         self._seen: dict[str, _Stamp] = {}
-        """As of the last look."""
+        """Files as of the last scan."""
         self._lock = threading.Lock()
         self._has_ended = False
 
     def end(self) -> None:
-        """Copy nothing any more: the folder may be deleted then, which deletes nothing of the
-        copy."""
+        """Stop copying. The folder may be deleted afterwards, which deletes nothing of the copy."""
         with self._lock:
             self._has_ended = True
 
     def restore(self) -> int:
-        """Fetch every file of the copy; how many there are. Raises whatever the storage does."""
+        """Fetch every file of the copy; returns their number. Raises any error of the storage."""
         filesystem, root = _url_to_fs(self._url)
         filesystem.invalidate_cache()
         found = filesystem.find(root) if filesystem.exists(root) else []
@@ -60,13 +58,13 @@ class FolderMirror:
         return len(found)
 
     def copy(self, *, everything: bool) -> None:
-        """Copy the files that have changed since they were copied, and that have not changed since
-        the last look; with `everything` also those that have. Raises whatever the storage does, and
-        the next call goes on; OSError where the folder can't be read, which deletes nothing of the
-        copy."""
+        """Copy the files that have changed since they were copied, but not since the last scan;
+        with `everything`, also files that have changed since the last scan. Raises any error of the
+        storage; the next call continues. Raises OSError if the folder can't be read, and then
+        deletes nothing of the copy."""
         with self._lock:
-            # A folder that is gone altogether was deleted by another than the script, or will be
-            # made again by it.
+            # If the whole folder is gone, another process than the script deleted it, or the script
+            # will create it again.
             if not self._has_ended and os.path.lexists(self._folder):
                 self._copy(everything=everything)
 
@@ -80,7 +78,7 @@ class FolderMirror:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
                 continue  # deleted meanwhile
-            if self._stamp(name) == stamp:  # else it was torn, and is copied again
+            if self._stamp(name) == stamp:  # else the copy may be torn, and is repeated
                 self._copied[name] = stamp
         for name in self._copied.keys() - stamps.keys():
             files.remove_file(f"{self._url}/{name}")
@@ -90,7 +88,7 @@ class FolderMirror:
     def _stamps(self) -> dict[str, _Stamp]:
         found = {}
         if self._folder.is_symlink():
-            raise NotADirectoryError("a link has taken the place of DRAY_CHECKPOINT_DIR")
+            raise NotADirectoryError("DRAY_CHECKPOINT_DIR was replaced by a link")
         for at, _, names in os.walk(self._folder, onerror=_unless_deleted):
             for entry in names:
                 name = str(Path(at, entry).relative_to(self._folder))
@@ -112,7 +110,7 @@ class FolderMirror:
 
 
 def _unless_deleted(error: OSError) -> None:
-    """Raise the error of a folder that can't be read: its files are not to count as deleted."""
+    """Raise the error of a folder that can't be read, so that its files do not count as deleted."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

@@ -1,7 +1,7 @@
 """The files of one commit of a git repository, without a checkout.
 
-git fetches the commit's objects and nothing more. The files are then read from the objects, so that
-no hook, filter, attribute, submodule or large-file extension of the repository has a say in them.
+git fetches only the commit's objects. The files are then read from the objects, so that no hook,
+filter, attribute, submodule or large-file extension of the repository affects them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ray_workers.shared.net_policy import (
 from ray_workers.shared.node_needs import RemoteCodeRef
 
 LEAST_GIT = (2, 37)
-"""The first that takes addresses for a host (`http.curloptResolve`)."""
+"""The first version that accepts addresses for a host (`http.curloptResolve`)."""
 MEMORY_KIB = 4 << 20
-"""Most address space of git: deltas and trees of a hostile repository can unpack to anything."""
+"""Most address space of git, since objects of a hostile repository can unpack to any size."""
 LINE_BYTES = MAX_PATH_BYTES + 128
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PIECE = 1 << 20
@@ -48,11 +48,11 @@ _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE",
 
 
 class CodeRefused(Exception):
-    """The code can't be had, or may not be used, however often it is tried."""
+    """The code can't be fetched or may not be used; another try would not help."""
 
 
 class CodeUnreachable(Exception):
-    """Its server, or this node, does not give the code now."""
+    """The code's server, or this node, can't provide the code now."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class _Entry:
 
 
 def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
-    """Write the commit's files into a folder; their paths.
+    """Write the commit's files into a folder, and return their paths.
 
-    scratch: a folder for git, which is not removed. CodeRefused, CodeUnreachable, OSError.
+    scratch: a folder for git, which is not removed. Raises CodeRefused, CodeUnreachable, OSError.
     """
     git = _Git(wanted, scratch)
     git.run("init", "--bare", "--quiet", "--template=", git.object_format, ".")
@@ -105,7 +105,7 @@ def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
 
 
 def _entries(git: _Git, commit: str) -> list[_Entry]:
-    """The files and links of a commit; CodeRefused for more than there may be."""
+    """The files and links of a commit. Raises CodeRefused if there are too many."""
     out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
     found = []
     for line in out.read_bytes().split(b"\0")[:-1]:
@@ -118,7 +118,7 @@ def _entries(git: _Git, commit: str) -> list[_Entry]:
 
 
 def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
-    """The files, also in place of the links that lead to files or folders of the commit."""
+    """The files, and a copy of each file or folder of the commit that a link leads to."""
     if len(entries) > MAX_FILES:
         raise CodeRefused(f"it has more than {MAX_FILES} files")
     files = {entry.path: entry for entry in entries if entry.mode != "120000"}
@@ -149,9 +149,9 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Refuse what an upload could not hold either."""
+    """Refuse paths that an upload could not contain either."""
     if not paths:
-        raise CodeRefused("there is no file in it")
+        raise CodeRefused("it contains no file")
     if len(paths) > MAX_FILES:
         raise CodeRefused(f"it has more than {MAX_FILES} files")
     for path in paths:
@@ -185,22 +185,22 @@ class _Git:
         self._refuse_if_old()
 
     def _refuse_if_old(self) -> None:
-        """An older git would look the host up by itself, and connect to whatever it finds."""
-        said = self.run("version").read_text()
-        found = re.search(r"(\d+)\.(\d+)", said)
+        """Refuse an older git, which would resolve the host itself and connect to any address."""
+        text = self.run("version").read_text()
+        found = re.search(r"(\d+)\.(\d+)", text)
         if found is None or (int(found[1]), int(found[2])) < LEAST_GIT:
             least = ".".join(map(str, LEAST_GIT))
-            raise CodeRefused(f"this node has {said.strip()[:100]}: git {least} or newer is needed")
+            raise CodeRefused(f"this node has {text.strip()[:100]}: git {least} or newer is needed")
 
     def run(self, *arguments: str, given: Path | None = None, limit_bytes: int = 0) -> Path:
-        """The file with the program's output. CodeRefused with git's own sentence if it fails,
-        CodeUnreachable if the server is at fault.
+        """Run git, and return the file with its output. Raises CodeRefused with git's own message
+        if it fails, CodeUnreachable if the server is at fault.
 
-        limit_bytes: of each file that it writes; 0: that of code.
+        limit_bytes: most bytes of each file that git writes; 0 for the limit of code.
         """
         out, errors = self._scratch / "out", self._scratch / "errors"
         limit_bytes = limit_bytes or self._limit_bytes
-        # The shell counts blocks of 512 bytes and KiB.
+        # The shell counts in blocks of 512 bytes and in KiB.
         limits = 'ulimit -f "$1"; ulimit -v "$2"; shift 2; exec "$@"'
         blocks = str(-(-limit_bytes // 512))
         shell = ["/bin/sh", "-c", limits, "sh", blocks, str(MEMORY_KIB), self._program]
@@ -228,7 +228,7 @@ class _Git:
         try:
             return process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise CodeUnreachable(f"git did not come to its end in {self._limit_s:g} s") from None
+            raise CodeUnreachable(f"git timed out after {self._limit_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -238,17 +238,17 @@ class _Git:
         packs = (self._repository / "objects" / "pack").glob("*")
         is_cut = any(path.stat().st_size > limit_bytes - _PIECE // 2 for path in packs)
         if code == -signal.SIGXFSZ or is_cut:
-            return too_large("the repository has more bytes or names than code may", limit_bytes)
-        told = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
-        sentence = (told or [f"git ended with code {code}"])[-1][:500]
+            return too_large("the repository has too many bytes or names", limit_bytes)
+        errors = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
+        sentence = (errors or [f"git ended with code {code}"])[-1][:500]
         sentence = "".join(c if c.isprintable() else "?" for c in sentence)
         if _UNREACHABLE.search(sentence):
             return CodeUnreachable(sentence)
-        hint = ": name a file of the nodes' in code.credentials" if "could not read" in text else ""
+        hint = ": set code.credentials to a file on the nodes" if "could not read" in text else ""
         return CodeRefused(sentence + hint)
 
     def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
-        """The content of each; to be read before the next one is asked for."""
+        """Yield the content of each entry, which must be read before the next one is requested."""
         if not entries:
             return
         asked = self._scratch / "asked"
@@ -267,7 +267,7 @@ class _Git:
 
 
 class _Window:
-    """The next bytes of a stream, as a file."""
+    """The next bytes of a stream, as a file object."""
 
     def __init__(self, stream: IO[bytes], left: int) -> None:
         self._stream = stream
@@ -281,8 +281,8 @@ class _Window:
 
 
 def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
-    """The URL in its plain form, and the addresses of its host that git has to connect to: one that
-    it looked up itself could be another. CodeRefused, CodeUnreachable."""
+    """The canonical URL, and the addresses of its host to which git has to connect, since a lookup
+    by git itself could return another. Raises CodeRefused, CodeUnreachable."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
     reason = refused_host(host, allowed)
@@ -298,7 +298,7 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
         if not is_named and (reason := refused_address(address, allowed)) is not None:
             raise _refused(host, reason)
         if parts.scheme != "https" and not is_named and not allowed.has_address(address):
-            raise _refused(host, "a git repository is read by https:// alone, except from hosts")
+            raise _refused(host, "git is read by https:// alone, except from private hosts")
     name = f"[{host}]" if ":" in host else host
     listed = ",".join(
         f"[{one}]" if one.version == 6 else str(one) for one in sorted(addresses, key=str)
@@ -312,10 +312,10 @@ def _refused(host: str, reason: str) -> CodeRefused:
 
 
 def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The variables of git, which reads no configuration but this."""
+    """The environment variables of git, which reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
-        ("core.bigFileThreshold", "16m"),  # larger ones are not held in memory
+        ("core.bigFileThreshold", "16m"),  # larger files are not held in memory
         ("credential.helper", ""),
         ("fetch.fsckObjects", "true"),
         ("fetch.unpackLimit", "1"),  # one pack, whose size is limited
@@ -327,7 +327,7 @@ def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -
         ("pack.threads", "1"),
         ("protocol.version", "2"),
         *([("http.curloptResolve", place)] if place else []),
-        # Not among the arguments, which every user of the machine can list.
+        # Not in the arguments, which every user of the machine can list.
         *(("http.extraHeader", f"{name}: {value}") for name, value in headers.items()),
     ]
     found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}

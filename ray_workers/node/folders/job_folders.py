@@ -1,12 +1,12 @@
 """The folders of a script on one node: DRAY_OUTPUT_DIR and DRAY_CHECKPOINT_DIR.
 
-The output folder is the attempt's own on each node. Once no process of the attempt is left there,
-the node's agent copies its files to the storage and reports them as artifacts: a rank that was
-killed could not. The plan of an attempt is a file beside its folders, so that an agent that was
-started again, or the service where the supervisor is gone, can do the rest.
+The output folder on each node belongs to one attempt. Once no process of the attempt is left there,
+the node's agent copies its files to the storage and reports them as artifacts, which also works if
+the ranks were killed. The plan of an attempt is a file next to its folders, so that a restarted
+agent can do the rest, or the service if the supervisor is gone.
 
-Where the storage is a folder, the checkpoint folder is a part of it, which all nodes share. For
-other storage `ray_workers.node.folders.folder_mirror` keeps a copy.
+If the storage is a folder, the checkpoint folder is a part of it, which all nodes share. For other
+storage `ray_workers.node.folders.folder_mirror` keeps a copy.
 """
 
 from __future__ import annotations
@@ -36,54 +36,54 @@ from ray_workers.shared.paths import code_dir
 from ray_workers.shared.spool_reader import spool_key
 
 MAX_FILES = 20_000
-"""Files of one node that are kept; the first by name."""
+"""Most files of one node that are kept, in the order of their names."""
 MAX_NAME_CHARS = 1000
-"""Of an artifact; the prefix for a node fits besides (`service.ingest.rank_frames`)."""
+"""Longest name of an artifact; a prefix for the node still fits (`service.ingest.rank_frames`)."""
 LIMIT = "DRAY_OUTPUT_LIMIT_BYTES"
-TOLD = 5
-"""Files that a sentence names."""
+NAMED = 5
+"""Most files that a sentence names."""
 THREADS = 4
 _BEGAN = "began"
-"""An empty file, written when the attempt began on this node."""
+"""An empty file, written when the attempt begins on this node."""
 _PLAIN = re.compile(r"[A-Za-z0-9._/=+-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """The places to which a node keeps a script's files."""
+    """The URLs to which a node copies a script's files."""
 
     rank: int
-    """The first rank on the node, which the reports name."""
+    """The first rank on the node, which reports name."""
     node_rank: int
     output_url: str
-    """The attempt's place for the files of the output folders, in the storage."""
+    """URL in the storage for the files of the attempt's output folders."""
     folder_url: str
-    """The job's place for the files of the checkpoint folder."""
+    """URL for the files of the job's checkpoint folder."""
     spool_limit_bytes: int
     limit_bytes: int
-    """Most bytes that the files of the attempt's output folders may have together."""
+    """Most bytes of all files in the attempt's output folders."""
     code: str
-    """The digest of the code in the job's directory; empty for a script that nodes have."""
+    """Digest of the code in the job's directory; empty for a script that nodes have already."""
 
 
 @dataclass(frozen=True)
 class FilesKept:
-    """The end of a node's output folder."""
+    """The result of copying a node's output folder."""
 
     num_kept: int
     problem: str | None
-    """Why files are lost that the storage should have taken; None if all that may be kept are."""
+    """Why the storage lacks files that could be kept; None if it has all of them."""
     left_out: str
-    """A sentence on files that are never kept; empty if there are none."""
+    """A sentence on files that can't be kept; empty if there are none."""
     left_behind: str
     """A sentence on files in the working directory; empty if there are none."""
 
 
 def begin(folder: Path, plan: FolderPlan) -> None:
-    """Make the folders of an attempt on this node. folder: for all of them."""
+    """Create the folders of an attempt on this node. folder: the parent of all of them."""
     output_dir(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     checkpoint_dir(folder, plan.folder_url).mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileExistsError):  # the attempt may come to the node again
+    with contextlib.suppress(FileExistsError):  # the attempt may return to the node
         (folder / _BEGAN).touch(exist_ok=False)
     partial = folder / "plan.partial"
     partial.write_text(json.dumps(asdict(plan)))
@@ -91,7 +91,7 @@ def begin(folder: Path, plan: FolderPlan) -> None:
 
 
 def plan_in(folder: Path) -> FolderPlan | None:
-    """The plan of the attempt; None if it has no folders here."""
+    """The plan of the attempt; None if the attempt has no folders here."""
     try:
         found = json.loads((folder / "plan.json").read_text())
     except FileNotFoundError:
@@ -100,15 +100,15 @@ def plan_in(folder: Path) -> FolderPlan | None:
 
 
 class OutputFiles:
-    """The files below a folder, by their relative paths, without those that can't be kept. Files of
-    upper folders come first, so of too many files the deepest are left out.
+    """The files below a folder that can be kept, by their relative paths. If there are too many,
+    the files in the deepest folders are left out.
 
-    Names that are not plain text, and links that lead out of the folder, are left out; so are
-    sockets, pipes and devices. A link to a file of the folder counts as a file of its own. Links to
-    folders are passed over, since their files are found elsewhere in the folder, if they are in it.
+    Also left out are names that are not plain text, links that lead out of the folder, sockets,
+    pipes and devices. A link to a file of the folder counts as a file of its own. Links to folders
+    are ignored, since their files are found elsewhere if they are in the folder.
 
-    A file counts with its length, since the storage gets the holes of a sparse file as zeros. Of
-    files that are too large together the largest are left out.
+    A file counts with its length, since the storage gets the holes of a sparse file as zeros. If
+    the files are too large together, the largest are left out.
     """
 
     def __init__(self, folder: Path, limit_bytes: float = math.inf) -> None:
@@ -117,9 +117,9 @@ class OutputFiles:
         self._num_refused = 0
         self.files: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
-        """Their bytes, by name."""
+        """Their sizes in bytes, by name."""
         if self._root.is_symlink():
-            self._refuse(".", "a link has taken the place of the folder")
+            self._refuse(".", "the folder was replaced by a link")
             return
         for name, path in sorted(self._found(), key=lambda found: (found[0].count("/"), found)):
             if len(self.files) < MAX_FILES:
@@ -130,7 +130,7 @@ class OutputFiles:
         self._leave_out_above(limit_bytes)
 
     def _leave_out_above(self, limit_bytes: float) -> None:
-        """limit_bytes: what the files of other nodes leave of the limit."""
+        """limit_bytes: the rest of the limit, after the files of other nodes."""
         total = sum(self.sizes.values())
         for name in sorted(self.sizes, key=self.sizes.__getitem__, reverse=True):
             if total <= limit_bytes:
@@ -155,19 +155,19 @@ class OutputFiles:
         if len(name) > MAX_NAME_CHARS:
             return f"a path of more than {MAX_NAME_CHARS} characters"
         if "\\" in name or unfit(name) is not None:
-            return "a name that can't be shown"
+            return "a name that can't be displayed"
         try:
             target = path.resolve(strict=True)
             if not target.is_relative_to(self._root):
                 return "a link that leads out of the folder"
-            return None if stat.S_ISREG(target.stat().st_mode) else "no plain file"
+            return None if stat.S_ISREG(target.stat().st_mode) else "not a regular file"
         except (OSError, RuntimeError):  # a broken or circular link
             return "a link to nothing"
 
     def _refuse(self, name: str, why: str, *, is_first: bool = False) -> None:
         self._num_refused += 1
         self._refused.insert(0 if is_first else len(self._refused), f"{name[:100]!a} ({why})")
-        del self._refused[TOLD:]
+        del self._refused[NAMED:]
 
     @property
     def left_out(self) -> str:
@@ -179,7 +179,7 @@ class OutputFiles:
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
-    """The files of the attempt's output folder that can be kept, with their bytes."""
+    """The files of the attempt's output folder that can be kept, with their sizes in bytes."""
     plan = plan_in(folder)
     return OutputFiles(output_dir(folder), math.inf if plan is None else plan.limit_bytes).sizes
 
@@ -192,12 +192,13 @@ def keep_output(
     work_dir: Path | None = None,
     on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
-    """Copy the files of the output folder to the storage, and report them; does so once.
+    """Copy the files of the output folder to the storage, once, and report them.
 
-    spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
-    get `node-N/` before them. num_bytes: of the files of nodes that come first. work_dir: the
-    directory that the script ran in. on_wait: called by another thread with a sentence for the user
-    while the storage takes no files. Blocks; waits for the storage as `save_artifact` does.
+    spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files here
+    with these names get the prefix `node-N/`. num_bytes: bytes of the files of nodes that come
+    first. work_dir: the directory in which the script ran. on_wait: called from another thread with
+    a sentence for the user while the storage accepts no files. Blocks, and waits for the storage
+    like `save_artifact`.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
@@ -252,12 +253,12 @@ def _keep(
                 pool.shutdown(cancel_futures=True)
                 break
     if not _report(plan, reports, spool_dir):
-        problem = "the disk of the node has no room for the reports"
+        problem = "the disk of the node has no space for the reports"
     return FilesKept(len(reports), problem, listing.left_out, "")
 
 
 def _key_of(name: str) -> str:
-    """The file's place in the storage: its name, unless a URL would change that."""
+    """The file's path in the storage: its name, unless a URL would change the name."""
     is_plain = _PLAIN.fullmatch(name) and all(len(part) <= 200 for part in name.split("/"))
     return name if is_plain else f"~{hashlib.sha256(name.encode()).hexdigest()}"
 
@@ -272,15 +273,15 @@ def _store(
             if time.monotonic() > deadline:
                 raise
             on_wait(
-                "the storage does not take the files of DRAY_OUTPUT_DIR, and is tried for "
-                f"{storage_room.WAIT_S:g} s at most: {error}"
+                "the storage does not accept the files of DRAY_OUTPUT_DIR, retrying for "
+                f"at most {storage_room.WAIT_S:g} s: {error}"
             )
             time.sleep(storage_room.PAUSE_S)
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
-    """Whether all of them are on the node's disk. An agent that died here has left a part of them
-    in a spool, in which no other process may go on: each attempt to report takes a new one."""
+    """Write the reports to a new spool; returns whether all are on the node's disk. An agent that
+    died here may have written a part of them to a spool that no other process may continue."""
     for number in range(1000):
         path = spool_dir / spool_key(plan.rank, 0, f"output{number}")
         if not path.exists():

@@ -1,4 +1,4 @@
-"""The results that a script left in its working directory, which no storage keeps."""
+"""Results that a script left in its working directory, which are not kept in the storage."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from dray.train.saved_files import Version, version_of
 
 MAX_FILES = 20_000
-"""Files that are looked at."""
+"""Most files that are examined."""
 NAMED = 5
-"""Entries of the directory that the sentence names, the largest first."""
+"""Most entries of the directory that the sentence names, the largest first."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -24,8 +24,8 @@ def left_behind(
     """A sentence on the files that were written into a script's working directory since a time;
     empty if there are none.
 
-    code: the folder with the job's code, whose files are in the directory as well. saved: the files
-    that are artifacts. Links, hidden files and what Python caches do not count.
+    code: the folder with the job's code, whose files are in the directory too. saved: the files
+    that are artifacts. Links, hidden files and Python's caches do not count.
     """
     sizes: dict[str, list[int]] = defaultdict(list)
     for number, path in enumerate(_files(directory)):
@@ -49,7 +49,7 @@ def left_behind(
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """Paths relative to the directory."""
+    """Yield paths relative to the directory."""
     for at, folders, names in os.walk(directory):
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n != "__pycache__")
         base = Path(at).relative_to(directory)
@@ -59,7 +59,7 @@ def _files(directory: Path) -> Iterator[str]:
 def _size_of_result(
     place: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
 ) -> int | None:
-    """The file's bytes; None if it is no result. copied: the file of the code of this name."""
+    """Size of the file in bytes; None if it is no result. copied: the code's file of this name."""
     try:
         found = place.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:

@@ -1,7 +1,7 @@
 """Code that a node fetches itself: a commit of a git repository, or an archive at a web address.
 
-It is fetched in a process of its own, which takes what a hostile server does to its time and memory
-along when it ends. The process reads a RemoteCodeRef from its input and prints its answer, as JSON.
+A separate process fetches the code, so that a hostile server's effects on time and memory end with
+that process. The process reads a RemoteCodeRef from its input and prints its answer, both as JSON.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ray_workers.node.shared_work import Abandoned
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
-"""How long a node may take to fetch code."""
+"""Longest time in which a node may fetch code."""
 BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
-"""Between two looks at whether a job wants the code."""
+"""Pause between two checks of whether a job still wants the code."""
 END_S = 5.0
-"""How long the process may take to end what it has started."""
+"""Seconds in which the process may end the processes that it started."""
 START_S = 60.0
-"""How much longer the process may live: it has to start, and to give its answer."""
+"""Additional seconds for the process to start and to print its answer."""
 
 
 def fetch_apart(
@@ -41,7 +41,7 @@ def fetch_apart(
     is_wanted: Callable[[], bool] = lambda: True,
     limit_s: float = LIMIT_S,
 ) -> int:
-    """`fetch`, in another process, which is ended once no job wants the code: Abandoned."""
+    """Call `fetch` in another process. Ends it and raises Abandoned once no job wants the code."""
     asked = json.dumps([asdict(code), str(target), str(scratch), limit_s])
     path = [str(CODE_ROOT), os.environ.get("PYTHONPATH")]
     with subprocess.Popen(
@@ -58,13 +58,13 @@ def fetch_apart(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
-        raise CodeUnreachable(f"the process that fetches it ended with code {process.returncode}")
-    kind, told = json.loads(answer)
+        raise CodeUnreachable(f"the fetching process ended with code {process.returncode}")
+    kind, result = json.loads(answer)
     if kind == "refused":
-        raise CodeRefused(told)
+        raise CodeRefused(result)
     if kind == "unreachable":
-        raise CodeUnreachable(told)
-    return int(told)
+        raise CodeUnreachable(result)
+    return int(result)
 
 
 def _answer_of(
@@ -76,21 +76,21 @@ def _answer_of(
         try:
             return process.communicate(given, timeout=ASK_AGAIN_S)[0]
         except subprocess.TimeoutExpired:
-            given = None  # it is sent once, or on its way
+            given = None  # it is sent once, or being sent
             if time.monotonic() > deadline:
-                raise CodeUnreachable(f"it was not fetched within {limit_s:g} s") from None
-    process.terminate()  # it ends git, which is in a session of its own
+                raise CodeUnreachable(f"it could not be fetched within {limit_s:g} s") from None
+    process.terminate()  # the process ends git, which is in a session of its own
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
     raise Abandoned
 
 
 def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> int:
-    """Write the files into a folder; the size that they take on a disk, in bytes. CodeRefused for
-    code that can't be had or may not be used; CodeUnreachable, or OSError, where another try may
+    """Write the files into a folder, and return their size on disk in bytes. Raises CodeRefused if
+    the code can't be fetched or may not be used; CodeUnreachable or OSError if another try may
     help.
 
-    scratch: a folder to work in, which is not removed.
+    scratch: a folder for temporary files, which is not removed.
     """
     if code.git is not None and code.credentials is None:
         paths = git_commit.fetch(GitCommit.of(code, {}, limit_s), target, scratch)
@@ -103,7 +103,7 @@ def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> i
 
 
 def main() -> None:
-    """The other process."""
+    """Run `fetch` in the separate process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fields, target, scratch, limit_s = json.load(sys.stdin)
     code = RemoteCodeRef(**{**fields, "policy": DataPolicy(**fields["policy"])})

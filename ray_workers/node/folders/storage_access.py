@@ -1,8 +1,8 @@
-"""A script's access to storage that needs the node's credentials, through its rank actor.
+"""A script's access, through its rank actor, to storage that needs the node's credentials.
 
-The training process asks by a socket for files to be copied to and from its job's own URLs
-(`dray.train.files`). The rank actor, in whose process no code of the user runs, copies them.
-Storage that is a folder needs no such help."""
+The training process requests over a socket that files be copied to and from its job's own URLs
+(`dray.train.files`). The rank actor, whose process runs no code of the user, copies them. Storage
+that is a folder needs no such help."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def needs_access(task: RankTask) -> bool:
 
 
 class StorageAccess:
-    """Serves one training process until its end of the socket is closed. For an event loop."""
+    """Serves a training process until its end of the socket is closed. Use from one event loop."""
 
     def __init__(self, task: RankTask) -> None:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """theirs: the training process's end; close it here once that process has it."""
+        """theirs: the end for the training process; close it here once that process has it."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
@@ -38,7 +38,7 @@ class StorageAccess:
                 number, request = json.loads(line)
                 answer = await asyncio.to_thread(answer_to, request, self._urls)
                 writer.write(json.dumps([number, answer]).encode() + b"\n")
-        except (OSError, ValueError, TypeError):  # it died, or sent something else, or too much
+        except (OSError, ValueError, TypeError):  # it died, or sent invalid or too much data
             pass
         finally:
             writer.close()
@@ -48,14 +48,14 @@ class StorageAccess:
 
 
 def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
-    """The answer to a request, once it is done. Blocks.
+    """Carry out a request and return the answer. Blocks.
 
-    urls: the URLs, with all below them, that it may touch.
+    urls: the URLs that the request may touch, with everything below them.
     """
     try:
         url = request["url"]
         if not _is_below(url, urls):
-            raise PermissionError(f"{url} is not this job's own")
+            raise PermissionError(f"{url} does not belong to this job")
         match request["op"]:
             case "store":
                 return {"done": files.store(Path(request["path"]), url)}

@@ -1,4 +1,4 @@
-"""The client of a node's forkserver: starts a process and waits for its end."""
+"""The client of a node's forkserver, which starts a process and waits for its end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from ray_workers.shared.peers.peer_credentials import is_own_unix
 
 FORK_TIMEOUT_S = 120.0
-"""Longest wait for the forkserver to answer; its first answer comes after its preload."""
+"""Longest wait for an answer of the forkserver, which first answers after its preload."""
 
 RESTART_LIMIT_S = 120.0
-"""How long a forkserver that is gone may take to be replaced: its node agent starts the next, and
-Ray a new agent. An attempt that did not wait would be charged for it, and so would the next. The
-start of a group waits less long on a machine that is not overloaded."""
+"""Longest wait for the replacement of a dead forkserver: its node agent starts the next, and Ray a
+new agent. Without the wait, this attempt and the next would be charged for the failure. The start
+of a group waits less long on a machine that is not overloaded."""
 RETRY_S = 0.02
 
 
 class ForkFailed(RuntimeError):
-    """The forkserver is not there, or ended before it answered."""
+    """The forkserver does not exist, or ended before it answered."""
 
 
 class ForkedProcess:
-    """A process that the forkserver started for us; it dies when this object's socket closes."""
+    """A process that the forkserver started for this client. It dies when the socket closes."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class ForkedProcess:
     ) -> None:
         self.pid = pid
         self.output = output
-        """Read end of the pipe that is the process's stdout and stderr."""
+        """Read end of the pipe for the process's stdout and stderr."""
         self.left: list[int] = []
-        """Once it has ended: pids of what can't be ended."""
+        """Set once the process has ended: pids of processes that can't be ended."""
         self.memory_kills = 0
-        """Once it has ended: processes of its node that the kernel ended meanwhile, for want of
-        memory."""
+        """Set once the process has ended: how many processes of its node the kernel killed
+        meanwhile for lack of memory."""
         self._reader = reader
         self._writer = writer
 
@@ -50,8 +50,8 @@ class ForkedProcess:
     async def start(
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
-        """given: a descriptor that the process gets besides; the request's `given` is its meaning
-        (`ray_workers.node.forkserver.forked_child.Given`). The forkserver never reads it."""
+        """Start a process. given: an additional descriptor for the process, whose meaning is
+        `given` of the request (`forked_child.Given`). The forkserver never reads it."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:
@@ -63,7 +63,7 @@ class ForkedProcess:
             sent = socket.send_fds(
                 connection, [line], [write_end, *([] if given is None else [given])]
             )
-            if sent < len(line):  # the forkserver may have closed a connection that is all sent
+            if sent < len(line):  # else the forkserver may have closed the connection already
                 connection.sendall(line[sent:])
             connection.setblocking(False)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
@@ -73,10 +73,10 @@ class ForkedProcess:
                 raise ForkFailed("the forkserver closed the connection without an answer")
             reply = json.loads(answer)
             if "pid" not in reply:
-                raise ForkFailed("the process ended before it began")
+                raise ForkFailed("the process ended before it started")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
-            # Also on cancellation: a process that was forked lives as long as the connection.
+            # Also on cancellation, because a forked process lives as long as the connection.
             os.close(read_end)
             if writer is not None:
                 writer.close()
@@ -88,17 +88,17 @@ class ForkedProcess:
             os.close(write_end)
 
     async def wait(self) -> int | None:
-        """Exit code once the process and its session are seen gone (negative: the signal).
+        """Return the exit code once the process and its session are gone (negative: the signal).
 
-        None if the forkserver itself ended, which takes the process along, or if the process
-        survives SIGKILL. Pids of processes that are not gone in time are in `left`.
+        None if the forkserver itself ended, which ends the process too, or if the process survives
+        SIGKILL. `left` contains the pids of processes that are not gone in time.
         """
         line = await self._reader.readline()
         if not line:
             return None
-        last_word = json.loads(line)
-        self.left, self.memory_kills = last_word["left"], last_word["memory_kills"]
-        code: int | None = last_word["exit"]
+        last_answer = json.loads(line)
+        self.left, self.memory_kills = last_answer["left"], last_answer["memory_kills"]
+        code: int | None = last_answer["exit"]
         return code
 
     def signal(self, number: int) -> None:
@@ -106,12 +106,12 @@ class ForkedProcess:
         self._writer.write(json.dumps({"signal": number}).encode() + b"\n")
 
     def abandon(self) -> None:
-        """Close this end of the connection: the forkserver kills the session."""
+        """Close this end of the connection, so that the forkserver kills the session."""
         self._writer.close()
 
 
 async def _connect(socket_path: str) -> socket.socket:
-    """A connection to the forkserver, or to the one that replaces it."""
+    """A connection to the forkserver, or to its replacement."""
     deadline = time.monotonic() + RESTART_LIMIT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,7 +131,7 @@ async def _connect(socket_path: str) -> socket.socket:
 
 async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
     """The processes of the forkserver at `socket_path`: job_id, attempt, rank, incarnation and pid
-    of each, and `left`, the pids of those that can't be ended."""
+    of each, and `left`, the pids of processes that can't be ended."""
     tasks: list[dict[str, Any]] = (await _ask(socket_path, {"op": "list"}))["tasks"]
     return tasks
 
@@ -139,12 +139,12 @@ async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
 async def send_to_rank(
     socket_path: str, job_id: str, attempt: int, rank: int, number: int
 ) -> list[int]:
-    """Send a signal to every process of a rank's newest incarnation; answer their pids."""
+    """Send a signal to every process of a rank's newest incarnation; returns their pids."""
     return await _ask_rank(socket_path, "signal", job_id, attempt, rank, signal=number)
 
 
 async def ask_dump(socket_path: str, job_id: str, attempt: int, rank: int) -> list[int]:
-    """Make a rank write its stacks; empty if it has no handler for that, or does not run."""
+    """Make a rank write its stacks. Empty if the rank has no handler for that, or does not run."""
     return await _ask_rank(socket_path, "dump", job_id, attempt, rank)
 
 

@@ -1,4 +1,4 @@
-"""The forked side of the forkserver: from the fork to the end of a training process."""
+"""The forked process of the forkserver, from the fork to the end of a training process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STORAGE_FD = 3
 
 
 def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
-    """Run the request and exit. fds: one for output, and those that are given besides."""
+    """Run the request and exit. fds: one for output, then the given descriptors."""
     code = 1
     try:
         os.setsid()
@@ -42,7 +42,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
             stand_back(int(os.environ.get(RANK_NICENESS, "0")))
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(code)  # the parent died before it could take this process along
+            os._exit(code)  # the parent died before its death could end this process
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         kept = _take(request.get("given"), fds[1:])
@@ -54,7 +54,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
             os.dup2(kept, STORAGE_FD, inheritable=False)
             os.environ["DRAY_STORAGE_FD"] = str(STORAGE_FD)
         os.closerange(3 if kept is None else STORAGE_FD + 1, os.sysconf("SC_OPEN_MAX"))
-        atexit._clear()  # the handlers are the parent's
+        atexit._clear()  # the handlers belong to the parent
         gc.enable()
         code = _operation(request)()
     except SystemExit as stop:
@@ -66,7 +66,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
 
 
 def _take(given: str | None, fds: Sequence[int]) -> int | None:
-    """The descriptor to keep open, if any."""
+    """Use the given descriptors; returns the one to keep open, if any."""
     if given == Given.CREDENTIALS:
         with open(fds[0], "rb") as file:
             os.environ.update(json.load(file))
@@ -88,7 +88,7 @@ def _operation(request: dict[str, Any]) -> Callable[[], int]:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as an interpreter would, without the parent's half of the interpreter's life."""
+    """Exit as an interpreter would, but without the cleanup of the parent's state."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,7 +1,7 @@
 """Keeps a node's forkserver running, and ends processes that outlived a forkserver.
 
-A forkserver that is stopped, and not dead, starts no process and sees none end. The manager pings
-the forkserver, kills one that does not answer for too long, and starts the next.
+A forkserver that is stopped but not dead starts no process and notices no end. The manager pings
+the forkserver, kills it if it does not answer for too long, and starts the next.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ray_workers.shared.processes.silence import Silence, SilenceLimits
 
 CODE_ROOT = Path(ray_workers.__file__).resolve().parents[1]
 CHECK_S = 0.2
-"""Pause between two checks of whether a forkserver serves already."""
+"""Pause between two checks of whether a forkserver is serving."""
 ANSWER_CHECK_S = 0.05
 PING_S = 2.0
-"""How long the forkserver may take to answer a ping, and the pause before the next."""
+"""Longest wait for the answer to a ping, and the pause before the next ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
-"""Before each restart in a row of a forkserver that ended before it served."""
+"""Pauses before consecutive restarts of a forkserver that ended before it served."""
 REAP_BOUND_S = 5.0
-"""How long the manager waits for the end of processes that a dead forkserver left. Later calls of
-`orphans.reap` go on killing them."""
+"""Longest wait for the end of processes that a dead forkserver left. Later calls of `orphans.reap`
+continue to kill them."""
 
 
 class ForkserverManager:
-    """One forkserver at a time; the pipe that this object holds is its life."""
+    """Runs one forkserver at a time, which lives as long as the pipe that this object holds."""
 
     def __init__(
         self, directory: Path, socket_path: str, module: str, limits: SilenceLimits
     ) -> None:
-        """directory: the node's folder; module: `ray_workers.node.forkserver.server`."""
+        """directory: the node's folder. module: `ray_workers.node.forkserver.server`."""
         self._directory = directory
         self._socket_path = socket_path
         self._module = module
@@ -60,7 +60,7 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix seconds; None unless a forkserver that served is silent for `report_s`."""
+        """Unix seconds since a forkserver that served is silent; None up to `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
             return None
         return self._silence.since(self.pid)
@@ -70,9 +70,9 @@ class ForkserverManager:
         self._kill_predecessor()
         environment = of_ranks(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Ranks have a TMPDIR of their own, in which torch would keep what it compiled.
+        # Ranks have a TMPDIR of their own, where torch would put compiled code.
         environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
-        # torch's default folder for compiled code has a name that another user can guess and take.
+        # torch's default folder for compiled code has a name that another user can guess and use.
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_code_dir()))
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
@@ -86,20 +86,20 @@ class ForkserverManager:
                 env=environment,
                 start_new_session=True,
             )
-        with contextlib.suppress(OSError):  # no room for it on the disk
+        with contextlib.suppress(OSError):  # no space for it on the disk
             self._pid_path.write_text(f"{process.pid} {started_ticks(process.pid)}")
         return process
 
     def _kill_predecessor(self) -> None:
-        """Kill a forkserver of this node whose agent is dead: a stopped one does not see that its
-        lifeline closed, and would keep its ranks for ever."""
+        """Kill a forkserver of this node whose agent is dead. A stopped forkserver does not notice
+        that its lifeline closed, and would keep its ranks forever."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_path.read_text().split())
             if started_ticks(pid) == started:
                 os.kill(pid, signal.SIGKILL)
 
     async def run(self) -> None:
-        """Until cancelled: whenever the forkserver ends, start it again and end what it left."""
+        """Restart the forkserver whenever it ends, and end its remains; runs until cancelled."""
         failures = 0
         while True:
             self._serves = False
@@ -116,13 +116,13 @@ class ForkserverManager:
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             try:
                 self._process = self._start()
-            except OSError as error:  # no memory or no disk for it now
+            except OSError as error:  # no memory or no disk space for it now
                 print(f"its forkserver can't be started: {error}", flush=True)  # noqa: T201
                 continue
             await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
 
     async def _ended(self) -> int:
-        """The exit code of the forkserver, once it has ended."""
+        """Return the exit code of the forkserver once it has ended."""
         while (code := self._process.poll()) is None:
             ended, loop = asyncio.Event(), asyncio.get_running_loop()
             process = os.pidfd_open(self.pid)  # readable when it has ended
@@ -135,13 +135,13 @@ class ForkserverManager:
         return code
 
     async def _end_when_silent(self) -> None:
-        """Ping the current forkserver, and kill it when it is silent for too long. One that does
-        not serve yet may still be importing."""
+        """Ping the current forkserver, and kill it when it is silent for too long. A forkserver
+        that does not serve yet may still be importing modules."""
         process = self._process
         while True:
             if not self._serves and Path(self._socket_path).exists():
                 self._serves = True
-                self._silence.answered(process.pid)  # it was importing, and not silent
+                self._silence.answered(process.pid)  # it was importing modules, not silent
             self._silence.asked(process.pid)
             with contextlib.suppress(ForkFailed, TimeoutError):
                 async with asyncio.timeout(PING_S):
@@ -159,7 +159,7 @@ class ForkserverManager:
         self._process.stdin.close()
 
     async def problem(self) -> str | None:
-        """None once the forkserver serves; the reason, if it ended."""
+        """Return None once the forkserver serves; the reason if it ended."""
         while True:
             try:
                 await list_tasks(self._socket_path)
@@ -172,6 +172,6 @@ class ForkserverManager:
                 return None
 
     def stop(self) -> None:
-        """End the forkserver and every process that it started. Blocking."""
+        """End the forkserver and every process that it started. Blocks."""
         self._close_lifeline()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""A client of the forkserver as the server sees it, and the process that was forked for it."""
+"""A client of the forkserver, as the server sees it, and the process forked for the client."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ray_workers.shared.processes.procfs import Session, num_memory_kills
 
 @dataclass
 class Client:
-    """One connection and, once it asked for one, the process forked for it."""
+    """One connection and, after a request for a fork, the forked process."""
 
     connection: socket.socket
     buffer: bytes = b""
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     session: Session | None = None
-    """That of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported the
-    pid of the process itself."""
+    """The session of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported
+    the pid of the process itself."""
     init_pid: int = 0
-    """0 once the init is gone."""
+    """Pid of the init; 0 once it is gone."""
     reports: int = -1
     """Read end of the init's pipe; -1 once the init has closed it."""
     unread: bytes = b""
-    """The init's last line, as far as it is there."""
+    """The part of the init's last line that has arrived."""
     exit_code: int | None = None
     memory_kills_before: int = 0
     memory_kills: int = 0
-    """Processes that the kernel ended for want of memory from the fork to the end."""
+    """Number of processes that the kernel killed for lack of memory from the fork to the end."""
     ending_since: float | None = None
-    """Since when the process is dead or was sent SIGKILL, by `time.monotonic`."""
+    """When the process died or was sent SIGKILL, by `time.monotonic`."""
     left: list[int] = field(default_factory=list)
-    """Pids that were not gone in time, and that the client knows of."""
+    """Pids that were not gone in time, which the client was notified of."""
 
     @property
     def pid(self) -> int:
@@ -58,7 +58,7 @@ class Client:
         return bool(self.pid) and all(described[name] == message[name] for name in names)
 
     def described(self) -> dict[str, Any]:
-        """The process as the list of all shows it."""
+        """The entry of the process in the list of all processes."""
         task = self.request.get("task", {})
         return {
             "job_id": task.get("job_id", ""),

@@ -4,8 +4,8 @@ Run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on std
 agent holds: when the agent is gone, the forkserver ends every process it started and exits.
 
 A client connects to SOCKET and sends one request: a line of JSON, with a file descriptor (the
-write end of a pipe for stdout and stderr) attached as SCM_RIGHTS, and perhaps a second one that
-is for the forked process alone (`given` in the request). Requests:
+write end of a pipe for stdout and stderr) attached as SCM_RIGHTS, and optionally a second one for
+the forked process alone (`given` in the request). Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store", "address", "temp_dir"}
@@ -14,22 +14,22 @@ is for the forked process alone (`given` in the request). Requests:
     {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank",
                                                         "incarnation", "pid", "left"}]}
     {"op": "signal", "job_id", "attempt", "rank", "signal"}
-                                         a signal to the whole session of the newest process
+                                         send a signal to the whole session of the newest process
                                          at this rank -> {"pids": [...]}
     {"op": "dump", "job_id", "attempt", "rank"}
                                          have that process write its stacks -> {"pids": [...]}
 
-A fork is answered by `{"pid": ...}` and, when the process and everything it started are seen
-gone, `{"exit": code}` (negative: the signal). Processes that can't be ended within STUCK_S are
-named: `{"exit": code, "left": [pids]}`, the code being null if the forked process is among them;
-the session stays in the list, and goes on being killed, until it is gone. Both answers hold, as
-`"memory_kills"`, how many processes the kernel ended for want of memory between the fork and the
-end. Before the end the client may send `{"signal": number}`, delivered to the whole session. A
-client that closes its end, or dies, takes the session with it.
+The answer to a fork is `{"pid": ...}` and, when the process and everything it started are gone,
+`{"exit": code}` (negative: the signal). If processes can't be ended within STUCK_S, the answer is
+`{"exit": code, "left": [pids]}`, where the code is null if the forked process is among them. The
+session then stays in the list, and is killed repeatedly, until it is gone. Both answers contain
+`"memory_kills"`, the number of processes that the kernel killed for lack of memory between the fork
+and the end. Before the end the client may send `{"signal": number}`, which is delivered to the
+whole session. If a client closes its end, or dies, its session is ended.
 
 The forkserver is one thread and one loop, because a fork copies only the thread that calls it:
-a lock that another thread held would stay locked in the child for ever. For the same reason the
-preload starts no thread and touches no CUDA.
+a lock that another thread held would stay locked in the child forever. For the same reason the
+preload starts no thread and does not use CUDA.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ from ray_workers.shared.processes.procfs import (
 
 REQUEST_LIMIT_BYTES = 4 << 20
 DUMP_SIGNAL = signal.SIGUSR2
-"""On which a rank writes the stacks of its threads, once it has a handler for it."""
+"""Signal on which a rank writes the stacks of its threads, once it has a handler for it."""
 SWEEP_S = 0.02
-"""Pause between two searches for processes of a session that was killed."""
+"""Pause between two searches for processes of a killed session."""
 STUCK_S = 10.0
-"""How long processes that were killed may take to be gone before they count as stuck."""
+"""Seconds after which killed processes that are not gone count as stuck."""
 SILENT_S = 1.0
-"""How long a rank's init may take to report the end of a rank that was killed."""
+"""Seconds in which a rank's init has to report the end of a killed rank."""
 STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
 Find = Callable[[Sequence[Session]], dict[str, list[int]]]
-"""Live processes of sessions, by mark: `procfs.find_members`, or a test's stand-in."""
+"""Returns live processes of sessions, by mark: `procfs.find_members`, or a test's stand-in."""
 
 
 class ForkServer:
@@ -92,7 +92,7 @@ class ForkServer:
     def __init__(
         self, listener: socket.socket, lifeline: int, directory: Path, find: Find = find_members
     ) -> None:
-        """directory: for the records of the sessions."""
+        """directory: the folder for the records of the sessions."""
         self._listener = listener
         self._lifeline = lifeline
         self._directory = directory
@@ -100,7 +100,7 @@ class ForkServer:
         self._place, self._boot_id = place(), boot_id()
         self._started = int(stat_fields(os.getpid())[19])
         self._clients: list[Client] = []
-        self._abandoned: list[Client] = []  # whose client is gone, or knows that they are stuck
+        self._abandoned: list[Client] = []  # the client is gone, or knows its process is stuck
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -108,7 +108,7 @@ class ForkServer:
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        packing, is_packed = linux.pack(), False  # while nobody asks for anything
+        packing, is_packed = linux.pack(), False  # done while there are no requests
         while True:
             watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]
@@ -141,7 +141,7 @@ class ForkServer:
             connection.close()
 
     def _pause_s(self) -> float | None:
-        """The longest wait for an event; None, without end, if no session is being ended."""
+        """The longest wait for an event; None, no limit, if no session is being ended."""
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         if not ending:
             return None
@@ -163,7 +163,7 @@ class ForkServer:
             try:
                 self._handle(client, json.loads(line))
             except (KeyError, TypeError, ValueError, OSError) as error:
-                # One bad request, or no memory for one more process, must not end the others.
+                # A bad request, or no memory for another process, must not end the others.
                 sys.stderr.write(f"refused a request: {error!r}\n")
                 return self._lost(client)
         return None
@@ -178,7 +178,7 @@ class ForkServer:
             )
         elif message["op"] in ("signal", "dump"):
             ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
-            # The newest process: processes of an earlier one may be left.
+            # The newest process, since processes of an earlier one may remain.
             pids = self._deliver(message, ranks[-1]) if ranks else []
             client.send({"pids": pids})
         else:
@@ -186,12 +186,12 @@ class ForkServer:
             self._fork(client)
 
     def _deliver(self, message: dict[str, Any], rank: Client) -> list[int]:
-        """Send a signal, or have stacks written; answer the pids that got the signal."""
+        """Send a signal, or have stacks written; returns the pids that got the signal."""
         if message["op"] == "signal":
             return self._signal(rank, message["signal"])
         if not handles(rank.pid, DUMP_SIGNAL):
             return []
-        # The kernel would give a stopped process's signal to any of its threads.
+        # The kernel would deliver a stopped process's signal to any of its threads.
         signal_main_thread(rank.pid, DUMP_SIGNAL)
         if is_stopped(rank.pid):
             send_signal([rank.pid], signal.SIGCONT)
@@ -205,21 +205,21 @@ class ForkServer:
         return pids
 
     def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
-        """Live processes of each client, by the pid that was forked for it."""
+        """Live processes of each client, by the pid that was forked for the client."""
         found = self._find([client.session for client in clients if client.session])
         members = {}
         for client in clients:
             if client.session:
-                # The init stays to the last, so that no other process becomes a parent of the rest.
+                # The init stays to the end, so that no other process becomes the others' parent.
                 left = set(found[client.session.mark]) - {client.init_pid}
                 if client.exit_code is None:
-                    left.add(client.pid)  # which may be too young to show its session
+                    left.add(client.pid)  # it may be too young to show its session
                 members[client.pid] = sorted(left)
         return members
 
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
-            raise ValueError("a connection starts one process, and brings the pipe for its output")
+            raise ValueError("a connection starts one process, and must send a pipe for its output")
         mark, own = new_mark(), os.getpid()
         client.memory_kills_before = num_memory_kills()
         client.reports, write_end = os.pipe()
@@ -235,12 +235,12 @@ class ForkServer:
         )
 
     def _read_reports(self, client: Client) -> None:
-        """Take what an init reports: the pid that it forked, and how that process ended."""
+        """Read the reports of an init: the pid that it forked, and how that process ended."""
         with contextlib.suppress(BlockingIOError):
             while client.reports >= 0:
                 if data := os.read(client.reports, 4096):
                     client.unread += data
-                else:  # the forkserver is the rank's parent now, and learns its end from the kernel
+                else:  # the forkserver is the rank's parent now, and the kernel reports its end
                     os.close(client.reports)
                     client.reports = -1
                     client.begin_end()
@@ -258,7 +258,7 @@ class ForkServer:
         client.session = Session(
             pid, client.session.started if started is None else started, client.session.mark
         )
-        self._write_down(client, client.session)
+        self._save_record(client, client.session)
         client.send({"pid": pid})
 
     def _record(self, client: Client, session: Session) -> session_records.SessionRecord:
@@ -280,12 +280,12 @@ class ForkServer:
             shares_gpus=resources.get("share_gpus", False),
         )
 
-    def _write_down(self, client: Client, session: Session) -> None:
+    def _save_record(self, client: Client, session: Session) -> None:
         try:
             session_records.write_session(self._directory, self._record(client, session))
         except OSError as error:
-            # The rank can train without its record, which matters only if the forkserver is killed.
-            sys.stderr.write(f"could not write down a session: {error!r}\n")
+            # The rank can train without the record, which is needed only if the forkserver dies.
+            sys.stderr.write(f"could not save the record of a session: {error!r}\n")
 
     def _lost(self, client: Client) -> None:
         """End the session of a client that is gone."""
@@ -298,11 +298,11 @@ class ForkServer:
             self._signal(client, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect the dead, end what they left, and report sessions of which nothing is left."""
+        """Collect dead processes, end their remains, and report sessions that are empty."""
         self._collect_exit_codes()
         for client in self._clients + self._abandoned:
             if client.pid and client.exit_code is None and started_ticks(client.pid) is None:
-                client.begin_end()  # its init is about to report that, or is stopped
+                client.begin_end()  # its init is about to report the end, or is stopped
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         left = self._members(ending)
         for client in ending:
@@ -312,7 +312,7 @@ class ForkServer:
                 self._gone(client)
 
     def _press(self, client: Client, left: list[int]) -> None:
-        """End what is left of a client's session; tell the client once if that takes too long."""
+        """End the remains of a client's session; notify the client once if that takes too long."""
         send_signal(left, signal.SIGKILL)
         session, since = client.session, client.ending_since
         assert session is not None
@@ -331,28 +331,28 @@ class ForkServer:
     def _gone(self, client: Client) -> None:
         self._end_init(client)
         self._dismiss(client)
-        self._cross_out(client)
+        self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init that has no more to do, or is stopped; the forkserver becomes the parent."""
+        """End an init that is done, or is stopped; the forkserver then becomes the parent."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 
-    def _cross_out(self, client: Client) -> None:
-        """Remove a session's record. That of a rank with a GPU is left to the node agent, which
-        removes it when it sees the GPU's memory free."""
+    def _remove_record(self, client: Client) -> None:
+        """Remove a session's record. The node agent removes the record of a rank with a GPU, when
+        it sees that the GPU's memory is free."""
         assert client.session is not None
         record = self._record(client, client.session)
         if not record.gpus:
             session_records.remove_session(self._directory, record)
 
     def _dismiss(self, client: Client) -> None:
-        """Send a client the last answer: how its process ended, and what is left of it."""
+        """Send a client the last answer: how its process ended, and its remaining processes."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)
-        last_word = {"exit": client.exit_code, "left": client.left}
-        client.send(last_word | {"memory_kills": client.memory_kills})
+        last_answer = {"exit": client.exit_code, "left": client.left}
+        client.send(last_answer | {"memory_kills": client.memory_kills})
         client.connection.close()
         if client.reports >= 0 and not client.left:
             os.close(client.reports)
@@ -376,16 +376,16 @@ class ForkServer:
     def _end_everything(self) -> None:
         forked = [client for client in self._clients + self._abandoned if client.pid]
         for client in forked:
-            self._end_init(client)  # the rank dies with it, and becomes the forkserver's child
+            self._end_init(client)  # the rank dies with it, and becomes this process's child
         deadline = time.monotonic() + STUCK_S
         while left := [pid for pids in self._members(forked).values() for pid in pids]:
             send_signal(left, signal.SIGKILL)
             if time.monotonic() > deadline:
-                return  # their records are there for the next forkserver
+                return  # the records stay for the next forkserver
             time.sleep(SWEEP_S)
             self._collect_exit_codes()
         for client in forked:
-            self._cross_out(client)
+            self._remove_record(client)
 
 
 def _session_of(pid: int) -> int:
@@ -400,13 +400,13 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries keep a thread of their own, as allocators do; most can be forked.
+        # Some libraries keep a thread of their own, such as allocators; most can be forked.
         print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
-    with contextlib.suppress(OSError):  # no room for it on the disk
+    with contextlib.suppress(OSError):  # no space for it on the disk
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()
     gc.freeze()
-    # The socket gets its name when it listens: a client that finds it there may connect.
+    # The socket gets its name once it listens, since a client connects as soon as it exists.
     unready = Path(f"{path}.new")
     unready.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

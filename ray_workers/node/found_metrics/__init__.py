@@ -1,1 +1,1 @@
-"""Metrics that a script does not report itself, taken from its output and its loggers' files."""
+"""Metrics that a script does not report itself, read from its output and its loggers' files."""

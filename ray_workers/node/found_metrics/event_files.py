@@ -1,4 +1,4 @@
-"""Scalars in the event files of TensorBoard, which `dray.tensorboard.event_files` describes."""
+"""Scalars in event files of TensorBoard, whose format `dray.tensorboard.event_files` describes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHAPE_DIM, _DIM_SIZE = 2, 1
 
 
 def scalars(event: bytes) -> list[FoundPoint]:
-    """The scalars of one event, under their tags. Damaged if it is none."""
+    """The scalars of one event, by their tags. Raises Damaged if it is not an event."""
     step, found = 0, []
     for number, value in fields(event):
         if number == EVENT_STEP and isinstance(value, int):
@@ -32,7 +32,7 @@ def scalars(event: bytes) -> list[FoundPoint]:
             for inner, one in fields(value):
                 if inner == SUMMARY_VALUE and isinstance(one, bytes):
                     found.append(_tagged(one))
-    if step > MAX_STEP:  # also a negative one
+    if step > MAX_STEP:  # a negative step is decoded as a huge one
         return []
     return [
         FoundPoint(tag, step, number)
@@ -54,7 +54,7 @@ def _tagged(summary: bytes) -> tuple[str, float | None]:
 
 
 def _one_number(tensor: bytes) -> float | None:
-    """The number of a tensor of one float or double; None for any other."""
+    """The number in a tensor of one float or double; None for any other tensor."""
     kind, content, size = 0, b"", 1
     for field, value in fields(tensor):
         if field == _TENSOR_TYPE and isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Metrics in the files that a script's loggers write: event files of TensorBoard, and tables."""
+"""Metrics in files of a script's loggers: event files of TensorBoard, and tables."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from ray_workers.node.found_metrics.runs import Run, RunNames
 from ray_workers.node.found_metrics.stored_names import MAX_NAMES, StoredNames
 
 MAX_ENTRIES = 20_000
-"""Entries that one look at the folders goes through, those nearest to the top first."""
+"""Most entries that one scan of the folders visits, beginning with those nearest to the top."""
 MAX_FILES = 1000
 READ_BYTES = 2 << 20
-"""Bytes of one file that one look reads; more than the longest record."""
+"""Most bytes that one scan reads of a file; more than the longest record."""
 MOST_LOADS = 3
-"""Looks at which the stored names are asked for; if the storage fails each time, runs are named
-anew."""
+"""Scans that try to load the stored names. If the storage fails each time, runs get new names."""
 POINTS_PER_LOOK = 20_000
-"""After so many a look ends, and the next one begins with the next file."""
+"""Points after which a scan ends; the next scan begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
@@ -33,13 +32,13 @@ TABLES = ("metrics.csv", "results.csv", "summary.csv")
 """Files that lightning's CSVLogger, ultralytics and timm's training script write, in this order."""
 STEP_COLUMNS = ("step", "epoch")
 TOP = "job"
-"""Stands for the job's directory in the names of series."""
+"""The job's directory in the names of series."""
 
 
 class MetricFiles:
-    """Follows the files below some folders that were written since a time.
+    """Follows the files in some folders that were written after a given time.
 
-    A file of before, such as one of an earlier attempt or of the upload, is followed from its end
+    An older file, such as a file of an earlier attempt or of the upload, is followed from its end
     on. Links are not followed.
     """
 
@@ -50,8 +49,7 @@ class MetricFiles:
         since: float,
         stored: StoredNames | None = None,
     ) -> None:
-        """since: Unix seconds. stored: the names of the job's series, which earlier processes
-        gave."""
+        """since: Unix seconds. stored: the names of the job's series, by earlier processes."""
         self._folders = folders
         self._sources = sources
         self._since = since
@@ -60,14 +58,14 @@ class MetricFiles:
         self._stored = stored
         self._loads_left = MOST_LOADS if stored is not None else 0
         self._runs: dict[str, Run] = {}
-        """The run of each file that is followed."""
+        """The run of each followed file."""
         self._passed_over: set[str] = set()
         self._turn = 0
         self.has_more = False
-        """Whether the last look left something to read."""
+        """Whether the last scan left something to read."""
 
     def read(self) -> list[FoundPoint]:
-        """The numbers that were written since the last call, file by file."""
+        """Return the numbers that were written since the last call, file by file."""
         for path in self._found():
             if path not in self._files:
                 self._follow(path)
@@ -93,13 +91,13 @@ class MetricFiles:
                 break
         points = self._names.named(found)
         if self._stored is not None:
-            # While the storage fails, the points count for more than their names.
+            # If the storage fails, the points matter more than their names.
             with contextlib.suppress(StorageError):
                 self._stored.save(self._names.given(MAX_NAMES))
         return points
 
     def _has_names(self) -> bool:
-        """Whether the names that earlier processes gave are read, or given up."""
+        """Whether the names that earlier processes chose are loaded, or given up."""
         if self._stored is None or not self._loads_left:
             return True
         self._loads_left -= 1
@@ -114,7 +112,7 @@ class MetricFiles:
 
     @property
     def num_passed_over(self) -> int:
-        """Files of loggers that are not followed, since there are too many."""
+        """Number of logger files that are not followed, because there are too many."""
         return len(self._passed_over)
 
     def _follow(self, path: str) -> None:
@@ -129,7 +127,8 @@ class MetricFiles:
             self._names.add(self._runs[path])
 
     def _run_of(self, path: Path) -> Run:
-        """A run's event files and its table are in one folder; a second table is another run."""
+        """The run of a file. A run's event files and its table are in one folder; a second table
+        there is another run."""
         at, top = next(
             (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
         )
@@ -142,7 +141,7 @@ class MetricFiles:
         return run
 
     def _found(self) -> Iterator[str]:
-        """Files of loggers."""
+        """Yield the paths of logger files."""
         folders, left = [str(folder) for folder in self._folders], MAX_ENTRIES
         for folder in folders:
             try:
@@ -181,19 +180,19 @@ class _Followed:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        """OSError for what is no plain file."""
+        """Open the file. Raises OSError if it is not a regular file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self._path, flags)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{self._path} is no file")
+                raise OSError(f"{self._path} is not a regular file")
             yield descriptor
         finally:
             os.close(descriptor)
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[int | None]:
-        """The file, if it was written to since the last time or was not read to its end."""
+        """Yield the descriptor if the file has changed or was not read to its end, else None."""
         with self._open() as descriptor:
             status = os.fstat(descriptor)
             now = status.st_size, status.st_mtime
@@ -202,7 +201,7 @@ class _Followed:
                 return
             self._size_then = now
             if status.st_size < self._offset:
-                self._offset = 0  # it was written anew
+                self._offset = 0  # it was rewritten
             yield descriptor
 
 
@@ -245,7 +244,7 @@ class _Table(_Followed):
             step_at = next((header.index(name) for name in STEP_COLUMNS if name in header), None)
             if not ended or step_at is None:
                 return []
-            if header != self._header:  # another column came, and the file was written anew
+            if header != self._header:  # a column was added, so the file was rewritten
                 if self._header:
                     self._offset = 0
                 self._header = header

@@ -1,4 +1,4 @@
-"""Finds a script's metrics in what it prints and writes, and leaves them on a spool."""
+"""Finds a script's metrics in its output and its files, and appends them to a spool."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from ray_workers.shared.contracts import FrameKind, RankTask
 from ray_workers.shared.folders.work_dir import output_dir
 
 STREAM: Final = ".found"
-"""Suffix of the spool, beside those of the reports and of the log."""
+"""Suffix of this spool, next to the spools of reports and of the log."""
 FILES: Final = ("tensorboard", "csv")
-"""Sources that are read, of rank 0, where a document names none."""
+"""Sources that are read for rank 0 if a document names none."""
 MAX_KEYS = 1000
 FILES_PERIOD_S = 2.0
 LEAST_SHARE = 100
-"""Pauses between two looks at the files are so many times as long as a look."""
+"""Pauses between two scans of the files are at least this many times as long as a scan."""
 END_LIMIT_S = 10.0
-"""How long the files may take to be read once the process is gone."""
+"""Seconds in which the files may be read after the process has ended."""
 GUESSES_PERIOD_S = 10.0
-"""Guesses are held for so long, and dropped if the script reports a metric meanwhile, or writes one
-to a file."""
+"""Seconds for which guesses are held. They are dropped if the script meanwhile reports a metric, or
+writes one to a file."""
 _METRICS_FRAME = b'{"kind":"metrics"'
 
 
 class MetricFinder:
-    """The metrics of one rank, each step and key once.
+    """Finds the metrics of one rank, each step and key once.
 
-    Its methods are called on one event loop; files are read in a thread.
+    Call its methods on one event loop; files are read in a thread.
     """
 
     def __init__(self, task: RankTask, *, since: float) -> None:
-        """since: Unix seconds; files that were last written before have nothing of this
+        """since: Unix seconds. Files that were last written before contain no metrics of this
         process."""
         given = task.spec.get("metrics", ())
         sources = sources_of(given, task.rank)
@@ -63,27 +63,27 @@ class MetricFinder:
         self._has_ended = asyncio.Event()
 
     def begin(self) -> None:
-        """Begin to look for files."""
+        """Begin to scan files."""
         if self._files is not None:
             self._at_work.append(asyncio.ensure_future(self._read_until_the_end(self._files)))
         if self._guesses is not None:
             self._at_work.append(asyncio.ensure_future(self._release_guesses()))
 
     def logged(self, line: str) -> None:
-        """Guess the metrics of a line of the log."""
+        """Guess metrics in a line of the log."""
         if self._guesses is not None:
             self._guesses.take(line)
 
     def saw(self, line: str) -> None:
-        """Look at a line that the process printed, or at a state of a progress bar."""
+        """Search a line that the process printed, or a state of a progress bar."""
         if self._patterns is not None:
             self._report(self._patterns.take(line))
         if self._trainer is not None:
             self._report(self._trainer.take(line))
 
     async def finish(self) -> str | None:
-        """Report the rest, once the process is gone; a line for its log if something was not
-        searched or taken."""
+        """Report the rest once the process is gone. Returns a line for its log if something was not
+        searched or not accepted, else None."""
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()
@@ -97,10 +97,10 @@ class MetricFinder:
             skipped and f"{skipped} lines were not searched for metrics: too many came at once",
             passed_over and f"{passed_over} files of loggers were not read: there are too many",
             self._refused_keys
-            and f"{len(self._refused_keys)} metrics were not taken: there are more than {MAX_KEYS}",
+            and f"{len(self._refused_keys)} metrics were not kept: there are more than {MAX_KEYS}",
         ]
-        said = "; ".join(reason for reason in reasons if isinstance(reason, str))
-        return f"dray: {said}" if said else None
+        text = "; ".join(reason for reason in reasons if isinstance(reason, str))
+        return f"dray: {text}" if text else None
 
     async def _read_until_the_end(self, files: MetricFiles) -> None:
         while not self._has_ended.is_set():
@@ -132,7 +132,7 @@ class MetricFinder:
             self._leave(self._guesses.release())
 
     def _report(self, points: Sequence[FoundPoint]) -> None:
-        """Report metrics of the script's own, after which nothing is guessed."""
+        """Report the script's own metrics, after which nothing is guessed."""
         if points:
             self._guesses = None
             self._leave(points)
@@ -151,7 +151,7 @@ class MetricFinder:
             self._spool.append(FrameKind.METRICS, {"step": step, "values": values})
 
     def _is_new(self, point: FoundPoint) -> bool:
-        """Whether the step is above those before it, as steps of a key must rise."""
+        """Whether the step is above all earlier steps of the key, since steps must rise."""
         newest = self._newest.get(point.key)
         if newest is None and len(self._newest) >= MAX_KEYS:
             if len(self._refused_keys) < MAX_KEYS:
@@ -168,7 +168,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def sources_of(metrics: Metrics, rank: int) -> frozenset[str]:
-    """The loggers whose metrics are taken from a rank."""
+    """The loggers whose metrics are read for a rank."""
     named = [metric for metric in metrics if metric["source"]]
     if not named:
         return frozenset(FILES if rank == 0 else ())
@@ -180,7 +180,7 @@ def _of_rank(metrics: Metrics, rank: int) -> list[Mapping[str, Any]]:
 
 
 def may_guess(spec: Mapping[str, Any], rank: int) -> bool:
-    """Whether metrics are guessed: of rank 0 alone, and not where the document names any."""
+    """Whether metrics are guessed: for rank 0 alone, and only if the document names none."""
     script = spec.get("script") or {}
     return rank == 0 and bool(script) and script.get("guesses", True) and not spec.get("metrics")
 

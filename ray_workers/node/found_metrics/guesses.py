@@ -1,8 +1,8 @@
-"""Metrics guessed from what a script prints, such as `loss=0.12` or the numbers beside a bar.
+"""Metrics guessed from the output of a script, such as `loss=0.12` or numbers next to a bar.
 
-A guess is a name and a number in the way that programs print metrics. Numbers that are printed for
-other reasons are left out by rules, which are in `_is_guess`; so a guess may miss a metric, and may
-take a number that is none. Guessed series are marked by their names, which begin with `guessed/`.
+A guess is a name and a number in the format in which programs print metrics. The rules in
+`_is_guess` exclude numbers that are printed for other reasons, so guesses may miss a metric, and
+may include a number that is not a metric. Names of guessed series begin with `guessed/`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ray_workers.node.found_metrics.lines import CONTROLS, MAX_STEP, FoundPoint,
 from ray_workers.shared.contracts import GUESSED
 
 MAX_NAMES = 50
-"""Series that are guessed; names that come later are passed over."""
+"""Most guessed series; names that appear later are ignored."""
 MAX_LINE_CHARS = 1000
 LINES_PER_S = 1000
 SHARE = 0.05
-"""Most time of a second that the guesses take."""
+"""Most time of each second that guessing may take."""
 MAX_HELD = 5000
-"""Points between two calls of `release`; of more, each series keeps the newest."""
+"""Most points between two calls of `release`; beyond that, each series keeps its newest point."""
 
 _WHOLE = r"\d{1,15}(?![ \u00a0\u202f]\d{3}(?!\d))"  # not the first digits of `1 234.5`
 _NUMBER = rf"[-+]?(?:\d{{1,15}}\.\d{{0,20}}|\.\d{{1,20}}|{_WHOLE})(?:[eE][-+]?\d{{1,3}})?"
@@ -32,17 +32,17 @@ _QUALIFIER = (
     r"|running|final|current|batch|epoch|mini-batch)"
 )
 _PAIR = re.compile(
-    # The beginning, a space or punctuation comes before, and words such as `train`.
+    # Preceded by the beginning, a space or punctuation, and words such as `train`.
     rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
-    # No unit follows, no other part of a date, an address, a version, a fraction or a number with
-    # a comma, and no number that this one has become.
-    # A colon may follow where the text before it is a bar's description.
+    # Not followed by a unit, by another part of a date, an address, a version, a fraction or a
+    # number with a comma, or by a number that this number has become.
+    # A colon may follow if the text before it is a bar's description.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
-    # Nor is it the share that a bar shows of itself: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
+    # Not the share that a bar shows of itself: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
     r"(?!%[ ]?(?:\([\d ]{1,15}of[\d ]{1,15}\)[ ]?)?\|[^|A-Za-z.]{0,400}(?:\||$))"
     r"(?!%[ ]\d{1,15}/\d{1,15}[ ]\[)"
 )
@@ -66,7 +66,7 @@ _COUNTER_NAMES = (
     "version v_num num_workers batch_size batchsize progress id total size len length"
 )
 _COUNTERS = frozenset(_COUNTER_NAMES.split())
-"""Names of numbers that are no metrics, in lower case."""
+"""Names of numbers that are not metrics, in lower case."""
 _METRIC_NAMES = (
     "loss acc accuracy error err mse rmse mae mape r2 auc auroc auprc f1 precision recall iou miou "
     "dice map map50 bleu rouge wer cer ppl perplexity nll elbo kl reward return score lr psnr ssim "
@@ -74,20 +74,20 @@ _METRIC_NAMES = (
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
-"""Metrics that a count over a number of samples is."""
+"""Metrics that can be printed as a count over a number of samples."""
 _SETTINGS = frozenset({"lr", "rate"})
-"""Metrics that are settings where the line has no position: `lr=0.003` before the training."""
+"""Metrics that are settings if the line has no position: `lr=0.003` before the training."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
-"""Names that with a whole number are mostly a setting or a message: `precision=16`, `error: 2`."""
+"""Names that mostly are a setting or a message with a whole number: `precision=16`, `error: 2`."""
 _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 
 
 class Guesses:
-    """Guesses the metrics of one process, line by line, and holds them until they are asked for.
+    """Guesses the metrics of one process, line by line, and holds them until `release`.
 
-    A number that is a metric by its name counts at once. Other names count when they come a second
-    time, since what is printed once is mostly a setting; and what is printed before the first line
-    that has a position is one then.
+    A number with the name of a metric counts at once. A number with another name counts when it
+    appears a second time, since numbers that are printed once are mostly settings. If it appears
+    once before the first line with a position, that one is a setting and does not count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -95,20 +95,20 @@ class Guesses:
         self._series: dict[str, _Series] = {}
         self._held: list[FoundPoint] = []
         self._epoch: int | None = None
-        """Of the newest line that names one."""
+        """Epoch of the newest line that names one."""
 
     def take(self, line: str) -> None:
-        """Look at a line, if there is time for it."""
+        """Search a line, if there is time for it."""
         if len(line) <= MAX_LINE_CHARS and _HAS_NUMBER.search(line) and self._budget.take(1):
             self._budget.run(self._look, line)
 
     def release(self) -> list[FoundPoint]:
-        """The guesses since the last call."""
+        """Return the guesses since the last call."""
         held, self._held = self._held, []
         return [point for point in held if self._series[point.key].is_sure] + self._newest()
 
     def _newest(self) -> list[FoundPoint]:
-        """The newest points of series for which there was no room."""
+        """The newest points of series whose points exceeded `MAX_HELD`."""
         found = [each.left_out for each in self._series.values() if each.left_out and each.is_sure]
         for each in self._series.values():
             each.left_out = None
@@ -127,7 +127,7 @@ class Guesses:
                 self._series[GUESSED + name] = series
             printed = position, value
             if position.kind != "epoch" and series.last == printed:
-                continue  # a bar that is drawn once more, as at its end
+                continue  # a bar that is redrawn, as at its end
             series.last = printed
             self._add(FoundPoint(GUESSED + name, series.step_at(position), value), series)
 
@@ -164,7 +164,7 @@ class Guesses:
 
 
 class _Position(NamedTuple):
-    """Where in the training a line says that it was printed."""
+    """The position in the training that a line states."""
 
     kind: str
     at: int | None
@@ -174,10 +174,9 @@ class _Position(NamedTuple):
 class _Series:
     """The steps of one guessed series, which always rise.
 
-    A script that counts anew in each epoch goes on from the step before, also where each epoch
-    shows its last step alone; other lines that repeat a position, or have none, are one step
-    further. Lines that count steps or batches number the series from the first of them on, whatever
-    came before.
+    If a script counts from the start in each epoch, steps continue from the step before, also if
+    each epoch shows only its last step. Other lines that repeat a position, or have none, get the
+    next step. From the first line that counts steps or batches on, such lines number the series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
@@ -193,7 +192,7 @@ class _Series:
 
     @property
     def waits_for_position(self) -> bool:
-        """Whether its only point may be a setting, and was in a line without a position."""
+        """Whether the only point may be a setting, and was in a line without a position."""
         return self.first is not None and not self.is_sure and not self._kind
 
     def step_at(self, position: _Position) -> int:
@@ -213,7 +212,7 @@ class _Series:
 
 
 def is_metric(name: str) -> bool:
-    """Whether a name is that of a metric, such as `val_loss` or `Accuracy`."""
+    """Whether a name is the name of a metric, such as `val_loss` or `Accuracy`."""
     return any(part in _METRICS or part.endswith(("loss", "acc")) for part in _parts_of(name))
 
 
@@ -237,7 +236,7 @@ def _pairs_in(text: str) -> Iterator[tuple[str, float]]:
         qualifiers, name, separator, number, percent = found.groups()
         whole = "_".join([*qualifiers.split(), name])
         if percent and number.isdigit() and not is_metric(whole):
-            continue  # how far something is: `Downloading: 53%`
+            continue  # the progress of something: `Downloading: 53%`
         if _is_guess(whole, name, separator, number):
             yield whole, float(number)
 
@@ -249,6 +248,6 @@ def _is_guess(whole: str, name: str, separator: str, number: str) -> bool:
         return False
     if separator.isspace():  # as in `loss 0.12`, but not in `error 404` or `page 3`
         return is_metric(whole) and not number.lstrip("+-").isdigit()
-    if separator == ":":  # `loss:0.12`, but no `host:8080` and no `file.py:12`
+    if separator == ":":  # `loss:0.12`, but not `host:8080` or `file.py:12`
         return is_metric(whole)
     return True

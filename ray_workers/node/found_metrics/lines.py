@@ -1,4 +1,4 @@
-"""Metrics in the lines that a script prints, and the form of a metric that was found."""
+"""Metrics in the lines that a script prints, and the type of a found metric."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dray.input.patterns import compile_pattern
 from dray.train.reporting import MAX_KEY_CHARS, MAX_STEP, RESERVED_KEY
 
 SEARCHES_PER_S = 20_000
-"""Most searches of a second, each of some microseconds: a script that prints more than can be
-looked at must not wait for it."""
+"""Most searches per second, each of some microseconds. A script that prints more lines than can be
+searched must not be delayed."""
 SEARCH_SHARE = 0.25
-"""Most time of a second that all searches take together: there are patterns and lines of which one
-search takes a tenth of a second."""
+"""Most time of each second that all searches may take, since some patterns and lines need a tenth
+of a second for one search."""
 MAX_DICT_CHARS = 4096
 Found = TypeVar("Found")
 __all__ = ["MAX_KEY_CHARS", "MAX_STEP", "FoundPoint", "is_key", "number_in", "step_in"]
 
 
 class SearchBudget:
-    """The searches of a second, and the time that they may take."""
+    """Limits the number of searches in a second, and the time that they take."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class SearchBudget:
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """timer: for what a search takes; it stands still while the thread waits for a processor,
-        so an overloaded machine drops no lines."""
+        """timer: measures the time of a search. It stands still while the thread waits for a
+        processor, so that an overloaded machine drops no lines."""
         self._per_s, self._share = per_s, share
         self._clock, self._timer = clock, timer
         self._left, self._since = per_s, clock()
         self._left_s = share
 
     def take(self, searches: int) -> bool:
-        """Whether there is time for this many; what was not used of a second is gone after it."""
+        """Whether this many searches are allowed now. Unused searches expire after a second."""
         now = self._clock()
         passed_s = now - self._since
         self._since = now
@@ -51,7 +51,7 @@ class SearchBudget:
         return True
 
     def run(self, search: Callable[[str], Found], text: str) -> Found | None:
-        """The result of a search; None without one if the time is used up."""
+        """Return the result of a search; None, without a search, if the time is used up."""
         if self._left_s <= 0.0:
             return None
         began = self._timer()
@@ -62,19 +62,19 @@ class SearchBudget:
 
 
 class LinePatterns:
-    """Looks for the metrics of a document in one line after the other."""
+    """Searches the metrics of a document in one line after the other."""
 
     def __init__(
         self, metrics: Sequence[Mapping[str, Any]], budget: SearchBudget | None = None
     ) -> None:
-        """metrics: `dray.spec.Metric` of patterns, as JSON data."""
+        """metrics: `dray.spec.Metric` with patterns, as JSON data."""
         self._patterns = [
             _LinePattern(metric["name"], metric["pattern"], metric["step"]) for metric in metrics
         ]
         self._budget = budget or SearchBudget(SEARCHES_PER_S, SEARCH_SHARE)
         self.num_skipped = 0
-        """Lines that were not looked at, or not for all patterns, because too many came at once or
-        a search takes too long."""
+        """Number of lines that were not searched, or not for all patterns, because too many came at
+        once or a search took too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
         """The metrics in a line, or in one state of a progress bar."""
@@ -114,23 +114,23 @@ class _LinePattern:
 
 _ENTRY = re.compile(r"'([^']{1,100})': '?([^',{}]{1,40})")
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""Sequences by which a terminal moves its cursor, or changes colours."""
+"""Sequences with which a terminal moves its cursor or changes colours."""
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
-"""A bar of tqdm that has no description, as that of the Trainer."""
+"""A bar of tqdm without a description, such as the Trainer's."""
 
 
 class TrainerLines:
     """Metrics of the Trainer of transformers, which prints each record as a dict.
 
-    A record says no step. The Trainer's progress bar does, which it draws anew after each record; a
-    record waits for that. Without a bar the records of the training are numbered from 1, and so are
-    evaluations between which nothing of the training is printed.
+    A record contains no step. The Trainer's progress bar does, and is redrawn after each record, so
+    a record waits for the bar. Without a bar, the records of the training are numbered from 1, and
+    so are evaluations between which the training prints nothing.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] | None = None
         self._total: str | None = None
-        """Steps of the training's bar, as far as is known; evaluations have others."""
+        """Total steps of the training's bar, once known; bars of evaluations have other totals."""
         self._newest = 0
         self._newest_of: dict[str, int] = {}
         """The newest step of each metric."""
@@ -155,20 +155,20 @@ class TrainerLines:
                     yield from self._place(int(found.group(1)))
 
     def finish(self) -> list[FoundPoint]:
-        """The record that still waits for its step."""
+        """Return the record that still waits for its step."""
         if self._waiting is None:
             return []
         return self._place(self._newest + self._is_of_training)
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a record of the training waits. No bar of an evaluation is drawn then."""
+        """Whether a record of the training waits; no bar of an evaluation is drawn meanwhile."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
     def _place(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
         step = max(self._newest, step)
-        # A bar that is not drawn anew shows the step of the record before.
+        # A bar that is not redrawn shows the step of the record before.
         is_taken = any(self._newest_of.get(key) == step for key in self._waiting)
         self._newest = step + is_taken
         points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]
@@ -178,8 +178,7 @@ class TrainerLines:
 
 
 def _named(entries: dict[str, str]) -> dict[str, float]:
-    """The numbers, by the names that the Trainer gives them for TensorBoard: `train/loss`,
-    `eval/loss`."""
+    """The numbers, by the names that the Trainer uses in TensorBoard: `train/loss`, `eval/loss`."""
     named: dict[str, float] = {}
     for name, text in entries.items():
         value = number_in(text)
@@ -197,8 +196,8 @@ class FoundPoint(NamedTuple):
 
 
 def number_in(text: str) -> float | None:
-    """The number that a text is, with or without the punctuation that ends a sentence; NaN and
-    infinities are numbers too."""
+    """The number that a text contains, with or without the punctuation that ends a sentence, or
+    None. NaN and infinities are numbers too."""
     try:
         return float(text.strip().rstrip(".,;:%"))
     except ValueError:
@@ -206,7 +205,7 @@ def number_in(text: str) -> float | None:
 
 
 def step_in(text: str) -> int | None:
-    """The step that a text is, such as `12` or `12.0`."""
+    """The step that a text contains, such as `12` or `12.0`, or None."""
     number = number_in(text)
     return step_of(number) if number is not None else None
 

@@ -1,4 +1,4 @@
-"""Names of the series that several runs of one script write, each run into its own folder."""
+"""Names of the series of a script's runs, each of which writes into a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from ray_workers.node.found_metrics.lines import MAX_KEY_CHARS, FoundPoint
 
 Run = tuple[str, ...]
-"""The parts of a run's path; the first names the folder that was searched."""
+"""The parts of a run's path; the first part names the folder that was searched."""
 _DATE = re.compile(
     r"\d{4}-?\d\d-?\d\d(?:[T_ -]?\d\d[-_:]?\d\d(?:[-_:]?\d\d)?)?"
     r"|(?<![A-Za-z])[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d"  # SummaryWriter of TensorBoard
 )
 _NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
-"""Folders that lightning numbers, and that hydra and others name by the time."""
+"""Folders that lightning numbers, and that hydra and other tools name after the time."""
 _OF_ULTRALYTICS = re.compile(r"(train|val|exp)(-?\d+)?")
-"""`train2` of older versions, and `train-2`."""
+"""`train2` of older versions, or `train-2`."""
 
 
 class SeriesName(NamedTuple):
@@ -28,35 +28,35 @@ class SeriesName(NamedTuple):
 
     run: Run
     form: str
-    """The run's path without what a logger numbers or dates by itself."""
+    """The run's path without numbers and dates that a logger adds."""
     key: str
     name: str
 
 
 class RunNames:
-    """Gives each metric of each run a name of its own, which never changes.
+    """Assigns each metric of each run a unique name, which never changes.
 
-    A metric that one run has keeps its name. A metric of several runs is named after the run's
-    folder, by the shortest end of its path that no other run has. The run whose points were
-    reported before a second run appeared keeps the short name.
+    A metric of one run keeps its name. A metric of several runs is named after the run's folder, by
+    the shortest end of its path that no other run has. The run whose points were reported before a
+    second run appeared keeps the short name.
 
-    The names of earlier processes of the job stay with their runs. A script that begins a run anew
-    may get another folder from its logger, such as `version_1` after `version_0`: such a run
-    carries on the series of the one earlier run whose path differs by that alone. Where several
-    earlier runs do, it is a run of its own.
+    Names chosen by earlier processes of the job stay with their runs. If a script restarts a run,
+    its logger may use another folder, such as `version_1` after `version_0`. Such a run continues
+    the series of the earlier run whose path differs only by that, if there is exactly one such run;
+    otherwise it is a run of its own.
     """
 
     def __init__(self, earlier: Iterable[SeriesName] = ()) -> None:
         self._runs: dict[Run, None] = {}
         self._names: dict[tuple[Run, str], str] = {}
         self._owners: dict[str, tuple[Run, str]] = {}
-        """The run and metric that each name was given to."""
+        """The run and metric of each name."""
         self._shared: set[str] = set()
         """Metrics of several runs."""
         self._forms: dict[Run, str] = {}
-        """Of the runs of earlier processes."""
+        """The forms of the runs of earlier processes."""
         self._carried_on: dict[Run, Run] = {}
-        """The run whose series each run of this process writes, by its path."""
+        """For each run of this process, the run whose series it writes."""
         for run, form, key, name in earlier:
             self.add(run)
             self._forms[run] = form
@@ -65,18 +65,18 @@ class RunNames:
             self._shared.add(key)
 
     def given(self, most: int) -> list[SeriesName]:
-        """The first names."""
+        """Return the first `most` names."""
         return [
             SeriesName(run, self._forms.get(run) or form_of(run), key, name)
             for (run, key), name in islice(self._names.items(), most)
         ]
 
     def add(self, run: Run) -> None:
-        """Take a run into account, which may have no points yet."""
+        """Note a run, which may have no points yet."""
         self._runs[run] = None
 
     def named(self, read: Sequence[tuple[Run, Sequence[FoundPoint]]]) -> list[FoundPoint]:
-        """The points of some runs, which were read together, under their names."""
+        """Return the points of some runs, which were read together, with their names."""
         runs_of: dict[str, set[Run]] = {}
         for run, points in read:
             self.add(run)
@@ -90,12 +90,12 @@ class RunNames:
         ]
 
     def _series_of(self, run: Run) -> Run:
-        """The run whose series this one writes: mostly itself."""
+        """The run whose series a run writes, which is mostly the run itself."""
         if run not in self._carried_on:
             taken = set(self._carried_on.values())
             form = form_of(run)
             alike = [one for one, its_form in self._forms.items() if its_form == form]
-            if run in taken:  # another run has carried its series on
+            if run in taken:  # another run has continued its series
                 found = (*run, "again")
             elif run not in self._forms and len(alike) == 1 and alike[0] not in taken:
                 found = alike[0]
@@ -129,7 +129,7 @@ class RunNames:
 
 
 def form_of(run: Run) -> str:
-    """The path of a run without the numbers, dates and host that loggers put into it."""
+    """The path of a run without the numbers, dates and host that loggers add."""
     host = socket.gethostname()
     parts = [
         "*" if _NUMBERED.fullmatch(part) else _DATE.sub("*", part).replace(host, "*")
@@ -141,7 +141,7 @@ def form_of(run: Run) -> str:
 
 
 def _joined(path: str, key: str) -> str:
-    """`path/key`, as a name that a metric may have; one that is shortened has a digest."""
+    """`path/key`, as a valid name of a metric; a shortened name contains a digest."""
     whole = f"{path}/{key}"
     printable = "".join(one if one.isprintable() else "?" for one in path)
     if printable == path and len(whole) <= MAX_KEY_CHARS:

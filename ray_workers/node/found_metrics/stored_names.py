@@ -1,4 +1,4 @@
-"""The names of a rank's series, kept in the job's storage for later attempts."""
+"""The names of a rank's series, stored in the job's storage for later attempts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ray_workers.node.found_metrics.lines import is_key
 from ray_workers.node.found_metrics.runs import SeriesName
 
 MAX_NAMES = 1000
-"""Names that are kept, the oldest first; a rank has no more series."""
+"""Most names that are stored, the oldest first; a rank has no more series."""
 MAX_BYTES = 4 << 20
 
 
 class StoredNames:
-    """One small file. Its methods block."""
+    """One small file with the names. Methods block."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._num_stored = 0
 
     def load(self) -> list[SeriesName]:
-        """The names that earlier processes gave. Raises whatever the storage does."""
+        """Return the names that earlier processes chose. Raises any error of the storage."""
         try:
             data = files.read(self._url)
         except FileNotFoundError:
@@ -35,7 +35,7 @@ class StoredNames:
         return names
 
     def save(self, names: Sequence[SeriesName]) -> None:
-        """Store the names if there are new ones. Raises StorageError."""
+        """Store the names if there are new names. Raises StorageError."""
         if len(names) <= self._num_stored:
             return
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -46,8 +46,7 @@ class StoredNames:
 
 
 def _decoded(data: bytes) -> list[SeriesName]:
-    """The names in a file; those before the first that is none, since the job's own program can
-    reach the storage, and may write anything."""
+    """The names up to the first invalid entry, since the job's own program may write anything."""
     names: list[SeriesName] = []
     try:
         found = json.loads(data[:MAX_BYTES])
@@ -62,5 +61,5 @@ def _name_in(entry: dict[str, Any]) -> SeriesName:
     run, texts = entry["run"], (entry["form"], entry["key"], entry["name"])
     is_fit = isinstance(run, list) and run and all(isinstance(part, str) for part in (*run, *texts))
     if not is_fit or not is_key(entry["key"]) or not is_key(entry["name"]):
-        raise ValueError(f"no name of a series: {entry!r}")
+        raise ValueError(f"not the name of a series: {entry!r}")
     return SeriesName(tuple(run), *texts)

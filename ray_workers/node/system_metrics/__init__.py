@@ -1,1 +1,1 @@
-"""System metrics: the node's agent samples what the ranks of an attempt use, and their node."""
+"""System metrics: the node's agent samples the resources that ranks and their node use."""

@@ -1,7 +1,7 @@
 """The use of GPUs, by NVIDIA's management library (NVML).
 
-A call of NVML may never return, as after the driver has lost a GPU. So a thread of its own makes
-them, for which nobody waits long, and of which there is one however often it is asked.
+A call of NVML may never return, for example after the driver has lost a GPU. So one thread makes
+all calls, and readers wait for it only briefly.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ray_workers.node.gpu_memory import gpu_handle, load_nvml
 from ray_workers.node.system_metrics.processes import Values
 
 WAIT_S = 0.3
-"""For which an answer of NVML is waited for."""
+"""Seconds that a reader waits for an answer of NVML."""
 MAX_AGE_S = 15.0
-"""Older values are not passed on: they would hide that NVML has stopped answering."""
+"""Age from which on values are not returned, since they would hide that NVML does not answer."""
 GIVEN_UP_S = 60.0
-"""After which the node's log says that NVML does not answer."""
+"""Seconds after which the node's log states that NVML does not answer."""
 TEMPERATURE_OF_CHIP = 0
 """NVML_TEMPERATURE_GPU"""
 
 
 class GpuMeter:
-    """Reads GPUs by name, as CUDA_VISIBLE_DEVICES has them: indices or UUIDs."""
+    """Reads GPUs by name, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class GpuMeter:
         wait_s: float = WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """load: as `load_nvml`, called in the meter's thread."""
+        """load: a function like `load_nvml`, called in the meter's thread."""
         self._load = load
         self._wait_s = wait_s
         self._clock = clock
@@ -45,16 +45,15 @@ class GpuMeter:
         self._is_given_up = False
         self._is_absent = False
         self._values: dict[str, tuple[float, Values]] = {}
-        """By name: when they were read, and the values."""
+        """The time of the reading, and the values, by name."""
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Values of each GPU that NVML knows, now or a moment ago: `utilization` (0 to 1),
-        `memory_used` (bytes), `power_w`, `temperature_c`, without those that a GPU does not have.
-        """
+        """Current or recent values of each GPU that NVML knows: `utilization` (0 to 1),
+        `memory_used` (bytes), `power_w`, `temperature_c`. Values that a GPU lacks are left out."""
         with self._lock:
             if not names or self._is_absent:
                 return {}
-            self._lock.wait_for(self._is_idle, self._wait_s)  # another attempt may ask
+            self._lock.wait_for(self._is_idle, self._wait_s)  # another attempt may be reading
             if self._is_idle():
                 self._begin(names)
                 self._lock.wait_for(self._is_idle, self._wait_s)
@@ -111,8 +110,8 @@ def _values_of(nvml: Any, name: str) -> Values:
         for what, ask in asked.items():
             try:
                 found[what] = ask(gpu)
-            except Exception:  # this GPU does not count it, or its driver answers None
+            except Exception:  # this GPU does not measure it, or its driver returns None
                 continue
-    except Exception:  # there is no such GPU, or it is lost; the thread goes on
+    except Exception:  # the GPU does not exist, or is lost; the thread continues
         return {}
     return found

@@ -1,4 +1,4 @@
-"""The use of a whole machine as /proc and /sys show it: processors, memory, disks, network."""
+"""The use of a whole machine, from /proc and /sys: processors, memory, disks, network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray_workers.node.system_metrics.processes import Values, growth
-from ray_workers.shared.memory_limit import RoomOfMemory, room_in_control_groups
+from ray_workers.shared.memory_limit import MemoryUse, memory_in_control_groups
 from ray_workers.shared.processes.procfs import TICKS_PER_S
 
 CPU = "system/node/cpu"
@@ -16,27 +16,27 @@ DISK = ("system/node/disk_read", "system/node/disk_written")
 NETWORK = ("system/node/network_received", "system/node/network_sent")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, whatever the disk's own sectors are."""
+"""Unit of /proc/diskstats, whatever the sector size of the disk."""
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
-"""Bytes in and out of each device since it came."""
+"""Bytes in and out of each device since it was added."""
 
 
 @dataclass(frozen=True)
 class MachineReading:
-    """The state of a machine at one moment. Values that can't be read are missing, or None."""
+    """The state of a machine at one moment. Unreadable values are missing, or None."""
 
     cpu_s: float | None
-    """Processor time that anything but idling took, of all processors together."""
-    memory: RoomOfMemory | None
+    """Processor seconds spent on anything but idling, summed over all processors."""
+    memory: MemoryUse | None
     disks: Counters
-    """Read and written, of whole physical disks."""
+    """Bytes read and written, of whole physical disks."""
     networks: Counters
-    """Received and sent, of network cards."""
+    """Bytes received and sent, of network cards."""
 
     def values(self) -> Values:
-        """Those that need no earlier reading."""
+        """The values that need no earlier reading."""
         if self.memory is None:
             return {}
         return {MEMORY_USED: self.memory.used, MEMORY_AVAILABLE: self.memory.available}
@@ -75,20 +75,20 @@ class MachineMeter:
             return None
         return (user + nice + system + irq + softirq) / TICKS_PER_S if name == "cpu" else None
 
-    def _memory(self) -> RoomOfMemory | None:
-        """Of the machine, or of the control group around this process that has the least room."""
+    def _memory(self) -> MemoryUse | None:
+        """The memory of the machine, or of the control group around it with the least available."""
         sizes = {}
         for line in _lines(self._proc / "meminfo"):
             name, size, *_ = line.split()
             sizes[name] = int(size) * 1024
-        rooms = room_in_control_groups(self._proc, self._sys)
+        found = memory_in_control_groups(self._proc, self._sys)
         if "MemTotal:" in sizes and "MemAvailable:" in sizes:
             available = sizes["MemAvailable:"]
-            rooms.append(RoomOfMemory(sizes["MemTotal:"] - available, available))
-        return min(rooms, key=lambda room: room.available, default=None)
+            found.append(MemoryUse(sizes["MemTotal:"] - available, available))
+        return min(found, key=lambda one: one.available, default=None)
 
     def _disks(self) -> Counters:
-        """Partitions, and devices made of others, such as those of LVM, would count twice."""
+        """Counters of physical disks. Partitions and devices such as LVM's would count twice."""
         found = {}
         for line in _lines(self._proc / "diskstats"):
             fields = line.split()
@@ -98,7 +98,8 @@ class MachineMeter:
         return found
 
     def _networks(self) -> Counters:
-        """Of the cards; where none is seen, as in a container, of all devices but the loopback."""
+        """Counters of the network cards; if none is visible, as in a container, of all devices but
+        the loopback."""
         found = {}
         for line in _lines(self._proc / "net" / "dev")[2:]:
             name, _, counters = line.partition(":")
@@ -109,7 +110,7 @@ class MachineMeter:
         return cards or found
 
     def _is_device(self, path: Path) -> bool:
-        """Whether hardware is behind it, be it a hypervisor's."""
+        """Whether the device is hardware, possibly of a hypervisor."""
         known = self._is_physical.get(path)
         if known is None:
             known = self._is_physical[path] = (path / "device").exists()

@@ -1,4 +1,4 @@
-"""The use of a rank: of its process and of all that it started; and rates from counters."""
+"""The use of a rank by its process and all processes that it started, and rates from counters."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ Values = dict[str, float]
 """Values of one sample by the name of their series."""
 
 DIGITS = 5
-"""Significant digits of a value: samples of many ranks travel and are kept as text and rows."""
+"""Significant digits of a value, since samples of many ranks are sent and stored as text."""
 
 
 @dataclass(frozen=True)
 class RankReading:
-    """One rank's processes at one moment, added up."""
+    """The sum over one rank's processes at one moment."""
 
     started: int
-    """Start of the rank's process, by which it is told from the one before it."""
+    """Start of the rank's process, which distinguishes it from its predecessor."""
     cpu_s: float
     memory_bytes: int
-    """Resident: pages that several processes share count for each."""
+    """Resident memory; pages that several processes share count for each of them."""
     read_bytes: int
-    """From disks, as far as the processes are this user's."""
+    """Bytes read from disks by processes of this user."""
     written_bytes: int
 
     def values(self) -> Values:
-        """Those that need no earlier reading."""
+        """The values that need no earlier reading."""
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """None if that is of another process. A process that vanishes uncounted is no negative
-        use."""
+        """Rates since an earlier reading; empty if that is of another process. A process that
+        vanishes uncounted does not make a rate negative."""
         if before.started != self.started:
             return {}
         grown = {
@@ -59,14 +59,14 @@ class RankReading:
 
 
 def read_rank(record: SessionRecord) -> RankReading | None:
-    """None if the rank's process is gone, also if its pid is another's by now."""
+    """Read a rank; None if its process is gone, also if its pid belongs to another by now."""
     fields = stat_fields(record.pid)
     if not fields or fields[0] in DEAD or int(fields[19]) != record.started:
         return None
     ticks = pages = num_read = num_written = 0
     for pid, each in living_tree(_roots(record, int(fields[1]))):
         ticks += cpu_ticks(each)
-        if int(each[1]) != record.server_pid:  # the init's memory is the forkserver's
+        if int(each[1]) != record.server_pid:  # the init's memory belongs to the forkserver
             pages += int(each[21])
         counters = io_counters(pid)
         if len(counters) > 5:
@@ -82,16 +82,16 @@ def read_rank(record: SessionRecord) -> RankReading | None:
 
 
 def _roots(record: SessionRecord, parent: int) -> list[int]:
-    """The rank, and its init, to which all belongs that lost its parent within the rank."""
+    """The rank and its init, which becomes the parent of orphans within the rank."""
     grandparent = stat_fields(parent)[1:2]
     is_init = grandparent == [str(record.server_pid).encode()]
     return [record.pid, parent] if is_init else [record.pid]
 
 
 def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
-    """By how much the counters of all devices together grew, in the order in which each has them.
+    """How much the counters of all devices grew together, in the order of each device's counters.
 
-    A device that comes or goes, or whose counters were reset or wrapped, counts from then on.
+    A device that is added, or whose counters were reset or wrapped, counts from then on.
     """
     grown = [
         [max(0, after - earlier) for earlier, after in zip(before[name], counters, strict=True)]

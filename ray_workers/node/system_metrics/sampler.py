@@ -1,4 +1,4 @@
-"""Samples of the ranks of each attempt on a node, and of the node."""
+"""Samples the resources that the ranks of each attempt on a node use, and the node's."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, Values, read_rank, rounded
 
 LIMIT_S = 1.0
-"""For which a sample is waited for: the observation that it comes with is not to be late."""
+"""Longest wait for a sample, which must not delay the observation that contains it."""
 
 LEAST_PASSED_S = 1.0
-"""Between the two readings of a rate: of less, the ticks of the processor's clock make a number of
-no meaning. An agent that was stopped answers all the calls that waited at once."""
+"""Least seconds between the two readings of a rate: below that, the clock ticks of the processor
+make the rate meaningless. An agent that was stopped answers all waiting calls at once."""
 
 Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """An attempt on this node at one moment."""
+    """The state of an attempt on this node at one moment."""
 
     at: float
     """Monotonic seconds."""
@@ -35,7 +35,7 @@ class _Reading:
 
 
 class SystemMetricsSampler:
-    """Takes samples; rates are means since the attempt's sample before."""
+    """Takes samples; rates are means since the attempt's previous sample."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class SystemMetricsSampler:
         self._under_way: dict[Attempt, asyncio.Future[dict[int, Values]]] = {}
 
     async def sample(self, job_id: str, attempt: int) -> dict[int, Values]:
-        """The values by rank, those of the node with the lowest rank on it; nothing of an attempt
-        that has no rank here, or whose last sample does not end: a look into /proc may have to wait
-        for the process that is looked at."""
+        """Return the values by rank; the lowest rank carries the values of the node. Empty if the
+        attempt has no rank here, or its last sample has not ended: reading /proc may have to wait
+        for the process that is read."""
         key = (job_id, attempt)
         if key in self._under_way:
             return {}
@@ -67,21 +67,21 @@ class SystemMetricsSampler:
         return work.result() if work.done() else {}
 
     def forget(self, job_id: str, attempt: int) -> None:
-        """The attempt is over."""
+        """Forget an attempt that is over."""
         self._before.pop((job_id, attempt), None)
 
     def _sample_or_nothing(self, key: Attempt) -> dict[int, Values]:
         try:
             return self.read(*key)
-        except Exception:  # a file in /proc that nobody expected is no reason to see no ranks
+        except Exception:  # an unexpected file in /proc must not hide the ranks
             traceback.print_exc()
             return {}
 
     def read(self, job_id: str, attempt: int) -> dict[int, Values]:
-        """A sample, in the thread that asks for it."""
+        """Take a sample in the calling thread."""
         key = (job_id, attempt)
         sessions = session_records.sessions_of(self._sessions, *key)
-        records = {one.rank: one for one in sessions if one.rank >= 0}  # the store has none
+        records = {one.rank: one for one in sessions if one.rank >= 0}  # a store has no rank
         read = {rank: read_rank(record) for rank, record in records.items()}
         ranks = {rank: reading for rank, reading in sorted(read.items()) if reading is not None}
         if not ranks:

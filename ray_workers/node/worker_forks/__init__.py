@@ -1,1 +1,1 @@
-"""How worker processes of an embedded Ray start: forked from one that has Ray imported."""
+"""Worker processes of an embedded Ray are forked from a process that has Ray imported."""

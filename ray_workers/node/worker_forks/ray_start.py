@@ -1,4 +1,4 @@
-"""`ray start` whose workers are forked. The arguments are those of the command `ray`."""
+"""`ray start` with forked workers. Its arguments are the arguments of the command `ray`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The script that a raylet runs for each worker process that it wants.
 
-It hands its arguments to the node's worker parent (`worker_parent`), which has Ray imported and
-forks the worker, and ends: 0.02 s of a core instead of 0.4 s for importing Ray. Where there is no
-parent it starts one. Where the parent does not fork, this process becomes the worker itself, by
-Ray's own script, as if nothing of this were there.
+The script passes its arguments to the node's worker parent (`worker_parent`), which has Ray
+imported and forks the worker, and ends. This takes 0.02 s of a core instead of 0.4 s for importing
+Ray. The script starts a parent if there is none. If the parent does not fork, this process becomes
+the worker itself, by Ray's own script.
 
-A worker is never started twice: the forked process goes on only if it could say so to this one, and
-this one starts the worker only once nobody can say so any more.
+A worker is never started twice: the forked process continues only if it could notify this process,
+and this process starts the worker only once no notification can arrive any more.
 
-It imports no more than it needs, since all of that is spent on each worker.
+The script imports only what it needs, since each worker spends the time for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not sys.flags.isolated:
-    del sys.path[0]  # the folder of this script, whose modules may have names of others
+    del sys.path[0]  # the folder of this script, whose modules may shadow others
 
 import contextlib
 import fcntl
@@ -32,23 +32,23 @@ RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 JOB_OF_WORKER = "RAY_JOB_ID"
 NO_JOB = "ffffffff"
-"""The value that a raylet gives to a worker that it starts ahead and that may serve any job."""
+"""The raylet's value for a worker that it starts ahead for any job."""
 FORKED = b"+"
-"""The word of the forked process."""
+"""The byte with which the forked process notifies this process."""
 CONNECT_LIMIT_S = 5.0
-"""How long a parent that was just started may take to listen."""
+"""Seconds in which a parent that was just started has to listen."""
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
-"""How long a parent may take to fork, which includes its imports at first. One that takes longer is
-ended: it may be stopped. Ray itself waits for a worker for 60 s."""
+"""Seconds in which a parent has to fork, including its imports at first. A slower parent is ended,
+since it may be stopped. Ray itself waits for a worker for 60 s."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
-    """Where the parent for this worker listens: one for each raylet, beside the raylet's socket.
+    """The socket of the parent for this worker, one for each raylet, next to the raylet's socket.
     None if the worker must not be forked.
 
     A worker with a runtime environment of its own may need another interpreter, or other imports;
-    workers that spill objects are few. And a parent without its raylet's pid would outlive it.
+    workers that spill objects are few; and a parent without its raylet's pid would outlive it.
     """
     raylet = arguments.get("--raylet-name")
     is_usual = arguments.get("--runtime-env-hash", "0") == "0" and (
@@ -60,9 +60,9 @@ def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> s
 
 
 def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_LIMIT_S) -> bool:
-    """Have the parent that listens at `path` fork a worker; False if it has not, and never will.
+    """Have the parent that listens at `path` fork a worker; False if it never will.
 
-    modules: those that a parent imports besides Ray, separated by commas, if one is started.
+    modules: modules that a parent imports besides Ray if it is started here, separated by commas.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_s)
@@ -74,8 +74,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # From here on the forked process can't say anything; it may have done so before. A
-            # parent that ended with the request unread has reset the connection.
+            # From here on the forked process can't notify this one, but it may have done so before.
+            # A parent that ended with the request unread has reset the connection.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
                 return connection.recv(1) == FORKED
@@ -85,13 +85,13 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
 
 
 def _connect(connection: socket.socket, path: str, modules: str) -> bool:
-    """Connect to the parent, which is started if there is none; False if it does not listen."""
+    """Connect to the parent, starting it if there is none; False if it does not listen."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(path)
         return True
     deadline = time.monotonic() + CONNECT_LIMIT_S
-    is_there = start_parent(path, modules)
-    while is_there and time.monotonic() < deadline:
+    is_expected = start_parent(path, modules)
+    while is_expected and time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             connection.connect(path)
             return True
@@ -107,22 +107,22 @@ def _end(connection: socket.socket) -> None:
 
 
 def start_parent(path: str, modules: str) -> bool:
-    """Start a parent that is to listen at `path`, unless there is one; False if one was started
-    before and has found that it must not fork (`worker_parent.refuse`)."""
+    """Start a parent that is to listen at `path`, unless there is one. False if an earlier parent
+    has found that it must not fork (`worker_parent.refuse`)."""
     with open(f"{path}.lock", "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True  # one lives, and listens soon
+            return True  # a parent lives, and listens soon
         if os.fstat(lock.fileno()).st_size:
             return False
-        # Nobody's child: Ray ends those of a worker together with it, and this process may become
-        # one.
+        # Forked twice, so that it is no child of this process: Ray ends the children of a worker
+        # together with the worker, and this process may become one.
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
-                # Ray reads its variables once, when it is imported: with the job of this worker,
-                # all forks would be that job's, and be ended by the raylet once it is over.
+                # Ray reads its variables once, when it is imported. With this worker's job, all
+                # forks would belong to that job, and the raylet would end them once it is over.
                 os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])
@@ -132,7 +132,7 @@ def start_parent(path: str, modules: str) -> bool:
 
 
 def request_of(arguments: Sequence[str]) -> bytes:
-    """The properties of this process that the worker takes over."""
+    """The properties of this process that the worker inherits."""
     with open("/proc/self/oom_score_adj") as file:
         oom_score = file.read()
     return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa: PTH109  # pathlib takes long to import

@@ -1,14 +1,14 @@
 """The process that has Ray imported, and is forked for each worker process of a raylet.
 
-Started by `worker_entry` as `python -P -m ...worker_parent SOCKET LOCK MODULES`: where to listen, a
-file that is locked as long as this process lives, and what to import besides Ray. It ends with the
-raylet. If it is killed, the next worker's start starts another; workers do not need it once they
-are forked.
+`worker_entry` starts it as `python -P -m ...worker_parent SOCKET LOCK MODULES`: the socket to
+listen at, a file that stays locked as long as this process lives, and modules to import besides
+Ray. It ends with the raylet. If it is killed, the next worker's entry starts another parent; forked
+workers do not need it any more.
 
-A fork copies one thread, so this process must have no other. And Ray draws the ids of placement
-groups, among others, from a generator of its own, which a fork copies as well: two supervisors
-would give their groups the same id. So nothing here may have drawn an id. Both are checked before
-the first fork; where a Ray fails the check, no worker is forked and all start as Ray starts them.
+A fork copies one thread, so this process must have no other. Ray draws ids, for example of
+placement groups, from a generator whose state a fork copies too: two supervisors would give their
+groups the same id. So nothing here may have drawn an id. Both conditions are checked before the
+first fork. If a version of Ray fails the check, all workers start without forks, as usual.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
 from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
-"""How long a worker's entry may take to send its request; others wait meanwhile."""
+"""Seconds in which a worker's entry has to send its request, while others wait."""
 NUM_WAITING = 128
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """The properties that a worker takes over from the process that the raylet started for it."""
+    """The properties that a worker inherits from the process that the raylet started for it."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -54,15 +54,15 @@ def listen(path: str) -> socket.socket:
 
 
 def refuse(lock: int, path: str, why: str) -> NoReturn:
-    """Fork nothing for this raylet, now and later: the lock's file says why."""
+    """Fork nothing for this raylet, now or later; the lock's file contains the reason."""
     os.write(lock, why.encode())
     Path(path).unlink()
     print(f"Ray's workers are not forked: {why}", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(1)  # an import may have left a thread that runs on
+    os._exit(1)  # an import may have left a running thread
 
 
 def why_not() -> str | None:
-    """Why this process must not be forked."""
+    """Why this process must not be forked; None if it may."""
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         return f"the imports have started {threads - 1} threads"
     first, second = (_id_of_a_fork() for _ in range(2))
@@ -72,7 +72,7 @@ def why_not() -> str | None:
 
 
 def _id_of_a_fork() -> bytes:
-    """An id that a forked process draws."""
+    """An id drawn in a forked process."""
     read, write = os.pipe()
     if os.fork() == 0:
         os.write(write, compat_ray.random_id())
@@ -83,15 +83,15 @@ def _id_of_a_fork() -> bytes:
 
 
 def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None:
-    """Fork a process for each request. Returns in each of these, and here, with None, once the
-    raylet has ended.
+    """Fork a process for each request. Returns the request in each forked process, and None in this
+    process once the raylet has ended.
 
     raylet: a pidfd.
     """
     events = select.poll()
     events.register(raylet, select.POLLIN)
     events.register(listener, select.POLLIN)
-    packing, is_packed = linux.pack(), False  # while nobody asks for anything
+    packing, is_packed = linux.pack(), False  # done while there are no requests
     while raylet not in (ready := dict(events.poll(None if is_packed else 0))):
         if not ready:
             is_packed = next(packing, True)
@@ -101,8 +101,8 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
             try:
                 start = _receive(connection)
                 is_child = os.fork() == 0
-            except (OSError, EOFError, ValueError, TypeError):  # or no memory for another process
-                continue  # the entry sees that the connection is closed
+            except (OSError, EOFError, ValueError, TypeError):  # such as no memory for a process
+                continue  # the entry notices that the connection is closed
             if is_child:
                 listener.close()
                 os.close(raylet)
@@ -121,8 +121,8 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
-    """In the forked process: be as the entry was. Ends it if the entry can't be told any more, or
-    anything fails before: then the entry starts the worker itself."""
+    """Take on the entry's properties in the forked process. Exits if the entry can't be notified
+    any more, or anything fails before: the entry then starts the worker itself."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -153,10 +153,10 @@ def main(path: str, lock: int, modules: str) -> None:
     script = Path(os.environ[RAYS_SCRIPT])
     os.set_inheritable(lock, False)
     os.setsid()
-    listener = listen(path)  # at once: entries wait for the answer
+    listener = listen(path)  # at once, since entries wait for the answer
     try:
         compat_ray.import_for_forks(filter(None, modules.split(",")))
-        # Ended children are not to stay as zombies, which look alive to the raylet.
+        # Dead children must not stay as zombies, which look alive to the raylet.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         why = why_not()
     except Exception as error:

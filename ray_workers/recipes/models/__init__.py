@@ -1,1 +1,1 @@
-"""Networks of the recipes; each file says what goes in and what comes out."""
+"""Networks of the recipes; each file states the shapes of inputs and outputs."""

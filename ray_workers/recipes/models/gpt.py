@@ -1,6 +1,6 @@
 """A decoder-only transformer: pre-norm blocks of causal attention and a two-layer perceptron, as in
-GPT-2 (Radford et al. 2019), with rotary positions (Su et al. 2021, arXiv:2104.09864): what a token
-sees depends on how far away it is, not on where in its sample both are."""
+GPT-2 (Radford et al. 2019), with rotary positions (Su et al. 2021, arXiv:2104.09864), so that
+attention depends on the distance between tokens, not on their positions in the sample."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Gpt(nn.Module):
     """(N, T) token ids -> (N, T, vocabulary_size) logits of each next token; T up to
     `context_length`.
 
-    It can be divided in three ways, together as well: into stages of layers, whose inputs and
-    outputs are then (N, T, width); by the rows and columns of its matrices; by places of a sample.
+    It can be divided in three ways, which can be combined: into stages of layers, whose inputs and
+    outputs are then (N, T, width); by rows and columns of its matrices; by positions of a sample.
     """
 
     def __init__(self, options: spec.Gpt, vocabulary_size: int) -> None:
@@ -46,7 +46,7 @@ class Gpt(nn.Module):
         self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
         self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
         self.num_place_parts = 1
-        """Between the blocks, ranks of a tensor group have each a part of the places."""
+        """Number of ranks of a tensor group that divide the positions between blocks."""
         self.context: Context | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Gpt(nn.Module):
         return cast(Tensor, self.head(self.norm(hidden)))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop what other stages have; the first has the embedding, the last the head."""
+        """Drop the parts of other stages; the first has the embedding, the last the head."""
         start, stop = share(len(self.blocks), stage, num_stages)
         for number in range(len(self.blocks)):
             if not start <= number < stop:
@@ -81,7 +81,7 @@ class Gpt(nn.Module):
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
         """Divide the matrices as Megatron does (Shoeybi et al. 2019, arXiv:1909.08053), and the
-        layers between them by places (sequence parallelism, Korthikanti et al. 2022,
+        layers between them by positions (sequence parallelism, Korthikanti et al. 2022,
         arXiv:2205.05198)."""
         self.num_place_parts = mesh.size()
         places, everywhere = Shard(1), Replicate()
@@ -107,7 +107,7 @@ class Gpt(nn.Module):
 
 
 def _gathered(num_others: int) -> PrepareModuleInput:
-    """All places of the first input, which comes by places; the others stay as they are."""
+    """Gather all positions of the first input, which is divided; other inputs stay as they are."""
     others = (None,) * num_others
     return PrepareModuleInput(
         input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
@@ -119,7 +119,7 @@ def _by_places() -> SequenceParallel:
 
 
 class Linear(nn.Linear):
-    """Begins with small normal weights and a bias of zero."""
+    """A linear layer whose initial weights are small and normal, and whose initial bias is zero."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, std: float = INIT_STD):
         self.std = std
@@ -132,19 +132,19 @@ class Linear(nn.Linear):
 
 
 class Tokens(nn.Embedding):
-    """Begins with small normal weights."""
+    """An embedding with small normal initial weights."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each added to what came in."""
+    """Attention, then a perceptron, each added to its input."""
 
     def __init__(self, options: spec.Gpt) -> None:
         super().__init__()
         width = options.width
-        # The deeper the model, the less each block adds to the residual stream.
+        # The deeper the model, the less each block initially adds to the residual stream.
         last_std = INIT_STD / math.sqrt(2 * options.num_layers)
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(options, last_std)
@@ -162,14 +162,14 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each token attends to itself and those before it."""
+    """Each token attends to itself and to earlier tokens."""
 
     def __init__(self, options: spec.Gpt, last_std: float) -> None:
         super().__init__()
         self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
-        # Rows are in the order of the heads, each with its query, key and value, so that a part of
-        # the rows is of whole heads.
+        # Rows are ordered by head, each with its query, key and value, so that a part of the rows
+        # has whole heads.
         self.qkv = Linear(options.width, 3 * options.width)
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None
@@ -191,14 +191,14 @@ class Attention(nn.Module):
 
 def rotations(first: int, length: int, head_size: int, device: torch.device) -> Tensor:
     """(2, length, head_size / 2): cosine and sine of the angle by which each pair of a head's
-    numbers is turned at each place from `first` on."""
+    numbers is rotated at each position from `first` on."""
     speeds = ROTARY_BASE ** (-torch.arange(0, head_size, 2, device=device) / head_size)
     angles = torch.outer(torch.arange(first, first + length, device=device), speeds)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(vectors: Tensor, turns: Tensor) -> Tensor:
-    """(N, heads, T, head_size) -> the same, number i and i + head_size / 2 being a pair."""
+    """(N, heads, T, head_size) -> the same shape; numbers i and i + head_size / 2 form a pair."""
     cosine, sine = turns.to(vectors.dtype)
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

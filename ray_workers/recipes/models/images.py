@@ -1,7 +1,7 @@
 """Networks for small images: (N, channels, height, width) in 0..1 -> (N, num_classes) logits.
 
-GroupNorm (Wu & He 2018, arXiv:1803.08494), not BatchNorm: a sample's result must not depend on
-which others share its batch, or the world size would change the numbers.
+GroupNorm (Wu & He 2018, arXiv:1803.08494), not BatchNorm: a sample's result must not depend on the
+other samples of its batch, or the world size would change the numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape = tuple[int, int, int]
 
 
 def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes: int) -> nn.Module:
-    """Raises DataError for images that are too small for the network."""
+    """Build a network. Raises DataError for images that are too small for it."""
     match options:
         case spec.Cnn():
             return Cnn(options, shape, num_classes)
@@ -34,7 +34,7 @@ def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes:
 
 
 class Cnn(nn.Module):
-    """Three 3x3 convolutions, the image halved after each of the last two, and one linear layer."""
+    """Three 3x3 convolutions, with pooling by 2 after the last two, and one linear layer."""
 
     def __init__(self, options: spec.Cnn, shape: Shape, num_classes: int) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class ResNet(nn.Module):
         self.head: nn.Module | None = nn.Linear(inputs, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Or from what the stage before it computed, to what the next one needs."""
+        """Compute logits from images; a stage's input and output may be hidden values instead."""
         hidden = images if self.stem is None else self.stem(images)
         hidden = self.body(hidden)
         return cast(Tensor, hidden if self.head is None else self.head(hidden))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop what other stages have; the first has the stem, the last the head."""
+        """Drop the parts of other stages; the first has the stem, the last the head."""
         start, stop = share(self.num_blocks, stage, num_stages)
         stop = len(self.body) if stage == num_stages - 1 else stop
         for number in range(len(self.body)):
@@ -94,7 +94,7 @@ class ResNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f(x), then ReLU; f is two 3x3 convolutions, x a 1x1 convolution where sizes differ."""
+    """x + f(x), then ReLU; f is two 3x3 convolutions, x a 1x1 convolution if sizes differ."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Residual(nn.Module):
 
 
 class Silent(nn.GroupNorm):
-    """Begins with weights of zero, so that a residual block begins as the identity."""
+    """GroupNorm with initial weights of zero, so that a residual block begins as the identity."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -142,7 +142,7 @@ def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
 def convolution(
     inputs: int, outputs: int, stride: int = 1
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """3x3, with its norm and ReLU; with a stride of 1 the size stays."""
+    """3x3 convolution with its norm and ReLU; with a stride of 1 the size stays."""
     groups = next(count for count in range(GROUPS, 0, -1) if outputs % count == 0)
     return (
         nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),

@@ -1,4 +1,4 @@
-"""A model of the user's own, made from the code of the job."""
+"""A user's own model, made from the code of the job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def build(
     form: str,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """The model on the CPU, with the same numbers on every rank.
+    """Make the model on the CPU, with the same numbers on every rank.
 
-    Its constructor and torch's, NumPy's and Python's generators are all that the numbers depend on.
-    inputs, outputs: shapes of a sample. form: words for the shape of the outputs. dtype: of the
-    inputs. ModelError for what is no model, or none for these data, here or when it is called.
+    The numbers depend only on its constructor and the generators of torch, NumPy and Python.
+    inputs, outputs: shapes of a sample. form: the shape of the outputs in words. dtype: type of the
+    inputs. Raises ModelError, here or at a call, if it is not a model or does not fit the data.
     """
     own = derive_seed("model", seed)
     random.seed(own)
@@ -59,7 +59,7 @@ def build(
 
 
 def at_hand(options: spec.Imported) -> nn.Module:
-    """The model, for weights that are loaded into it. ImportError where its code is not there."""
+    """The model, for weights that are loaded into it. Raises ImportError if its code is missing."""
     try:
         return _made(options)
     except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def at_hand(options: spec.Imported) -> nn.Module:
 
 def _made(options: spec.Imported) -> nn.Module:
     if _is_of_python(options.module):
-        raise ModelError(f"{options.module} is of Python's own library, which has no models")
+        raise ModelError(f"{options.module} is in Python's own library, which has no models")
     module = importlib.import_module(options.module)
     make = getattr(module, options.attribute, None)
     if make is None:
@@ -85,12 +85,12 @@ def _made(options: spec.Imported) -> nn.Module:
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{options.target} made {_said(model)}, and no torch.nn.Module")
+        raise ModelError(f"{options.target} made {_shown(model)}, not a torch.nn.Module")
     return model
 
 
 def _is_of_python(name: str) -> bool:
-    """Whether a module is one of Python's own, and no file of the user's that has its name."""
+    """Whether a module is one of Python's own, and not a user's file with the same name."""
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return False
@@ -100,7 +100,7 @@ def _is_of_python(name: str) -> bool:
 
 
 def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
-    """Compute the outputs of some samples of zeros, in evaluation mode."""
+    """Compute the outputs for samples of zeros, in evaluation mode, to check the model."""
     was_training = model.training
     model.eval()
     try:
@@ -110,8 +110,8 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
         raise
     except Exception as error:
         raise ModelError(
-            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and {zeros.dtype}, as "
-            f"the data have it: {type(error).__name__}: {error}"
+            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and {zeros.dtype}, like "
+            f"the data: {type(error).__name__}: {error}"
         ) from error
     finally:
         model.train(was_training)
@@ -120,10 +120,10 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
 def _check_outputs(
     target: str, outputs: tuple[int, ...], form: str, _: nn.Module, inputs: Any, found: object
 ) -> None:
-    """A hook for each forward pass: a model may answer otherwise when it trains."""
+    """Check each forward pass, since a model may return other shapes in training."""
     expected = (len(inputs[0]), *outputs)
     if not isinstance(found, Tensor):
-        raise ModelError(f"{target} returns {_said(found)}, and no tensor of shape {form}")
+        raise ModelError(f"{target} returns {_shown(found)}, not a tensor of shape {form}")
     if tuple(found.shape) != expected:
         raise ModelError(
             f"{target} returns a tensor of shape {tuple(found.shape)} for inputs of shape "
@@ -136,5 +136,5 @@ def _check_outputs(
         )
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return f"a {type(value).__name__}"

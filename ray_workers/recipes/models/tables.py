@@ -13,19 +13,19 @@ from ray_workers.recipes.models.images import hidden_layers
 
 MAX_EMBEDDING = 50
 UNKNOWN = 0
-"""Code of a category that training did not see; those it saw count from 1."""
+"""Code of a category that does not occur in training; others count from 1."""
 
 
 class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
-    The first columns are numbers as they are in the table; the last are codes of categories, which
-    float32 holds exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
-    trained model takes raw rows; for a regression those of the target are too. So is what stands in
-    for NaN, a value that is missing, where the table may have some.
+    The first columns are the table's numbers; the last are codes of categories, which float32
+    represents exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
+    trained model accepts raw rows; for a regression, the target's are too. If values may
+    be missing (NaN), their replacements are a buffer as well.
 
-    A table with numbers that are large and close together has `offsets`. The rows are then float64,
-    the offsets are subtracted in float64, and all other buffers are of what remains.
+    A table with numbers that are large and close together has `offsets`. Its rows are float64, the
+    offsets are subtracted in float64, and all other buffers apply to the result.
     """
 
     mean: Tensor
@@ -44,30 +44,29 @@ class TableModel(nn.Module):
         indicated: Sequence[int] = (),
         has_offsets: bool = False,
     ) -> None:
-        """indicated: the numbers of the numeric columns that have a 0/1 input besides, which says
-        where they are missing."""
+        """indicated: indices of numeric columns with an additional 0/1 input for missing values."""
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)
-        # Numbers also where the parameters have none yet.
+        # On the CPU even if the parameters are still on the meta device.
         self.register_buffer("mean", torch.zeros(num_numeric, device="cpu"))
         self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
         self.register_buffer("target_mean", torch.zeros((), device="cpu"))
         self.register_buffer("target_deviation", torch.ones((), device="cpu"))
         fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
-        # The bits of float64: no strategy averages or rounds a buffer of whole numbers. The last
-        # one is the target's.
+        # The bits of float64, since strategies average or round no buffer of whole numbers. The
+        # last offset belongs to the target.
         bits = torch.zeros(num_numeric + 1, dtype=torch.int64, device="cpu")
         self.register_buffer("offset_bits", bits if has_offsets else None)
 
     @property
     def offsets(self) -> Tensor | None:
-        """float64 (num_numeric + 1,): of the numbers and of the target; None if all are 0."""
+        """float64 (num_numeric + 1,): offsets of the numbers and the target; None if all are 0."""
         return None if self.offset_bits is None else self.offset_bits.view(torch.float64)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """A regression's outputs are in units of the target's deviation, see `in_units`."""
+        """Compute the outputs, in units of the target's deviation for a regression (`in_units`)."""
         is_missing, count = rows.isnan(), self.num_numeric
         numbers = self.standardised(rows[:, :count])
         codes = rows[:, count:].to(self.mean.dtype)
@@ -76,11 +75,11 @@ class TableModel(nn.Module):
         marks = (
             is_missing[:, self.indicated].to(numbers.dtype) if self.indicated else numbers[:, :0]
         )
-        # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
+        # In half precision a target of 70,000 would be infinite, and 2,049 would be rounded.
         return self.outputs_of(numbers, codes, marks).to(self.mean.dtype)
 
     def standardised(self, numbers: Tensor) -> Tensor:
-        """float32 of the columns of numbers (N, num_numeric)."""
+        """Standardise the columns of numbers: (N, num_numeric) -> float32."""
         if self.offsets is not None:
             numbers = numbers.double() - self.offsets[:-1]
         near = numbers.to(self.mean.dtype)
@@ -89,7 +88,7 @@ class TableModel(nn.Module):
         return (near - self.mean) / self.deviation
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """float64: a regression's outputs in the target's unit."""
+        """Convert a regression's outputs to float64 in the target's unit."""
         found = outputs.double() * self.target_deviation.double() + self.target_mean.double()
         return found if self.offsets is None else found + self.offsets[-1]
 
@@ -136,8 +135,8 @@ class TableMlp(TableModel):
 
 
 class OwnTableModel(TableModel):
-    """A network of the user's own on (N, num_numeric + num_categorical + len(indicated)) features:
-    the standardised numbers, the codes of the categories and the marks."""
+    """A user's own network on (N, num_numeric + num_categorical + len(indicated)) features: the
+    standardised numbers, the codes of the categories and the marks."""
 
     def __init__(
         self,
@@ -163,8 +162,8 @@ class OwnTableModel(TableModel):
 
 
 class ExportedTable(nn.Module):
-    """A trained model of a table for a file. No format but torch's own knows bits as numbers, so
-    that the offsets are float64 here."""
+    """A trained model of a table for export. Its offsets are float64, since only torch's own format
+    can reinterpret bits as numbers."""
 
     offsets: Tensor | None
 
@@ -176,7 +175,7 @@ class ExportedTable(nn.Module):
         table.offset_bits = None
         self.register_buffer("offsets", offsets)
         self.dtype = torch.float32
-        """Of the rows that it takes."""
+        """Type of the rows."""
         if offsets is not None and _rounds(offsets, table):
             self.dtype = torch.float64
 

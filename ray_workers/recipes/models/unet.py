@@ -1,7 +1,7 @@
 """U-Net: (N, channels, height, width) in 0..1 -> (N, num_classes, height, width) logits.
 
-Ronneberger et al. 2015 (arXiv:1505.04597), but the convolutions pad, so that the mask is as large
-as the image, and are followed by GroupNorm, for the reason given in `images`.
+Follows Ronneberger et al. 2015 (arXiv:1505.04597), except that the convolutions pad, so that the
+mask is as large as the image, and are followed by GroupNorm, for the reason given in `images`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ray_workers.training.core.errors import DataError
 
 
 class Unet(nn.Module):
-    """Takes images of any size; sides that can't be halved `depth` times are filled up by
-    repeating the last row or column, and what is predicted there is cut off again."""
+    """U-Net for images of any size. Sides that can't be halved `depth` times are padded with copies
+    of the last row or column, and the predictions for the padding are cut off."""
 
     def __init__(self, options: spec.Unet, shape: Shape, num_classes: int) -> None:
-        """shape: of the images to train on. Raises DataError if they are too small."""
+        """shape: shape of the training images. Raises DataError if they are too small."""
         super().__init__()
         channels, height, width = shape
         if min(height, width) < options.least_side:
@@ -55,15 +55,15 @@ class Unet(nn.Module):
 
 
 class Up(nn.Module):
-    """Doubles the size, halves the channels, and joins the features of the way down."""
+    """Doubles the size, halves the channels, and concatenates the features of the way down."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.grow = nn.ConvTranspose2d(2 * outputs, outputs, kernel_size=2, stride=2)
         self.body = _twice(2 * outputs, outputs)
 
-    def forward(self, values: Tensor, beside: Tensor) -> Tensor:
-        return cast(Tensor, self.body(torch.cat((beside, self.grow(values)), dim=1)))
+    def forward(self, values: Tensor, skip: Tensor) -> Tensor:
+        return cast(Tensor, self.body(torch.cat((skip, self.grow(values)), dim=1)))
 
 
 def _twice(inputs: int, outputs: int) -> nn.Sequential:

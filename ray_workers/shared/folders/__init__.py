@@ -1,1 +1,1 @@
-"""Folders of a node that several rooms know by their places."""
+"""Folders of a node whose paths several packages need."""

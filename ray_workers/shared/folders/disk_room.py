@@ -1,4 +1,4 @@
-"""Whether the disk of a folder takes files."""
+"""A check that files can be written to a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBE_BYTES = 4096
 
 
 def why_full(folder: Path) -> str | None:
-    """Why a folder takes no file, by writing one without a name; None if it does."""
+    """Why no file can be written to a folder; None if one can. Writes a file without a name."""
     try:
         free = shutil.disk_usage(folder).free
         if free < FULL_BELOW_BYTES:

@@ -1,11 +1,11 @@
-"""Environments on a node: folders of packages that lie over the node's own, found by their content.
+"""Environments on a node: folders of packages that overlay the node's own, found by their content.
 
     environments/KEY.json     description of a finished environment; without it nothing is finished
-    environments/FOLDER/site  its packages, which ranks have ahead of the node's (PYTHONPATH)
+    environments/FOLDER/site  its packages, which precede the node's own (PYTHONPATH)
     environments/FOLDER/log   the output of the installer and of the setup commands
 
-The description is made last and in one step, so a builder that dies leaves nothing that counts.
-A rank holds a shared lock on its environment's folder; the folder is not removed meanwhile.
+The description is written last and atomically, so a builder that dies leaves no environment.
+A rank holds a shared lock on the folder of its environment, which prevents removal.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class EnvironmentRecord:
 
     folder: str
     packages: tuple[str, ...]
-    """`name==version` of those that differ from the node's own."""
+    """`name==version` of the packages that differ from the node's own."""
     modules: tuple[str, ...]
-    """Names of their modules, without a dot."""
+    """Names of their top-level modules."""
     size_bytes: int
 
 
 def environments_dir() -> Path:
-    """Environments of all deployments of this user on this machine."""
+    """The folder for environments of all deployments of this user on this machine."""
     return machine_root() / "environments"
 
 
 def key_of(
     environment: Mapping[str, Any], policy: EnvironmentPolicy | None = None, *, keeps_all: bool
 ) -> str:
-    """The name of an environment on this node: by what is asked for, the interpreter, the node's
-    own distributions and dray's version. keeps_all: none of the node's own may be replaced.
+    """The name of an environment on this node: a hash of the request, the interpreter, the node's
+    own distributions and dray's version. keeps_all: no package of the node may be replaced.
 
-    The environment is its owner's alone if the secret of its index is.
+    Owners share the environment unless its index needs a secret of one owner.
     """
     described = {
         **{name: environment.get(name) or None for name in _DECIDING},
@@ -71,13 +71,13 @@ def key_of(
 
 
 def is_private(environment: Mapping[str, Any], policy: EnvironmentPolicy) -> bool:
-    """Whether its index is asked with a secret that other owners have not."""
+    """Whether the environment's index needs a secret that only this owner has."""
     secret = (environment.get("index") or {}).get("secret")
     return secret is not None and is_owners(policy.secrets_dir, secret, policy.owner)
 
 
 def distributions() -> list[str]:
-    """Names, with versions, of the packages that are installed where this interpreter looks."""
+    """Names, with versions, of the packages that this interpreter finds installed."""
     found = []
     for folder in (*site.getsitepackages(), site.getusersitepackages()):
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def distributions() -> list[str]:
 
 
 def find(root: Path, key: str) -> EnvironmentRecord | None:
-    """The finished environment of this name, which counts as used now."""
+    """The finished environment of this name, or None. Marks the environment as used now."""
     path = root / f"{key}.json"
     record = read_record(path)
     if record is None or not (root / record.folder / "site").is_dir():
@@ -98,7 +98,7 @@ def find(root: Path, key: str) -> EnvironmentRecord | None:
 
 
 def read_record(path: Path) -> EnvironmentRecord | None:
-    """The description in a file; None if there is none, or not a whole one."""
+    """The description in a file; None if it is missing or incomplete."""
     try:
         data = json.loads(path.read_text())
         data["packages"], data["modules"] = tuple(data["packages"]), tuple(data["modules"])
@@ -128,7 +128,7 @@ def hold(root: Path, record: EnvironmentRecord) -> int:
 
 
 def variables(root: Path, record: EnvironmentRecord, known: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH and PATH by which child processes find the environment as well."""
+    """PYTHONPATH and PATH with which child processes find the environment too."""
     packages = root / record.folder / "site"
     path = [str(packages), *filter(None, [known.get("PYTHONPATH")])]
     programs = [str(packages / "bin"), *filter(None, [known.get("PATH")])]
@@ -136,13 +136,13 @@ def variables(root: Path, record: EnvironmentRecord, known: Mapping[str, str]) -
 
 
 def replaced_in(modules: Mapping[str, Any], record: EnvironmentRecord) -> list[str]:
-    """Modules of the environment that are imported already from elsewhere."""
+    """Modules of the environment that were already imported from elsewhere."""
     return sorted(name for name in record.modules if name in modules)
 
 
 def enter(root: Path, record: EnvironmentRecord) -> None:
     """Have this process import from the environment first, as an interpreter started with
-    PYTHONPATH would; its `.pth` files count, too."""
+    PYTHONPATH would. `.pth` files of the environment take effect too."""
     packages = str(root / record.folder / "site")
     sys.path.insert(0, packages)
     site.addsitedir(packages)
@@ -150,7 +150,7 @@ def enter(root: Path, record: EnvironmentRecord) -> None:
 
 
 def modules_in(packages: Path) -> tuple[str, ...]:
-    """Names of the modules in a folder of packages, without a dot."""
+    """Names of the top-level modules in a folder of packages."""
     found = set()
     for entry in os.scandir(packages):
         name = entry.name

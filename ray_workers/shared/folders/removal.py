@@ -11,8 +11,8 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all that is in it, also where a folder may not be written to or read, or
-    lies deeper than Python's stack. No link is followed, and what can't be deleted stays."""
+    """Delete a folder and everything in it, also folders without permissions and folders nested
+    deeper than Python's stack. Links are not followed. Entries that can't be deleted stay."""
     with contextlib.suppress(OSError):
         top = _opened(os.fspath(path), None)
         try:
@@ -23,7 +23,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _opened(name: str, parent: int | None) -> int:
-    """A descriptor of a folder, whose owner may do everything with it from now on."""
+    """Open a folder and give its owner all permissions; returns the descriptor."""
     place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
@@ -33,7 +33,7 @@ def _opened(name: str, parent: int | None) -> int:
 
 
 def _empty(top: int) -> None:
-    """Delete what is in a folder. Folders below are moved up first, whatever their depth."""
+    """Delete the contents of a folder. Folders below are moved up first, whatever their depth."""
     tried: set[str] = set()
     while names := set(os.listdir(top)) - tried:
         tried |= names
@@ -49,7 +49,7 @@ def _remove_folder(name: str, top: int) -> None:
         for each in os.listdir(folder):  # noqa: PTH208
             if not _unlinked(each, folder):
                 with contextlib.suppress(OSError):
-                    os.close(_opened(each, folder))  # only one that may be written to can be moved
+                    os.close(_opened(each, folder))  # only a writable folder can be moved
                     os.rename(each, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
     finally:
         os.close(folder)
@@ -57,7 +57,7 @@ def _remove_folder(name: str, top: int) -> None:
 
 
 def _unlinked(name: str, folder: int) -> bool:
-    """Whether an entry is no folder, and is gone."""
+    """Whether an entry, which is not a folder, is gone."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The directory that a job's script runs in: one for each job and node, kept between attempts.
 
-A file beside the script is found there by the same relative path. Files are links; folders are made
-anew, so that files that a job writes into them are its own. Large folders are linked as a whole.
+A file next to the script has the same relative path there. Files are links. Folders are created, so
+that files that a job writes into them are its own. Large folders are linked as a whole.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Most links of one script; a link takes some ten microseconds. Folders with more are linked as a
+"""Most links of one script; a link takes some ten microseconds. Folders beyond that are linked as a
 whole."""
 LEFT_OUT = frozenset({"__pycache__"})
 
 
 def enter(directory: Path, script_dir: Path) -> None:
-    """Make the directory, link the files beside the script, and make it the current one.
+    """Create the directory, link the files next to the script, and make it the current directory.
 
-    The ranks of a node may do so at the same time. Files that are there already stay as they are.
+    The ranks of a node may do so at the same time. Existing files are not changed.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     _link_all(script_dir, directory)
@@ -32,7 +32,7 @@ def enter(directory: Path, script_dir: Path) -> None:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Folder by folder, those nearest to the script first."""
+    """Link folder by folder, beginning with the folders nearest to the script."""
     folders, left = [(source, target)], MAX_LINKS
     for folder, copy in folders:
         found = _listed(folder)
@@ -43,7 +43,7 @@ def _link_all(source: Path, target: Path) -> None:
         copy.mkdir(exist_ok=True)
         for entry in found:
             place = copy / entry.name
-            # A hidden folder is a tool's, such as .git, and often large.
+            # A hidden folder belongs to a tool, such as .git, and is often large.
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 if not place.is_symlink() and not target.is_relative_to(entry.path):
                     folders.append((Path(entry.path), place))
@@ -68,7 +68,7 @@ def jobs_in(root: Path) -> list[str]:
 
 
 def remove(root: Path, job_ids: Iterable[str]) -> None:
-    """Delete the directories of these jobs; one that can't be deleted now is deleted later."""
+    """Delete the directories of these jobs. Whatever can't be deleted now is deleted later."""
     for job_id in set(job_ids) & set(jobs_in(root)):
         remove_tree(root / job_id)
 
@@ -79,5 +79,5 @@ def output_dir(folders: Path) -> Path:
 
 
 def checkpoint_dir(folders: Path, folder_url: str) -> Path:
-    """DRAY_CHECKPOINT_DIR: the storage's own folder, or the node's copy of it."""
+    """DRAY_CHECKPOINT_DIR: the folder in the storage, or the node's copy of it."""
     return files.local_path(folder_url) or folders / "checkpoints"

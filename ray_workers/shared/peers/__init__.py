@@ -1,1 +1,1 @@
-"""Connections between processes of one attempt, and who is at the other end."""
+"""Connections between processes of one attempt, and checks of the other end."""

@@ -1,1 +1,1 @@
-"""Processes of a machine: signals, deadlines, stacks, and the machine's pace."""
+"""Processes of a machine: signals, deadlines, stacks, and the machine's speed."""

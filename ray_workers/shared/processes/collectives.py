@@ -1,7 +1,7 @@
-"""The collectives of a process, as it writes them below its stacks and a supervisor reads them.
+"""A process's record of its collectives, written below its stacks and read by a supervisor.
 
 torch's flight recorder numbers the collectives of each group, and keeps the last 2000 of all
-groups. Sends and receives between two ranks are left out. To read a full record takes 0.1 s, in
+groups. Sends and receives between two ranks are left out. Reading a full record takes 0.1 s, during
 which the process does nothing else.
 """
 
@@ -30,11 +30,11 @@ class GroupRecord:
 
     group: str
     begun: int
-    """Number of the last collective that it has begun, from 1 on; 0 for none."""
+    """Number of the last collective that the process began, from 1 on; 0 if none."""
     waits_in: int = 0
-    """Number of the first that has begun and not ended; 0 for none."""
+    """Number of the first collective that has begun and not ended; 0 if none."""
     name: str = ""
-    """Of that one, such as `gloo:all_reduce`."""
+    """Name of collective `waits_in`, such as `gloo:all_reduce`."""
     waits_s: float = 0.0
 
     def line(self) -> str:
@@ -43,7 +43,7 @@ class GroupRecord:
 
 
 def described() -> str:
-    """A paragraph on the collectives of this process; an empty string without groups or record."""
+    """A paragraph on the collectives of this process; empty without groups or without a record."""
     records = recorded()
     if not records:
         return ""
@@ -51,7 +51,7 @@ def described() -> str:
 
 
 def parse(stacks: str) -> list[GroupRecord]:
-    """The records in a process's stacks, which end with what `described` gave."""
+    """The records in a process's stacks, which end with the output of `described`."""
     _, _, paragraph = stacks.partition(f"\n{_HEADING}\n")
     return [
         GroupRecord(
@@ -66,7 +66,7 @@ def parse(stacks: str) -> list[GroupRecord]:
 
 
 def recorded() -> list[GroupRecord]:
-    """Of the groups that this process is in, without those of which nothing is known any more."""
+    """The records of this process's groups. Groups whose entries were overwritten are left out."""
     groups = compat_torch.group_names()
     if not groups:
         return []

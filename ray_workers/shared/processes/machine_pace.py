@@ -1,9 +1,9 @@
-"""The pace of a machine: how many times slower than usual it is, and limits that follow it.
+"""The speed of a machine: how many times slower than usual it is, and limits that follow it.
 
-The kernel counts for each process how long it waited for a CPU though it could have run
+The kernel counts for each process how long it waited for a CPU while it could have run
 (proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds runs 60 times slower
 than usual, whatever the reason: too many processes, a low priority, a quota of its control group.
-A process that hangs or sleeps waits for no CPU, and so is not excused.
+A process that hangs or sleeps does not wait for a CPU, and so is not excused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ray_workers.shared.processes.procfs import stat_fields
 from ray_workers.shared.processes.silence import AwakeClock
 
 MAX_SLOWNESS = 30.0
-"""Limits are stretched by no more, so that a hang on an overloaded machine has an end too."""
+"""Most that limits are stretched, so that a hang on an overloaded machine ends too."""
 OVERLOADED = 4.0
-"""Slowness from which on the machine is to blame when something takes too long."""
+"""Slowness from which on the machine is blamed for whatever takes too long."""
 WINDOW_S = 10.0
-"""Time over which the waiting of a process is measured."""
+"""Seconds over which the waiting of a process is measured."""
 LEAST_S = 1.0
-"""Time after which a process is measured at the earliest."""
+"""Seconds before the first measurement of a process."""
 CHECK_S = 0.5
-"""Pause between two checks of a limit, as the pace may change meanwhile."""
+"""Pause between two checks of a limit, since the speed may change meanwhile."""
 USUAL = 1.0
 
 T = TypeVar("T")
@@ -38,12 +38,12 @@ class CpuTime(NamedTuple):
 
     ran_s: float
     waited_s: float
-    """Without the wait that goes on now."""
+    """Without the current wait."""
     is_runnable: bool
 
 
 def cpu_time(pid: int) -> CpuTime | None:
-    """None if there is no such process, or the kernel does not count."""
+    """The CPU time of a process; None if the process is gone, or the kernel does not count."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Measures how slow processes of one machine are, call by call."""
+    """Measures how slow processes of one machine are, from call to call."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class WaitMeter:
         self._samples: deque[tuple[float, Mapping[int, CpuTime]]] = deque()
 
     def sample(self, pids: Iterable[int]) -> float:
-        """How many times slower than usual the slowest of these processes ran lately."""
+        """How many times slower than usual the slowest of these processes ran recently."""
         now = self._clock()
         read = {pid: seen for pid in pids if (seen := self._read(pid)) is not None}
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
@@ -84,7 +84,7 @@ class WaitMeter:
 def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
     waited_s = after.waited_s - before.waited_s
     if before.is_runnable and before == after:
-        waited_s = passed_s  # it had no CPU in all that time
+        waited_s = passed_s  # the process had no CPU in all that time
     return min(MAX_SLOWNESS, passed_s / max(passed_s - max(waited_s, 0.0), passed_s / MAX_SLOWNESS))
 
 
@@ -92,8 +92,8 @@ class MachinePace:
     """How slow the machines of an attempt are now, which stretches the limits of its start and
     recovery.
 
-    A limit is in seconds of machines at their usual pace: where everything takes ten times as long,
-    the limit is over after ten times as many seconds.
+    A limit is in seconds at the machines' usual speed: if everything takes ten times as long, the
+    limit expires after ten times as many seconds.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -105,30 +105,30 @@ class MachinePace:
         self._overrun = USUAL
 
     def learn(self, slowness: float) -> None:
-        """Take the slowness of the slowest machine now."""
+        """Set the current slowness of the slowest machine."""
         self.time()
         self.slowness = min(max(slowness, USUAL), MAX_SLOWNESS)
 
     def time(self) -> float:
-        """Seconds so far, in those of machines at their usual pace."""
+        """Seconds so far, at the machines' usual speed."""
         now = self._clock()
         self._time_s += (now - self._looked_at) / self.slowness
         self._looked_at = now
         return self._time_s
 
     def stretched(self, limit_s: float) -> float:
-        """A limit in seconds of the machines' current pace."""
+        """A limit in seconds at the machines' current speed."""
         return limit_s * self.slowness
 
     def is_over(self, since: float, limit_s: float) -> bool:
-        """Whether more than `limit_s` passed since that `time`; if so, `overrun` notes it."""
+        """Whether more than `limit_s` passed since that `time`. If so, `overrun` notes it."""
         if self.time() - since <= limit_s:
             return False
         self.ran_out()
         return True
 
     async def within(self, limit_s: float, work: Awaitable[T]) -> T:
-        """The result of `work`. Cancels it and raises TimeoutError if it takes longer."""
+        """Return the result of `work`. Cancels it and raises TimeoutError if it takes longer."""
         began = self.time()
         task = asyncio.ensure_future(work)
         try:
@@ -147,7 +147,7 @@ class MachinePace:
         self._overrun = max(self._overrun, self.slowness)
 
     def caught_up(self) -> None:
-        """Forget what took too long: the attempt goes on."""
+        """Forget the overrun, because the attempt goes on."""
         self._overrun = USUAL
 
     @property
@@ -156,12 +156,12 @@ class MachinePace:
         return self._overrun
 
     def why(self) -> str:
-        """The end of a sentence that names the overload; empty without one."""
+        """The end of a sentence that names the overload; empty if there is none."""
         return said_of(self.slowness)
 
 
 def said_of(slowness: float) -> str:
-    """The end of a sentence that names an overload; empty where the machines are not that slow."""
+    """The end of a sentence that names an overload; empty below `OVERLOADED`."""
     if slowness < OVERLOADED:
         return ""
     return f" (the machine is overloaded, {slowness:.0f} times slower than usual)"

@@ -1,11 +1,11 @@
-"""The processes of this machine as /proc shows them (proc(5)): alive or not, and whose.
+"""The processes of this machine as /proc shows them (proc(5)): their state and their owner.
 
 Linux only.
 
-Processes that a rank starts are found by three signs: its session, which a daemon leaves; a mark in
-the environment, which a forked process does not show and a program can be started without; and a
-mark in RLIMIT_RSS, a limit that Linux has not heeded since 2.4.30 (setrlimit(2)), but which
-every child inherits, whatever else it gives up.
+Processes that a rank starts are found by three signs: their session, which a daemon leaves; a mark
+in the environment, which a forked process does not show and a program can be started without; and a
+mark in RLIMIT_RSS, a limit that Linux has not heeded since 2.4.30 (setrlimit(2)), but which every
+child inherits, whatever else it drops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any memory: no limit in effect, if a kernel heeds it."""
+"""More bytes than any memory, so that a kernel that heeds the limit enforces nothing."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,15 +33,15 @@ STARTING = (b"default_worker.py", b"worker_entry.py")
 
 @dataclass(frozen=True)
 class Session:
-    """A process that was forked for one request, with all processes that it starts."""
+    """A process that was forked for one request, and all processes that it starts."""
 
     pid: int
-    """The leader's."""
+    """Pid of the leader."""
     started: int
-    """The leader's start, in clock ticks since boot: a pid alone may be used again."""
+    """Start of the leader, in clock ticks since boot, since a pid may be used again."""
     mark: str
     closed: bool = False
-    """The session was seen empty, so that its number may belong to another by now."""
+    """Whether the session was seen empty; its number may belong to another session by now."""
 
 
 def new_mark() -> str:
@@ -49,18 +49,18 @@ def new_mark() -> str:
 
 
 def carry_mark(mark: str) -> None:
-    """Put the mark on this process, and so on all that it will start later."""
+    """Put the mark on this process, and so on all processes that it will start."""
     os.environ[MARK_VARIABLE] = mark
     limit = _limit_of(mark)
-    with contextlib.suppress(ValueError, OSError):  # a lower limit is set
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
         resource.setrlimit(resource.RLIMIT_RSS, (limit, limit))
 
 
 def mark_process(pid: int, mark: str) -> None:
-    """Put the mark on another process, which has started none yet, as far as that goes from
-    outside: its environment can't be changed."""
+    """Put the mark on another process, which has not started any process yet. Its environment can't
+    be changed from outside, so only the limit carries the mark."""
     limit = _limit_of(mark)
-    with contextlib.suppress(ValueError, OSError):  # a lower limit is set
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
         resource.prlimit(pid, resource.RLIMIT_RSS, (limit, limit))
 
 
@@ -73,7 +73,7 @@ def boot_id() -> str:
 
 
 def place() -> str:
-    """The host and the container in which this process's pids hold.
+    """The host and the container in which this process's pids are valid.
 
     A folder may be shared with other hosts or containers, whose processes /proc does not list.
     """
@@ -86,18 +86,18 @@ def stat_fields(pid: int | str) -> list[bytes]:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return []
-    # The command may hold spaces and brackets; the fields begin after its last ')'.
+    # The command may contain spaces and brackets; the fields begin after its last ')'.
     return stat[stat.rindex(b")") + 2 :].split()
 
 
 def started_ticks(pid: int) -> int | None:
-    """The start of a live process; None if there is none, or only a zombie."""
+    """The start of a live process; None if it is gone or a zombie."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in DEAD else None
 
 
 def children_of(pid: int) -> list[int]:
-    """Child processes; empty where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    """Pids of child processes; empty if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
     threads = f"/proc/{pid}/task"
     with contextlib.suppress(OSError):
@@ -109,15 +109,15 @@ def children_of(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Activity:
-    """The work of a process and its children up to now."""
+    """The work of a process and its descendants up to now."""
 
     cpu_s: float
     num_bytes: int
-    """Read and written, by files, pipes and sockets."""
+    """Bytes read and written, by files, pipes and sockets."""
 
 
 def activity_of(pid: int) -> Activity:
-    """Of the process with all its descendants that live; none of one that is gone."""
+    """The activity of a process and its live descendants; zero if the process is gone."""
     ticks = num_bytes = 0
     for each, fields in living_tree([pid]):
         ticks += cpu_ticks(fields)
@@ -126,7 +126,7 @@ def activity_of(pid: int) -> Activity:
 
 
 def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
-    """These processes and all their descendants, each once, with its `stat_fields`."""
+    """Yield these processes and all their descendants, each once, with its `stat_fields`."""
     pids = list(dict.fromkeys(roots))
     seen = set(pids)
     for pid in pids:
@@ -138,13 +138,13 @@ def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def cpu_ticks(fields: Sequence[bytes]) -> int:
-    """Processor time by the `stat_fields` of a process, with that of children that ended."""
+    """Processor time from the `stat_fields` of a process, including that of its dead children."""
     return sum(map(int, fields[11:15]))
 
 
 def io_counters(pid: int) -> list[int]:
-    """rchar, wchar, syscr, syscw, read_bytes, write_bytes of /proc/PID/io; empty if there is no
-    such process, or it is another user's."""
+    """rchar, wchar, syscr, syscw, read_bytes, write_bytes of /proc/PID/io; empty if the process is
+    gone or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
@@ -153,7 +153,7 @@ def io_counters(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The name of a process, as `ps` shows it; empty if there is no such process."""
+    """The name of a process, as `ps` shows it; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -175,7 +175,7 @@ def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
         if not entry.name.isdigit():
             continue
         fields = stat_fields(entry.name)
-        # A process that is older than the sessions belongs to none; most of a machine's are.
+        # A process older than the sessions belongs to none, as do most processes of a machine.
         if not fields or fields[0] in DEAD or int(fields[19]) < first:
             continue
         session = by_number.get(int(fields[3]))
@@ -198,15 +198,15 @@ def _mark_of(process: str, signs: list[tuple[str, bytes, str]]) -> str | None:
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each process that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """Send a signal to the main thread, if the process is there; to any thread where libc can't
-    choose one (glibc before 2.30)."""
+    """Send a signal to the main thread, if the process exists; to any thread if libc can't choose
+    one (glibc before 2.30)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         libc.tgkill(pid, pid, number)
@@ -220,8 +220,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def num_memory_kills() -> int:
-    """Processes of all users that this machine's kernel ended for want of memory since boot; 0 if
-    it does not count them (before Linux 4.13)."""
+    """Number of processes that this machine's kernel killed for lack of memory since boot, of all
+    users; 0 if the kernel does not count them (before Linux 4.13)."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as counters:
         for line in counters:
             if line.startswith("oom_kill "):
@@ -230,7 +230,7 @@ def num_memory_kills() -> int:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for a signal; without one it would die of most signals."""
+    """Whether the process has a handler for a signal, most of which would otherwise kill it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -240,8 +240,8 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def count_idle_workers(raylet: int) -> int:
-    """Ray worker processes of a raylet that wait for an actor or a task, or are starting. A forked
-    one is no child of the raylet; all of them carry the raylet's pid in their environment."""
+    """Number of Ray worker processes of a raylet that wait for an actor or a task, or are starting.
+    A forked worker is not a child of the raylet; all carry its pid in their environment."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     return sum(
         _is_idle_worker(_words(entry.path, "cmdline")) and mark in _words(entry.path, "environ")
@@ -256,7 +256,7 @@ def _is_idle_worker(words: Sequence[bytes]) -> bool:
 
 
 def _words(process: str, file: str) -> list[bytes]:
-    """A file of a process's folder in /proc whose words end with zeros."""
+    """The zero-terminated words of a file in a process's folder of /proc."""
     try:
         return Path(process, file).read_bytes().split(b"\0")
     except OSError:

@@ -1,10 +1,9 @@
 """Deadlines for the answers of dray's own processes: how long each has been silent, and the limits.
 
-A process that is stopped, and not dead, closes no connection: only a question that stays
-unanswered shows it. A process that asks others keeps a `Silence` and acts when a limit of
-`SilenceLimits` is over: the service asks its gateway, the gateway the supervisors and node agents,
-a supervisor its rank actors and its store, a node agent its forkserver. Pure except for the clocks,
-which are handed in.
+A process that is stopped but not dead closes no connection; only an unanswered question shows its
+state. A process that asks others keeps a `Silence` and acts when a limit of `SilenceLimits` has
+passed: the service asks its gateway, the gateway the supervisors and node agents, a supervisor its
+rank actors and its store, a node agent its forkserver. The clocks are parameters; the rest is pure.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Longest time between two readings of the clock that counts: above the pause of any loop here."""
+"""Most time that counts between two readings of the clock; longer than the pause of any loop."""
 
 
 T = TypeVar("T")
@@ -24,15 +23,15 @@ T = TypeVar("T")
 
 class Clock(Protocol):
     def time(self) -> float:
-        """Seconds that count, from any beginning."""
+        """Seconds since an arbitrary start."""
         ...
 
 
 class AwakeClock:
     """Seconds during which this process itself ran.
 
-    A laptop that slept, or a machine that stood still as a whole, made no process silent: the time
-    between two readings counts for `MAX_GAP_S` at most.
+    The sleep of a laptop or a pause of the whole machine makes no process silent, so the time
+    between two readings counts as `MAX_GAP_S` at most.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,12 +55,12 @@ class SilenceLimits:
 
     @property
     def report_s(self) -> float:
-        """Silence after which users are told, and a node gets no more work."""
+        """Silence after which users are notified, and a node gets no more work."""
         return self.replace_s / 4
 
     @property
     def gateway_s(self) -> float:
-        """For the gateway and the forkserver, each of which holds up its one local caller."""
+        """Limit of the gateway and the forkserver, each of which delays its one local caller."""
         return self.replace_s / 2
 
     @property
@@ -70,27 +69,27 @@ class SilenceLimits:
 
     @property
     def start_s(self) -> float:
-        """For the first answer of a process, which may still be importing."""
+        """Limit of the first answer of a process, which may still be importing modules."""
         return 3 * self.replace_s
 
     @property
     def ray_s(self) -> float:
-        """For Ray itself, after which an embedded one is started anew."""
+        """Limit of Ray itself, after which an embedded Ray is restarted."""
         return 2 * self.replace_s
 
     @property
     def join_s(self) -> float:
-        """For a driver to join Ray, which takes seconds of CPU time."""
+        """Limit for a driver to join Ray, which takes seconds of CPU time."""
         return 5 * self.replace_s
 
     @property
     def last_reports_s(self) -> float:
-        """How long an attempt that ended waits for reports from a node that lives but is silent."""
+        """How long an attempt that ended waits for reports from a live but silent node."""
         return 10 * self.replace_s
 
 
 class Silence:
-    """Since when each of several processes has left a question unanswered."""
+    """Records since when each of several processes has left a question unanswered."""
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock: Clock = clock or AwakeClock()
@@ -98,7 +97,7 @@ class Silence:
         self._asked: dict[Hashable, tuple[float, float]] = {}
 
     def asked(self, name: Hashable) -> None:
-        """Note that a question was sent; an earlier one that is open stays the oldest."""
+        """Record that a question was sent. An earlier unanswered question stays the oldest."""
         self._asked.setdefault(name, (self._clock.time(), self._wall()))
 
     def answered(self, name: Hashable) -> None:
@@ -106,11 +105,11 @@ class Silence:
         self._asked.pop(name, None)
 
     async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
-        """The answer to a question that was just sent; TimeoutError if it does not come in time.
+        """Return the answer to a question that was just sent. TimeoutError if it is late.
 
-        An answer that comes later is a sign of life as well: on an overloaded machine each may
-        take longer than its limit. The clock is read meanwhile, or a wait of more than `MAX_GAP_S`
-        would count as one in which this process itself stood still.
+        A late answer is a sign of life too: on an overloaded machine each answer may take longer
+        than its limit. The clock is read meanwhile, since a wait of more than `MAX_GAP_S` would
+        count as a pause of this process itself.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)
@@ -129,12 +128,12 @@ class Silence:
             self.answered(name)
 
     def seconds(self, name: Hashable) -> float:
-        """How long a process has been silent while this one ran."""
+        """Seconds for which a process has been silent while this process ran."""
         now = self._clock.time()
         asked = self._asked.get(name)
         return 0.0 if asked is None else now - asked[0]
 
     def since(self, name: Hashable) -> float:
-        """Unix seconds of the oldest open question; now, if there is none."""
+        """Unix seconds of the oldest unanswered question; the current time if there is none."""
         asked = self._asked.get(name)
         return self._wall() if asked is None else asked[1]

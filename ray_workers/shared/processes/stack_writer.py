@@ -1,10 +1,10 @@
-"""On a signal a process writes the stacks of its threads to a file.
+"""A signal handler that writes the stacks of a process's threads to a file.
 
-C code of `faulthandler` adds the main thread's stack at once, whatever the thread is stuck in. It
-must not read other threads: it does so without the interpreter's lock, and a thread that begins or
-ends meanwhile crashes the process (1 of 40 dumps, where threads come and go all the time). Their
-stacks are added, holding the lock, by a thread that waits for the signal; where the lock is never
-released, they are missing, and so is the last line. The collectives of the process come below them.
+C code of `faulthandler` adds the main thread's stack at once, whatever the thread is stuck in. The
+code must not read other threads: it runs without the interpreter's lock, and a thread that begins
+or ends meanwhile crashes the process (1 of 40 dumps, if threads begin and end all the time). A
+thread that waits for the signal adds their stacks while it holds the lock, and then the collectives
+of the process. If the lock is never released, these are missing, and so is the last line.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ END = b"(these are all threads)\n"
 
 
 def dump_on(number: signal.Signals, path: Path) -> None:
-    """Add the stacks of all threads to the file whenever this signal comes. For the main thread."""
+    """Append the stacks of all threads to the file at each such signal. Call in the main thread."""
     # Never closed: the handler writes to its descriptor, also while Python itself is stuck.
     file = FileIO(path, "a")
     came, comes = os.pipe()
     os.set_blocking(comes, False)
-    signal.signal(number, lambda *_: None)  # or the wakeup descriptor gets nothing
+    signal.signal(number, lambda *_: None)  # without it the wakeup descriptor gets nothing
     signal.set_wakeup_fd(comes, warn_on_full_buffer=False)
     faulthandler.register(number, file=file, all_threads=False, chain=True)
     arguments = (number, came, file)
@@ -45,15 +45,15 @@ def _add_the_others(number: int, came: int, file: FileIO) -> None:
 
 
 def _collectives() -> str:
-    """After the stacks: a driver that hangs may keep torch from reading its own record."""
+    """Text on the collectives. A driver that hangs may keep torch from reading its own record."""
     try:
         return collectives.described()
-    except Exception as error:  # another torch may write another record
+    except Exception as error:  # another version of torch may write another record
         return f"\nThe collectives can't be read: {type(error).__name__}: {error}\n"
 
 
 def _others(passed_over: set[int | None]) -> str:
-    """The stacks in faulthandler's format, with names of threads; reads no source file."""
+    """Stacks in faulthandler's format, with names of threads. Reads no source files."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

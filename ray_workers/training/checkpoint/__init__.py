@@ -1,1 +1,1 @@
-"""When and how checkpoints are written, and how the newest sound one is found."""
+"""When and how checkpoints are written, and how the newest intact one is found."""

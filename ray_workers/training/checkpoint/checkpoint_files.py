@@ -1,10 +1,10 @@
-"""Checkpoints: committed by a manifest that is written last, verified before they are loaded.
+"""Checkpoints, committed by a manifest that is written last, and verified before they are loaded.
 
-`{checkpoint_url}/step-{step:012d}/` holds `state.safetensors` (the tensors of model, buffers and
-optimizer), `state.json` (all else of the state, and where each tensor belongs in it) and
-`manifest.json`. The model is replicated, so one rank's copy is everybody's. There is no state of
-a random number generator to keep: the loop draws every seed from (seed, step, rank), so step and
-seed are all that it takes to go on to the bit, at any world size.
+`{checkpoint_url}/step-{step:012d}/` has `state.safetensors` (the tensors of model, buffers and
+optimizer), `state.json` (the rest of the state, and the position of each tensor in it) and
+`manifest.json`. The model is replicated, so the copy of one rank is enough. No state of a random
+number generator is saved: the loop derives every seed from (seed, step, rank), so step and seed are
+enough to continue with bitwise identical results, at any world size.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
 MANIFEST_VERSION = 2
-"""Version 1 had one file for all of the state, `state.pt` by torch.save; it is still read."""
+"""Version 1 had one file for all of the state, `state.pt` by torch.save. It can still be read."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-"""Errors of reading a document that has another form than it should."""
+"""Errors of reading a document that does not have the expected form."""
 
 State = Mapping[str, Any]
 
@@ -55,11 +55,11 @@ class CheckpointMetadata:
 
     step: int
     metrics: Mapping[str, float]
-    """Measured at this step; empty if there was no evaluation."""
+    """The metrics of an evaluation after this step; empty if there was none."""
     position: Mapping[str, int | str]
-    """Where the data continue, and the size of the world."""
+    """The position at which the data continue, and the world size."""
     loss: float | None = None
-    """The loss of the step in training."""
+    """The training loss of the step."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LoadedCheckpoint:
     saved: CommittedCheckpoint
     state: State
     position: Mapping[str, Any]
-    """As it was given to `save`."""
+    """The position that was passed to `save`."""
     loss: float | None
 
 
@@ -88,7 +88,7 @@ class SkippedCheckpoint(NamedTuple):
     step: int
     why: str
     is_reached: bool = True
-    """False if the storage gave an error, so that the checkpoint may be whole."""
+    """False if the storage raised an error, so that the checkpoint may be intact."""
 
 
 def url_of(base_url: str, step: int) -> str:
@@ -96,13 +96,13 @@ def url_of(base_url: str, step: int) -> str:
 
 
 def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedCheckpoint:
-    """Write and commit a checkpoint while the caller waits."""
+    """Write and commit a checkpoint, and wait until it is committed."""
     return commit(base_url, about, Stager().take(state))
 
 
 def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
-    """Write a staged state, and its manifest last. An error leaves no checkpoint and no partial
-    file."""
+    """Write a staged state, and its manifest last. After an error there is neither a checkpoint nor
+    a partial file."""
     url = url_of(base_url, about.step)
     try:
         return _commit(url, about, snapshot)
@@ -115,7 +115,7 @@ def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> C
 def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
     manifest_url = f"{url}/{MANIFEST}"
     faultpoint(FaultPoint.BEFORE_WRITE, about.step)
-    files.remove_file(manifest_url)  # no checkpoint is here while its files change
+    files.remove_file(manifest_url)  # the checkpoint must not count while its files change
     tree = json.dumps(snapshot.tree).encode()
     entries = []
     snapshot.wait()
@@ -145,10 +145,10 @@ def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> Commi
 
 
 def load(ref: CheckpointRef) -> LoadedCheckpoint:
-    """Verify a checkpoint and read it. Raises BrokenCheckpointError, which says what is wrong.
+    """Verify and read a checkpoint. Raises BrokenCheckpointError with the reason.
 
-    The tensors of a file system's files are mapped, not read: the ranks of a node share their
-    memory, and a rank that needs a part of a state touches that alone.
+    The tensors in files of a file system are mapped, not read: the ranks of a node share their
+    memory, and a rank that needs a part of a state reads only that part.
     """
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
@@ -197,7 +197,7 @@ def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, An
 def _described(
     ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]
 ) -> CommittedCheckpoint:
-    """Checks all that is read of a manifest later. LookupError, TypeError or ValueError."""
+    """Check the fields of a manifest. Raises LookupError, TypeError or ValueError."""
     if manifest["step"] != ref.step:
         raise ValueError(f"it is of step {manifest['step']}, not {ref.step}")
     for entry in manifest["files"]:
@@ -213,14 +213,14 @@ def _described(
 
 
 def committed(base_url: str) -> list[CommittedCheckpoint]:
-    """The checkpoints below a URL whose manifest is there and whole, oldest first."""
+    """The checkpoints below a URL whose manifest exists and is valid, oldest first."""
     found = []
     for url in direct_io.folders(base_url):
         step = url.rpartition("/step-")[2]
         try:
             sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
             found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
-        except (BrokenCheckpointError, ValueError):  # it was still being written, or is none
+        except (BrokenCheckpointError, ValueError):  # unfinished, or no checkpoint
             continue
     return sorted(found, key=lambda one: one.step)
 
@@ -233,14 +233,14 @@ def superseded(
     reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """The checkpoints to drop, so that those of `dray.train.checkpoints.staying` and the best
-    remain. Pure.
+    """The checkpoints to delete, so that the results of `dray.train.checkpoints.staying` and the
+    best one remain. A pure function.
 
-    Best is the lowest of a loss or an error, the highest of any other metric; of equals, the
-    earliest.
+    The best one has the lowest loss or error, or the highest value of another metric; if several
+    are equal, it is the earliest.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
-    kept = staying(in_order, keep=keep, told=reported or {}, known=known)
+    kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
     if best is not None:
         sign = sign_of(best)
         measured = [
@@ -254,7 +254,7 @@ def superseded(
 
 
 def drop(saved: CommittedCheckpoint) -> None:
-    """Delete a checkpoint, its manifest first: a half deleted one is no checkpoint."""
+    """Delete a checkpoint, its manifest first: a half deleted checkpoint does not count."""
     files.remove_file(f"{saved.url}/{MANIFEST}")
     files.remove_folder(saved.url)
     report = CheckpointDroppedReport(saved.step, saved.url)
@@ -269,7 +269,7 @@ def drop_unfinished(base_url: str) -> None:
 
 
 def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
-    """Each of `refs` in turn: loaded, or the reason why it can't be."""
+    """Load each of `refs` in turn; yield the checkpoint, or the reason why it can't be loaded."""
     for ref in refs:
         try:
             yield load(ref)
@@ -279,7 +279,7 @@ def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | Skip
 
 
 def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
-    """The path of a file of a checkpoint, or its content where the storage is no file system."""
+    """The path of a checkpoint's file, or its content if the storage is no file system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)
     found: Path | bytes

@@ -1,5 +1,5 @@
-"""Buffers as whole files by URL, past the page cache where that is faster; a reader sees all of a
-file or none of it. Other file operations are in `dray.train.files`."""
+"""Writes buffers to whole files by URL, bypassing the page cache if that is faster. A reader sees
+all of a file or none of it. Other file operations are in `dray.train.files`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import fsspec
 from dray.train.files import local_path
 
 CHUNK_BYTES = 64 << 20
-"""Hashed and written at a time, without the interpreter's lock, which is asked for in between."""
+"""Bytes hashed and written at a time; other threads may get the interpreter's lock in between."""
 DIRECT_FROM_BYTES = 8 << 20
 """Smaller files are written through the page cache."""
 DIRECT = getattr(os, "O_DIRECT", 0)
-"""From memory to the disk past the page cache, which would copy everything once more."""
+"""Flag that writes from memory to the disk without the extra copy into the page cache."""
 
 
 def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
-    """Write the first `num_bytes` of `data`; their sha256. On a file system: temporary name,
-    fsync, rename, and `files.sync_names` is the caller's; an object store shows an object when its
-    upload is complete.
+    """Write the first `num_bytes` of `data`, and return their SHA-256. On a file system this writes
+    a temporary name, calls fsync and renames; the caller calls `files.sync_names`. An object store
+    shows an object once its upload is complete.
 
-    Whole pages of memory, of which the last may reach beyond `num_bytes`, are written without
-    passing through the page cache, if the file system can. Raises OSError, and leaves no partial
-    file on a file system.
+    Whole memory pages are written without the page cache, if the file system supports that; the
+    last page may extend beyond `num_bytes`. Raises OSError, and leaves no partial file on a file
+    system.
     """
     path = local_path(url)
     if path is None:
@@ -69,7 +69,7 @@ def _open_direct(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return _open(path, 0)  # a file system that has only its cache
+        return _open(path, 0)  # the file system does not support O_DIRECT
 
 
 def _open(path: Path, flags: int) -> int:
@@ -77,7 +77,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
-    """Write every byte; through the page cache from where the file system wants it so."""
+    """Write every byte, through the page cache once the file system requires it."""
     while chunk:
         try:
             chunk = chunk[os.write(fd, chunk) :]
@@ -97,7 +97,7 @@ def exists(url: str) -> bool:
 
 
 def folders(url: str) -> list[str]:
-    """The folders directly below a URL, by name; none if there is no such folder."""
+    """The folders directly below a URL, sorted by name; empty if the URL does not exist."""
     base = url.rstrip("/")
     path = local_path(url)
     if path is not None:
@@ -105,10 +105,10 @@ def folders(url: str) -> list[str]:
     else:
         filesystem, name = fsspec.core.url_to_fs(url)
         filesystem.invalidate_cache()
-        there = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
+        entries = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
         found = [
             entry["name"].rstrip("/").rsplit("/", 1)[-1]
-            for entry in there
+            for entry in entries
             if entry["type"] == "directory"
         ]
     return [f"{base}/{name}" for name in sorted(found)]

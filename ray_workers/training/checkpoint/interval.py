@@ -1,4 +1,4 @@
-"""The interval between checkpoints, by what a save costs the steps."""
+"""The interval between checkpoints, chosen by the measured cost of a save."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, the first save comes after so much training: it is the measurement."""
+"""With `every_steps: auto`, seconds of training before the first save, which is the measurement."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, no failure loses more than this."""
+"""With `auto`, no failure loses more seconds than this."""
 MAX_SHARE = 0.05
-"""With `auto`, saving never costs more than this share of the time."""
+"""With `auto`, saving never takes more than this share of the time."""
 NUM_STEPS = 64
-"""Steps over whose times the usual time of a step is the mean."""
+"""Number of steps whose mean is the usual time of a step."""
 NUM_COSTS = 5
 
 
 def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """The interval between saves that loses least, to saving and to steps done again together.
+    """The interval between saves with the least total loss, by saves and by steps done again.
 
-    cost_s: what a save adds to the run; mtbf_s: mean time between failures of the whole group.
+    cost_s: the time that a save adds to the run; mtbf_s: mean time between failures of the group.
     Young 1974, 'A first order approximation to the optimum checkpoint interval', CACM 17(9).
     """
     return math.sqrt(2.0 * cost_s * mtbf_s)
 
 
 def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
-    """Young's interval within bounds: at most MAX_INTERVAL_S, unless saving then cost more than
-    MAX_SHARE of the time; never so short that a save is due before the last one is written.
+    """Young's interval within bounds: at most MAX_INTERVAL_S, unless saves would then take more
+    than MAX_SHARE of the time; and long enough that each save is written before the next is due.
 
-    write_s: from the begin of a save to its commit.
+    write_s: from the beginning of a save to its commit.
     """
     wanted = min(young_interval_s(cost_s, mtbf_s), MAX_INTERVAL_S)
     return max(wanted, cost_s / MAX_SHARE, write_s)
 
 
 class StallMeter:
-    """Measures the time that each save adds to the loop: how long the save blocks it, and how much
-    longer the steps take while the save is written."""
+    """Measures the time that each save adds to the loop: the time for which the save blocks it, and
+    the time that steps take longer while the save is written."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=NUM_STEPS)
@@ -52,21 +52,21 @@ class StallMeter:
 
     @property
     def is_open(self) -> bool:
-        """The stall of the last save is not known yet."""
+        """Whether the stall of the last save is still being measured."""
         return self._blocked_s is not None
 
     def began(self, blocked_s: float) -> None:
-        """A save was begun, and blocked the loop for so long."""
+        """Record that a save was begun, and blocked the loop for `blocked_s`."""
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
-        """The save ended while the loop waited for it between two steps; return its stall."""
+        """Return the stall of a save that ended while the loop waited for it between two steps."""
         assert self._blocked_s is not None, "no save was begun"
         stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. Returns the stall of a save, once, at the first step after its end.
+        """Count a step. Returns the stall of a save once, at the first step after its end.
 
         is_saving: whether the save is still in flight at the end of the step.
         """
@@ -79,7 +79,7 @@ class StallMeter:
 
 
 class CheckpointInterval:
-    """When the next save of `every_steps: auto` is due, for the one rank that saves."""
+    """Decides when the next save of `every_steps: auto` is due, on the one rank that saves."""
 
     def __init__(self, worker_mtbf_s: float) -> None:
         """worker_mtbf_s: mean time between failures of one worker."""
@@ -94,7 +94,7 @@ class CheckpointInterval:
         """None until a save was measured."""
 
     def starts_at(self, step: int, world_size: int) -> None:
-        """Training begins after this step, on so many workers."""
+        """Record that training begins after this step, on `world_size` workers."""
         self._last_step, self._since_s = step, 0.0
         if world_size != self._world_size:
             self._world_size = world_size
@@ -102,12 +102,12 @@ class CheckpointInterval:
                 self._choose()
 
     def saved_at(self, step: int) -> None:
-        """A save was begun, whether or not it was due by this interval."""
+        """Record that a save was begun, whether or not it was due by this interval."""
         self._last_step, self._since_s = step, 0.0
         self._is_measuring = True
 
     def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
-        """Choose the interval anew, from what the last saves cost; in steps."""
+        """Choose the interval again from the cost of the last saves, and return it in steps."""
         self._is_measuring = False
         self._costs.append(cost_s)
         self._write_s, self._step_s = write_s, step_s

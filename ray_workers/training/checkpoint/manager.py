@@ -1,4 +1,4 @@
-"""Rank 0's checkpoints: saved beside the training, reported, and dropped when superseded."""
+"""Rank 0's checkpoints: saved during the training, reported, and deleted when superseded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Of the thread that hashes and writes: it runs when the ranks leave processors idle, such as when
-the loop waits for the thread at its end."""
+"""Niceness of the thread that hashes and writes: it runs when the ranks leave processors idle, such
+as when the loop waits for the thread at its end."""
 
 
 class CheckpointManager:
-    """One save is in flight at most. Its state is copied while the next step runs (`hold` is called
-    before the state changes), then hashed, written and committed by a thread, and reported once it
-    is committed. A save that fails is a line in the log, never the job's end."""
+    """Saves checkpoints, one at a time. The state is copied while the next step runs (`hold` is
+    called before the state changes). A thread then hashes, writes and commits it, and reports the
+    committed checkpoint. A save that fails is logged, and never ends the job."""
 
     def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
         self._base_url = base_url
@@ -39,11 +39,11 @@ class CheckpointManager:
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
         self._reported: dict[str, float] = {}
-        """Where on the spool the report of each checkpoint of this attempt ends, by its URL. The
-        service knows those of earlier attempts."""
+        """The end of each report of a checkpoint of this attempt on the spool, by the checkpoint's
+        URL. The service knows the checkpoints of earlier attempts."""
         self._adopted: set[str] = set()
-        """URLs of this attempt's checkpoints that a dead rank 0 committed. Which of them the
-        service knows is not known here."""
+        """URLs of this attempt's checkpoints that a dead rank 0 committed. This process does not
+        know which of them the service knows."""
         self._stager = Stager()
         self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_lower_priority)
         self._step = -1
@@ -57,21 +57,21 @@ class CheckpointManager:
 
     @property
     def write_s(self) -> float:
-        """How long the last save took from its begin to its end; 0 if there was none."""
+        """Seconds from the beginning to the end of the last save; 0 if there was none."""
         return self._writing.result() if self._writing is not None and not self.is_saving else 0.0
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Count these checkpoints of earlier attempts in: they are dropped like our own. Unfinished
-        checkpoints of those attempts are deleted."""
+        """Include checkpoints of earlier attempts: they are deleted like this attempt's own.
+        Unfinished checkpoints of those attempts are deleted now."""
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
                 self._saved.append(checkpoint_files.read_manifest(ref)[0])
             except BrokenCheckpointError as error:
-                log(f"a checkpoint is left out of the count of those kept: {error}")
+                log(f"a checkpoint is not counted among those to keep: {error}")
 
     def adopt_own(self) -> None:
-        """Count in the checkpoints that a dead rank 0 has committed in this attempt, and delete the
+        """Include the checkpoints that a dead rank 0 committed in this attempt, and delete the
         unfinished one. The newest is reported again: the process may have died between the commit
         and the report."""
         self._writer.submit(_sweep, [self._base_url])
@@ -79,7 +79,7 @@ class CheckpointManager:
         found = checkpoint_files.committed(self._base_url)
         self._saved += [one for one in found if one.url not in known]
         self._adopted = {one.url for one in found}
-        self._reported.clear()  # the spool may be another
+        self._reported.clear()  # this process may write to another spool
         for newest in found[-1:]:
             self._reported = dict.fromkeys(self._adopted, _report_saved(newest))
 
@@ -90,8 +90,8 @@ class CheckpointManager:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save the state as it is now, unless that step is saved; waits for the save
-        before, if that still runs.
+        """Begin to save the current state, unless that step is saved already. Waits for the
+        previous save if it still runs.
 
         volatile: tensors of the state that change before `hold` is called.
         """
@@ -108,54 +108,54 @@ class CheckpointManager:
         self._writing = self._writer.submit(self._write, about, snapshot, began)
 
     def has(self, step: int) -> bool:
-        """Whether the step is saved in this attempt, or being saved."""
+        """Whether the step is saved in this attempt, or is being saved."""
         if self.is_saving and self._step == step:
             return True
         url = checkpoint_files.url_of(self._base_url, step)
         return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:
-        """Wait for the copy; to be called before the state that was given to `save` changes."""
+        """Wait for the copy. Call it before the state that was passed to `save` changes."""
         if self._snapshot is not None:
             hold_for(self._snapshot)
             self._snapshot = None
 
     def wait_for(self, step: int) -> None:
-        """Wait for the save before that of this step, and log the wait."""
+        """Wait for the save before the one of this step, and log the wait."""
         if self.is_saving:
             log(
-                f"the checkpoint of step {step} is due, and waits until that of step "
+                f"the checkpoint of step {step} is due, and waits until the checkpoint of step "
                 f"{self._step} is written"
             )
         self.wait()
 
     def wait(self) -> None:
-        """Return once no save is in flight."""
+        """Wait until no save is in flight."""
         self.hold()
         if self._writing is not None:
             self._writing.result()
 
     def _write(self, about: CheckpointMetadata, snapshot: StagedState, began: float) -> float:
-        """Runs in the writing thread; returns the seconds from `began` to the end."""
+        """Write in the writing thread; return the seconds from `began` to the end."""
         try:
             if not snapshot.is_finite():
                 log(
                     f"the checkpoint of step {about.step} is not saved: its state is not finite, "
-                    "so nothing could go on from it"
+                    "so training could not resume from it"
                 )
                 return time.perf_counter() - began
             saved = checkpoint_files.commit(self._base_url, about, snapshot)
             self._reported[saved.url] = _report_saved(saved)
             self._saved.append(saved)
-        except Exception as error:  # a storage may raise anything, and the job goes on
+        except Exception as error:  # a storage may raise any error, and the job must continue
             _log_failed(about.step, error)
         else:
             self._drop_superseded()
         return time.perf_counter() - began
 
     def tidy(self) -> None:
-        """Drop superseded checkpoints at the end, when no save is in flight. Waits a little until
-        the service knows of the newest, if older ones stay only until then."""
+        """Delete superseded checkpoints at the end, when no save is in flight. Waits briefly until
+        the service knows the newest checkpoint, if older ones are kept only until then."""
         if self._superseded(EVERYTHING):
             await_known(self._reported.values(), train.known)
             self._drop_superseded()
@@ -169,7 +169,7 @@ class CheckpointManager:
         known = train.known()
         for old in self._superseded(known):
             if old.url in self._adopted and self._reported[old.url] > known.stored:
-                continue  # it may be the one that the service knows until the report is stored
+                continue  # the service may know only this one until the report is stored
             try:
                 checkpoint_files.drop(old)
             except OSError as error:
@@ -186,7 +186,7 @@ def _sweep(base_urls: Iterable[str]) -> None:
 
 
 def _report_saved(saved: CommittedCheckpoint) -> float:
-    """Report a checkpoint; returns the position of the report on the spool."""
+    """Report a checkpoint; return the position of the report on the spool."""
     report = CheckpointReport(
         step=saved.step,
         url=saved.url,
@@ -194,19 +194,19 @@ def _report_saved(saved: CommittedCheckpoint) -> float:
         manifest_sha256=saved.manifest_sha256,
         metrics=saved.metrics,
     )
-    return train.tell(report.KIND, report.body())
+    return train.append(report.KIND, report.body())
 
 
 def _log_failed(step: int, error: BaseException) -> None:
     reason = str(error) or type(error).__name__
     log(
-        f"the checkpoint of step {step} could not be saved: {reason}. Training goes on; the next "
-        "one is tried when it is due"
+        f"the checkpoint of step {step} could not be saved: {reason}. Training continues, and "
+        "saves again when the next checkpoint is due"
     )
 
 
 def _lower_priority() -> None:
-    """Give the calling thread alone the lowest priority (Linux)."""
+    """Give the lowest priority to the calling thread only (Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

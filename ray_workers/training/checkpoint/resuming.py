@@ -1,4 +1,4 @@
-"""The choice of the checkpoint to resume from, and the report of it."""
+"""Chooses the checkpoint to resume from, and reports the choice."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ray_workers.training.core.errors import DataError
 MAX_SKIPPED = 100
 MAX_WHY_CHARS = 1000
 MAX_TENSORS = 3
-"""Tensors that an error names where a checkpoint is of another model."""
+"""Limit of the tensors that an error names if a checkpoint is of another model."""
 
 
 def choose(
     refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
 ) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
-    """The first of `refs` that verifies on every rank, and those before it. A collective.
+    """Return the first of `refs` that verifies on every rank, and the ones before it. A collective.
 
-    everywhere: whether all ranks gave True; all learn the same answer. StorageError if none
-    verifies and the storage could not be read: to begin afresh would lose the checkpoints there.
+    everywhere: whether all ranks passed True; all get the same answer. Raises StorageError if none
+    verifies and the storage could not be read: a fresh start would lose the checkpoints there.
     """
     passed_over: list[SkippedCheckpoint] = []
     for found in checkpoint_files.load_each(refs):
@@ -39,7 +39,7 @@ def choose(
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
         raise StorageError(
-            f"no checkpoint can be read; of step {out_of_reach[0].step}: {out_of_reach[0].why}"
+            f"no checkpoint can be read; step {out_of_reach[0].step}: {out_of_reach[0].why}"
         )
     return None, passed_over
 
@@ -50,11 +50,11 @@ def log_passed_over(passed_over: Sequence[SkippedCheckpoint]) -> None:
 
 
 def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Tensor]) -> None:
-    """DataError unless the checkpoint's weights have the names and shapes of `own`, which are those
-    of the whole model. what: the checkpoint, as the sentence calls it."""
+    """Raise DataError unless the checkpoint's weights have the names and shapes of `own`, the
+    tensors of the whole model. what: the subject of the message, which names the checkpoint."""
     found = loaded.state.get("model")
     if not isinstance(found, Mapping):
-        raise DataError(f"{what} holds no weights that a recipe wrote: name a recipe's job")
+        raise DataError(f"{what} has no weights that a recipe wrote: name a recipe's job")
     differing = [
         _difference(name, found.get(name), own.get(name))
         for name in dict.fromkeys((*own, *found))
@@ -71,7 +71,7 @@ def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Te
 
 
 def _difference(name: str, found: Tensor | None, own: Tensor | None) -> str:
-    return f"{name} is {_shape(found)} there and {_shape(own)} here"
+    return f"{name} is {_shape(found)} in the checkpoint and {_shape(own)} in the model"
 
 
 def _shape(tensor: Tensor | None) -> str:
@@ -89,8 +89,8 @@ def receipt(
 ) -> ResumedReport:
     """The report of a start. Its loss after the resume comes with the metrics of the first step.
 
-    loaded: the checkpoint that was restored, or begun from where `step` is 0; position: where the
-    data go on.
+    loaded: the checkpoint that was resumed from, or that the weights were taken from if `step` is
+    0; position: the position at which the data continue.
     """
     saved = None if loaded is None else loaded.saved
     return ResumedReport(

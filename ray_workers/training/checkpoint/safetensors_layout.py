@@ -1,8 +1,8 @@
-"""The layout of a saved state in a file, apart from how it gets there. Pure.
+"""The layout of a saved state in a file, without I/O but for reading.
 
-A state is a tree of dicts, lists and tuples with tensors and plain values at its leaves. Its
-tensors go into one safetensors file, which anyone can open, and the rest, with each tensor's
-place in it, into a JSON document. Neither is a pickle: reading a checkpoint runs no code.
+A state is a tree of dicts, lists and tuples with tensors and plain values as leaves. Its tensors go
+into one safetensors file, which other programs can read, and the rest, with each tensor's position,
+into a JSON document. Neither is a pickle: reading a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 PAGE_BYTES = 4096
-"""The data begin at a multiple of it, so that memory can go to the disk without another copy."""
+"""The data begin at a multiple of this, so that memory can be written without another copy."""
 
 DTYPES = {
     torch.float64: "F64",
@@ -34,18 +34,18 @@ DTYPES = {
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-"""By the names that safetensors gives them."""
+"""The names of types in safetensors."""
 
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where a tensor is in the file."""
+    """The location of a tensor in the file."""
 
     name: str
     dtype: torch.dtype
     shape: torch.Size
     start: int
-    """In bytes, from the beginning of the file."""
+    """Offset in bytes from the beginning of the file."""
 
     @property
     def num_bytes(self) -> int:
@@ -54,27 +54,27 @@ class TensorLocation:
 
 @dataclass(frozen=True)
 class Layout:
-    """A safetensors file but for the tensors' bytes."""
+    """A safetensors file without the tensors' bytes."""
 
     header: bytes
     places: Sequence[TensorLocation]
-    """In the order of the tensors that the layout was made for."""
+    """The locations, in the order of the tensors that the layout was made for."""
     num_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """(the tree without its tensors, ready for JSON; the tensors by their names in it)."""
+    """Return (the tree without its tensors, ready for JSON; the tensors by their names in it)."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors
 
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that was flattened. Raises LookupError, TypeError or ValueError for anything
-    that is no such tree."""
+    """Return the state that was flattened. Raises LookupError, TypeError or ValueError for a tree
+    that `flatten` did not make."""
     if not isinstance(tree, Mapping):
         if tree is not None and not isinstance(tree, bool | int | float | str):
-            raise ValueError(f"a {type(tree).__name__} stands where a value should")
+            raise ValueError(f"found a {type(tree).__name__} instead of a value")
         return tree
     ((kind, content),) = tree.items()
     match kind:
@@ -90,10 +90,10 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
-    """Give each tensor its place: the widest types first, so that every one is aligned."""
+    """Assign a location to each tensor, the widest types first, so that every tensor is aligned."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise ValueError(f"{name} is of {tensor.dtype}, which no checkpoint can hold")
+            raise ValueError(f"{name} has the type {tensor.dtype}, which no checkpoint supports")
     at = 0
     entries: dict[str, Any] = {}
     for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
@@ -115,8 +115,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
-    """The tensors of a file, by name. A file at a path is mapped into memory, and changes stay in
-    this process. ValueError if the file is not of safetensors."""
+    """Return the tensors of a file by name. A file at a path is mapped into memory, and changes
+    stay in this process. Raises ValueError if the file is no safetensors file."""
     try:
         if isinstance(file, Path):
             return safetensors.torch.load_file(file)
@@ -128,7 +128,7 @@ def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = path
-        while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
+        while name in tensors:  # {"a/b": ...} and {"a": {"b": ...}}
             name += "'"
         tensors[name] = value.detach()
         return {"tensor": name}
@@ -144,4 +144,4 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"list" if isinstance(value, list) else "tuple": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{path} is a {type(value).__name__}, which no checkpoint can hold")
+    raise ValueError(f"{path} is a {type(value).__name__}, which no checkpoint supports")

@@ -1,4 +1,4 @@
-"""Rank 0's saves in the course of training: when one is due, and what each one cost."""
+"""Rank 0's saves during training: when a save is due, and the cost of each save."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CheckpointTriggers:
         self._reported_at = -1
 
     def starts_at(self, step: int, world_size: int) -> None:
-        """Training begins after this step, on so many workers."""
+        """Record that training begins after this step, on `world_size` workers."""
         if self._interval is not None:
             self._interval.starts_at(step, world_size)
 
     def is_due(self, step: int) -> bool:
-        """Whether `auto` wants a save; the calendar has the other ones."""
+        """Whether `auto` requires a save; the calendar has the other saves."""
         return self._interval is not None and self._interval.is_due(step)
 
     def step_took(self, step: int, seconds: float) -> None:
@@ -56,7 +56,7 @@ class CheckpointTriggers:
         if self._manager.has(about.step):
             return
         began = time.perf_counter()
-        if self._meter.is_open:  # this save waits for the one before
+        if self._meter.is_open:  # this save waits for the previous one
             self._manager.wait_for(about.step)
             self._report(about.step, self._meter.ended(time.perf_counter() - began))
             began = time.perf_counter()
@@ -81,6 +81,6 @@ class CheckpointTriggers:
             return
         self._logged_every = every
         log(
-            f"a checkpoint every {every} steps, or {every * self._meter.step_s:.0f} s: saving one "
-            f"costs {stall_s * 1e3:.0f} ms of training"
+            f"a checkpoint every {every} steps, or {every * self._meter.step_s:.0f} s: each costs "
+            f"{stall_s * 1e3:.0f} ms of training"
         )

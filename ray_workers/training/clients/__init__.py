@@ -1,2 +1,2 @@
-"""Clients of federated jobs that have data of their own: ranks of silos, and processes outside of
-the cluster."""
+"""Clients of federated jobs that have their own data: ranks of silos, and processes outside of the
+cluster."""

@@ -1,6 +1,6 @@
-"""The training of a client of a federated job, on the client's own machine.
+"""Trains a client of a federated job on the client's own machine.
 
-Its data stay in this process; an update and a few numbers leave it.
+The client's data stay in this process; only an update and a few numbers leave it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VALIDATED_AT_ONCE = 1024
 
 
 class LocalUpdate(NamedTuple):
-    """An update that is ready to be sent. The first fields are those of the API's request."""
+    """An update that is ready to be sent. The API's request has the first six fields too."""
 
     sha256: str
     num_samples: int
@@ -53,7 +53,7 @@ class LocalUpdate(NamedTuple):
     num_val_samples: int
     val_loss: float | None
     path: Path
-    """A file with its numbers."""
+    """The file with the update's numbers."""
 
 
 class MaskedAnswer(NamedTuple):
@@ -62,7 +62,7 @@ class MaskedAnswer(NamedTuple):
     path: Path | None
     """The file of the masked update, which is sent in parts before the answer."""
     said: str | None
-    """A sentence about it for the client's user."""
+    """A sentence for the client's user."""
 
 
 class _LostToRoundError(Exception):
@@ -73,11 +73,11 @@ class OutsideClient:
     """One client. Its folder has the job's form, and in each round the round's model."""
 
     def __init__(self, folder: Path, data: Path, client: int) -> None:
-        """The folder has the form and a model already. DataError if the data do not fit them."""
+        """Raises DataError if the data do not fit the form and the model in the folder."""
         self._folder = folder
         self._client = client
         form = json.loads((folder / FORM).read_text())
-        self._masking_version: int = form.get("masking_version", 1)  # absent in older ones
+        self._masking_version: int = form.get("masking_version", 1)  # absent in older forms
         document = spec.JobSpec.model_validate(form["spec"])
         assert document.recipe is not None
         assert document.federated is not None
@@ -96,7 +96,7 @@ class OutsideClient:
         self._session = ""
 
     def _split(self, fraction: float) -> None:
-        """Into samples to train with and for validation, the same in every round."""
+        """Divide the samples into training and validation samples, the same in every round."""
         num_samples = len(self._data.targets)
         seed = derive_seed("client split", self._train.seed, self._client)
         order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
@@ -104,7 +104,7 @@ class OutsideClient:
         self._validation, self._own = order[:num_val].sort().values, order[num_val:].sort().values
 
     def train(self, number: int) -> LocalUpdate:
-        """The update of a round, whose model is in the folder."""
+        """Train on the round's model, which is in the folder, and return the update."""
         update, steps, loss, val_loss = self._update(number)
         content = update.numpy().astype("<f4").data
         return LocalUpdate(
@@ -115,9 +115,9 @@ class OutsideClient:
     def answer(
         self, session: str, number: int, num_elements: int, awaits: str, message: bytes
     ) -> MaskedAnswer:
-        """The client's answer in a phase of a round with secure aggregation.
+        """Return the client's answer in a phase of a round with secure aggregation.
 
-        session: the name of the round. message: the server's for this client.
+        session: the name of the round. message: the server's message to this client.
         """
         try:
             return self._answer(session, number, num_elements, MaskingPhase(awaits), message)
@@ -127,7 +127,7 @@ class OutsideClient:
     def _answer(
         self, session: str, number: int, num_elements: int, phase: MaskingPhase, message: bytes
     ) -> MaskedAnswer:
-        from dray.secure_aggregation.client import MaskingClient  # it needs a package of its own
+        from dray.secure_aggregation.client import MaskingClient  # needs an optional package
 
         if phase is MaskingPhase.ADVERTISE_KEYS and self._session != session:
             settings = outside_settings(self._federated, session, num_elements)
@@ -144,12 +144,12 @@ class OutsideClient:
         values, loss = self._values_of(number)
         masking.provide(values, min(len(self._own), http.max_samples))
         sha256 = self._write(masking.answer(message))
-        said = f"has masked its update, with a loss of {loss:.4g} on the way"
-        return MaskedAnswer(sha256.encode(), self._folder / UPDATE, said)
+        note = f"has masked its update, with a loss of {loss:.4g} on the way"
+        return MaskedAnswer(sha256.encode(), self._folder / UPDATE, note)
 
     def _values_of(self, number: int) -> tuple[Any, float]:
-        """The numbers that are masked: the update, and the loss. _LostToRoundError if the server
-        would refuse the update if it saw it."""
+        """Return the numbers to mask (the update, then the loss), and the loss. Raises
+        _LostToRoundError if the server would refuse the update if it could see it."""
         update, _steps, loss, _val_loss = self._update(number)
         most = self._federated.max_update_norm
         verdict, norm = judged(update, len(update), most)
@@ -158,7 +158,7 @@ class OutsideClient:
         return np.append(update.numpy(), loss_value(loss, most)), loss
 
     def _update(self, number: int) -> tuple[Tensor, int, float, float | None]:
-        """(float32 on the CPU, steps, mean loss on the way, loss of the round's model)."""
+        """Return (float32 update on the CPU, steps, mean loss, loss of the round's model)."""
         self._model.load_state_dict(load_file(self._folder / MODEL))
         val_loss = self._validate()
         self._model.train()
@@ -184,6 +184,6 @@ class OutsideClient:
         return mean if len(self._validation) and math.isfinite(mean) else None
 
     def _write(self, content: Any) -> str:
-        """Write the file of the update; its SHA-256."""
+        """Write the update's file, and return its SHA-256."""
         (self._folder / UPDATE).write_bytes(content)
         return hashlib.sha256(content).hexdigest()

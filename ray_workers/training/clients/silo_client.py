@@ -1,4 +1,4 @@
-"""A silo's side: it trains on its own samples, and sends the aggregator what it has learned."""
+"""A silo's side: trains on the silo's own samples, and sends the updates to the aggregator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.strategy import autocast
 
 SAMPLES_AT_ONCE = 256
-"""Of an evaluation."""
+"""Samples in a batch of an evaluation."""
 
 
 class GivenRound(NamedTuple):
-    """A round, as the aggregator has sent it."""
+    """A round that the aggregator has sent."""
 
     number: int
     evaluates: bool
@@ -43,7 +43,7 @@ class GivenRound(NamedTuple):
 
 
 class SiloClient:
-    """Plays the rounds of one silo, until the connection ends."""
+    """Plays the rounds of one silo until the connection ends."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SiloClient:
         page: HeartbeatPage,
         connection: TensorConnection,
     ) -> None:
-        """silo: its place in the document. workload: with the silo's own samples."""
+        """silo: its index in the document. workload: has the silo's own samples."""
         federated = document.federated
         assert federated is not None
         self._train, self._federated = document.train, federated
@@ -80,8 +80,7 @@ class SiloClient:
         store: Store,
         limit: timedelta,
     ) -> Self:
-        """Connected to the aggregator, which is waited for. DataError if it has read other public
-        data."""
+        """Connect to the aggregator. Raises DataError if it has read other public data."""
         store.wait([AGGREGATOR_KEY], limit)
         connection = connect(store, AGGREGATOR_KEY)
         connection.send({"silo": silo, "fingerprint": workload.fingerprint})
@@ -93,7 +92,7 @@ class SiloClient:
         return cls(document, silo, workload, page, connection)
 
     def next_round(self) -> GivenRound:
-        """Wait for a round to work for, whose weights the model gets."""
+        """Wait for a round for this silo, and load its weights into the model."""
         self._page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         header, payload = self._connection.receive()
         vectors, size = payload.view(torch.float32), self._flat.num_elements
@@ -115,8 +114,8 @@ class SiloClient:
         update, loss = self._clients.train(self._moving(batches), lr, given.correction)
         page.enter(RankPhase.EXCHANGE, TimeCategory.USEFUL)
         metrics[LOSS] = loss
-        told = {name: value for name, value in metrics.items() if name in options.metrics}
-        about = {"num_samples": num_samples, "num_steps": num_steps, "metrics": told}
+        reported = {name: value for name, value in metrics.items() if name in options.metrics}
+        about = {"num_samples": num_samples, "num_steps": num_steps, "metrics": reported}
         self._connection.send({"round": number, **about}, update)
         page.commit(number)
 
@@ -124,7 +123,7 @@ class SiloClient:
         self._connection.close()
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """Shows that this rank is at work, and ends it where nobody waits for its update."""
+        """Mark progress at each batch, and raise ConnectionLost if the aggregator is gone."""
         for batch in batches:
             self._page.move()
             self._connection.check_open()
@@ -132,7 +131,7 @@ class SiloClient:
 
     @torch.no_grad()
     def _measured(self) -> dict[str, float]:
-        """`val/loss` and the recipe's metrics on the silo's own validation samples."""
+        """Measure `val/loss` and the recipe's metrics on the silo's own validation samples."""
         samples = on_device(self._workload.validation, self._device)
         metrics, total = self._workload.metrics(), 0.0
         self._model.eval()
@@ -145,7 +144,7 @@ class SiloClient:
             total += float(self._workload.validation_loss_sum(outputs, targets))
         self._model.train()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a metric that is not defined of few samples
+            warnings.simplefilter("ignore")  # some metrics are undefined for few samples
             found = metrics.compute()
         return {"val/loss": total / len(samples)} | {
             f"val/{name}": float(value) for name, value in found.items()

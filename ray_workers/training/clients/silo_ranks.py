@@ -1,4 +1,4 @@
-"""The training loop of a silo: it plays rounds on its own samples until the aggregator is done."""
+"""The training loop of a silo: plays rounds on the silo's own samples until the aggregator ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.clients.silo_client import SiloClient
 from ray_workers.training.core.errors import DataError
-from ray_workers.training.core.progress import finish_if_told
+from ray_workers.training.core.progress import finish_if_marked
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 
 AGGREGATOR = 0
-"""The rank that has no data of a silo; silo n of the document is the rank n + 1."""
+"""The rank that has no data of a silo; silo n of the document is rank n + 1."""
 
 
 def is_silo(task: RankTask, spec: JobSpec) -> bool:
@@ -26,7 +26,7 @@ def is_silo(task: RankTask, spec: JobSpec) -> bool:
 
 
 def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Play rounds until there is no other. ConnectionLost if the aggregator is gone before."""
+    """Play rounds to the end of the job. Raises ConnectionLost if the aggregator is lost before."""
     workload = _workload_of(task, spec)
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()
@@ -37,7 +37,7 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
         try:
             given = client.next_round()
-            # One in the place of another begins with the round that is open.
+            # A silo's replacement begins with the round that is open.
             page.begin(rendezvous.place.generation, given.number - 1)
             while True:
                 client.play(given)
@@ -45,12 +45,12 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         finally:
             client.close()
     except ConnectionLost:
-        if not finish_if_told(store, page, rendezvous.place.generation):
+        if not finish_if_marked(store, page, rendezvous.place.generation):
             raise
 
 
 def _workload_of(task: RankTask, spec: JobSpec) -> Workload:
-    """The model as `data` make it, with the silo's own samples."""
+    """Build the model as `data` describe it, with the silo's own samples."""
     assert spec.recipe is not None
     assert spec.federated is not None
     if task.silo_source is None:

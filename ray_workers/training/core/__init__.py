@@ -1,1 +1,1 @@
-"""The common parts of the training's rooms: schedule, progress, errors, the workload."""
+"""Modules that the other folders share: schedule, progress, errors, the workload."""

@@ -1,8 +1,8 @@
-"""Every private name of torch that the training needs, each behind a function of its own.
+"""Every private name of torch that the training needs, each behind its own function.
 
-A function says what for, and why no public name does. All were seen to work with torch 2.11 and
-2.13; tests/unit/training/core/test_compat_torch.py fails, and says which one, where torch has
-changed it. (`torch._foreach_*` is documented, and used where it is needed.)
+Each function documents its purpose, and why no public name serves it. All were tested with torch
+2.11 and 2.13; tests/unit/training/core/test_compat_torch.py fails where torch has changed one of
+them, and names it. (`torch._foreach_*` is documented, and used where it is needed.)
 """
 
 from __future__ import annotations
@@ -27,44 +27,43 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 StridedShard = _StridedShard
-"""How FSDP cuts a dimension that the tensor axis has cut already. A placement that has it is no
+"""FSDP's placement of a dimension that the tensor axis has split already. It is no subclass of
 `Shard`, and has no public name."""
 IMPORTED_LATE = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is made."""
-IMPORTED_LATE_IF_THERE = ("torch.profiler._cupti_monitor",)
-"""The same, of some versions: when the first profile is taken."""
+IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
+"""Modules of some torch versions only, imported when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
-"""The logger that advises which packages would convert other models. `torch.onnx.export` has no
-option that keeps it quiet."""
+"""The logger that recommends packages for converting other models. `torch.onnx.export` has no
+option to silence it."""
 
 
 def count_groups_from_zero() -> None:
-    """Have the next group be the first. By this number the members of a group find each other at
-    the store; torch also counts groups that could not be formed, which a newcomer has not seen."""
+    """Make the next group the first one. The members of a group find each other at the store by
+    its number; torch also counts groups that could not be formed, which a newcomer has not seen."""
     distributed_c10d._world.group_count = 0
 
 
 def groups() -> Iterator[dist.ProcessGroup]:
-    """Every group that this process is in; public functions list only the names of ranks."""
+    """Iterate over the groups that this process is in; public functions list only ranks."""
     yield from distributed_c10d._world.pg_map
 
 
 def store_of_group() -> Store:
-    """The store at which the ranks of the world met. Public functions only take one."""
+    """Return the store at which the ranks of the world met. Public functions only accept one."""
     store: Store = distributed_c10d._get_default_store()
     return store
 
 
 def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
-    """How long operations of a group may take from now on. Public is only the limit at its start,
-    which is for connecting as well."""
+    """Set how long operations of a group may take from now on. The public limit is set when the
+    group is made, and also applies to connecting."""
     distributed_c10d._set_pg_timeout(limit, group)
 
 
 def cap_memory_when_used(share: float) -> None:
-    """Have this process take no more than this share of its GPU's memory, from when its program
-    first uses CUDA. The public function begins with CUDA at once, and the program may still fork
-    before that."""
+    """Limit this process to a share of its GPU's memory, from its first use of CUDA. The public
+    function initializes CUDA at once, and the program may still fork before it uses CUDA."""
     torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
@@ -74,16 +73,16 @@ def abort_groups() -> None:
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], num_bytes: int) -> None:
-    """Replace what the tensors hold by what they hold on rank 0, up to `num_bytes` of them at once:
+    """Replace the content of the tensors by that on rank 0, at most `num_bytes` at once:
     `dist.broadcast` takes one tensor at a time."""
     group = distributed_c10d._get_default_group()
     _broadcast_coalesced(group, list(tensors), num_bytes, 0)
 
 
 def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Part i of a flat tensor for part `rank` of rank i, with a gradient: an all-to-all in equal
-    parts. `dist.all_to_all_single` has no gradient, and torch.distributed.nn's needs a group of
-    NCCL."""
+    """Send part i of a flat tensor to rank i, and receive part `rank` of that rank's tensor (an
+    all-to-all), with a gradient. `dist.all_to_all_single` has no gradient, and the function of
+    torch.distributed.nn needs an NCCL group."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     received: Tensor = all_to_all_single_autograd(flat, None, None, group)
@@ -91,21 +90,21 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def unhook(module: DistributedDataParallel) -> None:
-    """Have a module's backward pass exchange nothing any more. A wrapper that was merely deleted
-    would, over the old group, however long its parameters live."""
+    """Stop the module's backward pass from exchanging gradients. A wrapper that is merely deleted
+    goes on exchanging over the old group for as long as its parameters live."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 
 def exclude_from_ddp(module: nn.Module, name: str) -> None:
-    """Have DDP leave one parameter alone of a module that it is about to wrap. DDP documents the
-    method, under a private name."""
+    """Make DDP ignore one parameter of a module that it is about to wrap. DDP documents the method,
+    under a private name."""
     exclude = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     both = [name, f".{name}"]  # DDP looks it up by either
     exclude(module, both)  # type: ignore[no-untyped-call]
 
 
 def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
-    """Release the whole state that `consolidate_state_dict` has left; otherwise it stays in memory
+    """Release the full state that `consolidate_state_dict` gathered; otherwise it stays in memory
     until the next call."""
     optimizer._all_state_dicts = []  # type: ignore[attr-defined]
 
@@ -113,15 +112,15 @@ def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
 def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
-    """Tell the scaler, ahead of its `update`, whether gradients overflowed (1.0) or not (0.0),
-    where the caller has decided about the step. The scaler's own `step` decides by itself."""
+    """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0),
+    when the caller has decided about the step. The scaler's own `step` decides by itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 
 
 def name_of(operation: Any) -> str | None:
-    """`aten::mm` of an operation that a checkpoint policy is asked about; None if it has no such
-    name."""
+    """The name of an operation that a checkpoint policy is asked about, such as `aten::mm`; None if
+    the operation has no such name."""
     if isinstance(operation, torch._ops.OpOverload):
         name: str = operation._schema.name
         return name
@@ -131,8 +130,8 @@ def name_of(operation: Any) -> str | None:
 def replace_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter | None]
 ) -> dict[str, nn.Parameter | None]:
-    """Give a module other parameters of its own in place of those of the same names, and return
-    those it had. Assigned one by one, a parameter is checked against what a wrapper has put there.
+    """Replace parameters of a module by others of the same names, and return all that it had. torch
+    would check a parameter assigned by itself against what a wrapper has put in its place.
     """
     had = module._parameters
     module._parameters = {**had, **parameters}

@@ -1,4 +1,4 @@
-"""Noticing a training that diverged: its loss, its gradient or `val/loss` is not finite."""
+"""Detects a training that diverged: its loss, its gradient or `val/loss` is not finite."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from dray.spec import OnDivergence
 from ray_workers.shared.frames import DivergenceReport
 
 MOST_IN_A_ROW = 10
-"""Steps in a row without a finite loss and gradient that end an attempt, unless the rule is
-`warn`."""
+"""After this many steps in a row that are not finite an attempt ends, unless the rule is `warn`."""
 
 
 class DivergedError(Exception):
-    """The loss or the gradient is not finite and does not become so again."""
+    """The loss or the gradient is not finite, and stays so."""
 
 
 class Divergence:
     """Follows the steps of one rank.
 
     Loss and gradient norm are the same on all ranks, so all raise at the same step; with local
-    steps, where they are not, the first to raise ends the attempt. The figures are those that the
-    reporter has read anyway: on a GPU, those of the step before.
+    steps, where they differ, the first rank to raise ends the attempt. The reporter
+    reads these figures anyway; on a GPU they belong to the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
-        """is_scaled: by the loss scale of fp16, which skips a step whose gradient or loss
-        overflowed to infinity. No scale repairs a loss that is NaN."""
+        """is_scaled: whether fp16's loss scale skips a step whose gradient or loss overflowed to
+        infinity. No scale repairs a loss that is NaN."""
         self._rule = rule
         self._is_scaled = is_scaled
         self._seen = 0
@@ -39,13 +38,13 @@ class Divergence:
 
     @property
     def forbids_saving(self) -> bool:
-        """Whether the last steps were not finite, so that the weights may be bad though they are
-        finite themselves."""
+        """Whether the last steps were not finite: the weights may be bad although they are finite
+        themselves."""
         return self._in_a_row > 0 and self._rule != "warn"
 
     def step_done(self, rank: int, step: int, loss: float, grad_norm: float) -> None:
-        """Take a step's figures; rank 0 reports the first that are not finite. DivergedError
-        after too many in a row."""
+        """Record a step's figures. Rank 0 reports the first figures that are not finite. Raises
+        DivergedError after too many such steps in a row."""
         overflowed = not math.isfinite(grad_norm)
         if step <= self._seen or (self._is_scaled and overflowed and not math.isnan(loss)):
             return  # done again after a recovery, or skipped by the scaler
@@ -62,15 +61,15 @@ class Divergence:
             raise self._error()
 
     def evaluated(self, rank: int, step: int, val_loss: float) -> None:
-        """Take the result of an evaluation; rank 0 reports the first that is not finite, if all
-        steps were."""
+        """Record the result of an evaluation. Rank 0 reports the first that is not finite, if the
+        figures of all steps were finite."""
         is_reported = self._is_reported or self._is_evaluation_reported
         if rank == 0 and not math.isfinite(val_loss) and not is_reported:
             self._is_evaluation_reported = True
             self._report(step, val_loss, None)
 
     def check_end(self, val_loss: float) -> None:
-        """DivergedError if training ends with weights that are no result.
+        """Raise DivergedError if the weights at the end of the training are unusable.
 
         With `skip_step` the last steps may have been skipped: the weights are those before them.
         """
@@ -80,13 +79,13 @@ class Divergence:
             raise self._error()
         if not math.isfinite(val_loss):
             raise DivergedError(
-                f"training diverged: val/loss is {val_loss:.4g} at the end, though the loss in "
-                "training is finite. Look for validation samples whose values are not finite or "
-                "far from those that are trained on, or lower train.optimizer.lr"
+                f"training diverged: val/loss is {val_loss:.4g} at the end, although the training "
+                "loss is finite. Look for validation samples whose values are not finite or far "
+                "from the training data, or lower train.optimizer.lr"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The stretch of bad steps that the rank is in, for a rank that replaces another."""
+        """The current run of bad steps, for a rank that replaces another."""
         return {"seen": self._seen, "in_a_row": self._in_a_row, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The file in which torch's `@record` leaves the error that ended a rank.
+"""The file into which torch's `@record` writes the error that ended a rank.
 
-torchrun reads it to say why a rank failed. A rank that raises the error itself reports more than
-the file has; the file has the reason of one that catches the error, and then calls `sys.exit`.
+torchrun reads it to report why a rank failed. If the error itself ends the rank, dray reports more
+than the file has; if the script catches the error and calls `sys.exit`, only the file has it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def path_of(task: RankTask) -> Path:
-    """The file of this process, beside its page."""
+    """The path of this process's file, next to its heartbeat page."""
     prefix = task.page_prefix or f"{task.temp_dir}/r{task.rank}.{task.incarnation}"
     return Path(f"{prefix}.error.json")
 
 
 def recorded(path: Path) -> tuple[str, str] | None:
-    """(message, traceback) of the error in the file; None if there is no such file, or if it says
-    nothing. The user's code may have written anything there."""
+    """Return (message, traceback) of the error in the file; None if the file does not exist or has
+    no error. The user's code may have written anything into it."""
     try:
         with path.open("rb") as file:
-            said = json.loads(file.read(MAX_FILE_BYTES))["message"]
-        if isinstance(said, str):
-            return said, ""
-        message = str(said["message"]).strip()
+            body = json.loads(file.read(MAX_FILE_BYTES))["message"]
+        if isinstance(body, str):
+            return body, ""
+        message = str(body["message"]).strip()
         return (
-            (message, str(said.get("extraInfo", {}).get("py_callstack", ""))) if message else None
+            (message, str(body.get("extraInfo", {}).get("py_callstack", ""))) if message else None
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def is_echo(message: str) -> bool:
-    """Whether the words are those of a rank that lost a peer."""
+    """Whether the message is that of a rank that lost a peer."""
     return PEER_IS_GONE.search(message) is not None

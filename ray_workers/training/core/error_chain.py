@@ -1,5 +1,5 @@
-"""Errors of a user's program, as far as they can be told without torch: also a rank whose
-environment has another torch, or none, judges by these."""
+"""Classifies errors of a user's program without torch, so that a rank whose environment has another
+torch, or none, can classify its errors too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class EntrypointError(Exception):
-    """The script is not where `script.entrypoint` says."""
+    """The script is missing at the path that `script.entrypoint` names."""
 
 
 class NotPreparedError(Exception):
@@ -19,10 +19,10 @@ class NotPreparedError(Exception):
 _REFUSALS = (ValueError, TypeError, RuntimeError)
 _DETERMINISTIC = (EntrypointError, NotPreparedError, SyntaxError, ModuleNotFoundError)
 NO_SUCH_NAME = "cannot import name"
-_SAID_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second one by `runpy`
+_TEXTS_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second one is from `runpy`
 
-# The words of gloo, NCCL and the store when the other end is gone. Gloo raises a bare RuntimeError,
-# so its words are all there is to go by.
+# The messages of gloo, NCCL and the store when the other end is gone. Gloo raises a bare
+# RuntimeError, which only its message distinguishes.
 PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
@@ -33,10 +33,10 @@ PEER_IS_GONE = re.compile(
 
 
 def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[BaseException]:
-    """The error, the one that it was raised from, and so on to the first; of a group of errors the
-    first one.
+    """Iterate over an error, the error that it was raised from, and so on to the first. A group of
+    errors is followed by its first error.
 
-    has_context: also the error that was being handled when another was raised.
+    has_context: also follow to the error that was being handled when another was raised.
     """
     seen: set[int] = set()
     following: BaseException | None = error
@@ -51,14 +51,14 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
 
 
 def is_deterministic(error: BaseException) -> bool:
-    """Whether the same code ends in this error whenever it runs."""
-    is_missing = type(error) is ImportError and str(error).startswith(_SAID_OF_PLAIN_IMPORTS)
+    """Whether the same code ends with this error in every run."""
+    is_missing = type(error) is ImportError and str(error).startswith(_TEXTS_OF_PLAIN_IMPORTS)
     return is_missing or isinstance(error, _DETERMINISTIC) or is_refusal(error)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether `dray.train` raised the error by a statement of its own, because of a call that can't
-    be right, such as a second `init()`."""
+    """Whether a `raise` statement of `dray.train` raised the error, to refuse a call that is always
+    wrong, such as a second `init()`."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -66,6 +66,6 @@ def is_refusal(error: BaseException) -> bool:
         return False
     frame = last.tb_frame
     module = str(frame.f_globals.get("__name__", ""))
-    # An error that a function of C raised in there, such as one of torch, is none.
+    # An error that C code, such as torch's, raised in dray.train's frame is no refusal.
     raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     return raises and (module == "dray.train" or module.startswith("dray.train."))

@@ -1,4 +1,4 @@
-"""The errors of a training, and the cause to which each is attributed."""
+"""The errors of a training, and the cause that each is attributed to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ray_workers.training.core.error_chain import (
 
 
 class DataError(Exception):
-    """The data set is missing or broken: another attempt would end the same way."""
+    """The data set is missing or broken: another attempt would fail in the same way."""
 
 
 class DifferentDataError(DataError):
-    """Processes of one job, which may be on several nodes, have read different data."""
+    """Processes of one job, possibly on several nodes, have read different data."""
 
     def __init__(self, who: str, fingerprint: str) -> None:
         super().__init__(
@@ -37,32 +37,31 @@ class ModelError(Exception):
 
 
 class RoundsError(Exception):
-    """The rounds of a federated job can't be played here, whatever its data."""
+    """This rank can't play the rounds of a federated job, whatever its data."""
 
 
 class LeaveRequested(Exception):
-    """The rank was asked to leave while it waited in the middle of a step, of which nothing is
-    kept."""
+    """The rank was asked to leave while it waited in the middle of a step; the step is lost."""
 
 
 class Preempted(Exception):
-    """The rank was asked to leave, and did, with a checkpoint of its last step."""
+    """The rank was asked to leave, and left with a checkpoint of its last step."""
 
 
 class SourceUnavailableError(Exception):
-    """A source did not answer, or broke off, however often it was asked; later it may."""
+    """A source did not answer, or broke off, in every try; it may answer later."""
 
 
 class BrokenCheckpointError(Exception):
-    """A checkpoint is absent, unfinished or not what its manifest says."""
+    """A checkpoint is missing, unfinished, or does not match its manifest."""
 
 
 class UnreachableCheckpointError(BrokenCheckpointError, StorageError):
-    """The storage did not give a checkpoint, which may be whole."""
+    """The storage failed to return a checkpoint, which may be intact."""
 
 
 class PartsLostError(Exception):
-    """No rank is left that holds some part of the model as it was after the last step."""
+    """No remaining rank has some part of the model as it was after the last step."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -72,7 +71,7 @@ class PartsLostError(Exception):
 
 
 class CopiesDifferError(PartsLostError):
-    """Ranks that should have equal copies of the model have different ones."""
+    """Ranks that should have equal copies of the model have different copies."""
 
     def __init__(self) -> None:
         Exception.__init__(
@@ -83,10 +82,10 @@ class CopiesDifferError(PartsLostError):
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Why an attempt ended that raised this error: INFRASTRUCTURE where a disk or a store is at
-    fault, WORKER_LOST where it only echoes a peer's death.
+    """The cause of an attempt's end with this error: INFRASTRUCTURE if a disk or a store failed,
+    WORKER_LOST if the error only follows from a peer's death.
 
-    An error that was raised from another is judged by that one as well, and a group of errors by
+    The cause depends also on the error that this one was raised from, and for a group of errors on
     the first of them.
     """
     if is_storage_fault(error):
@@ -100,7 +99,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Exactly RuntimeError: a ConnectionResetError of the script's own is the script's.
+        # Exactly RuntimeError: a ConnectionResetError is the script's own.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):
@@ -109,7 +108,7 @@ def cause_of(error: BaseException) -> Cause:
         if _is_deterministic(seen):
             return Cause.CANNOT_RUN
         if isinstance(seen, OSError) and seen.__cause__ is None:
-            break  # it may not come again; the error that was being handled did not end the run
+            break  # may not occur again; the error that was being handled did not end the run
     return Cause.USER_ERROR
 
 
@@ -120,8 +119,8 @@ _IN_A_CHILD = re.compile(
 
 
 def _is_deterministic(error: BaseException) -> bool:
-    """Whether the same code ends in this error whenever it runs. A shared object that can't be
-    loaded may be missing on one node alone."""
-    if isinstance(error, ProcessRaisedException):  # it holds the traceback of a child as text
+    """Whether the same code ends with this error in every run. A shared object that can't be loaded
+    may be missing on one node only."""
+    if isinstance(error, ProcessRaisedException):  # has the traceback of a child as text
         return _IN_A_CHILD.search(str(error)) is not None
     return isinstance(error, ModelError | RoundsError) or is_deterministic(error)

@@ -1,6 +1,6 @@
-"""The exits of a script and of the processes that it forks, as the interpreter's own.
+"""Ends a script, and the processes that it forks, in the way of Python's interpreter.
 
-Needs no torch, because the rank of a script may have another one.
+Needs no torch, because the rank of a script may have another version of it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from ray_workers.training.core.failure_reason import traceback_from_script
 
 
 class Left(SystemExit):
-    """The process was asked to leave, and does. No `Exception`, so that a script that handles
-    errors of its steps does not handle this one."""
+    """The process was asked to leave, and leaves. This is no `Exception`, so a script that handles
+    errors of its steps does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(LEFT_EXIT_CODE)
 
 
 def status_of(leaving: SystemExit) -> int:
-    """The exit status that Python would end with: of an object that is no int, such as 0.0, it is
-    1, and of an int the last 8 bits."""
+    """The exit status with which Python would end: 1 for an object that is no int, such as 0.0, and
+    the last 8 bits of an int."""
     code = leaving.code
     if code is None:
         return 0
     if not isinstance(code, int):
         return 1
-    # The interpreter holds a C long, and takes -1 for what does not fit.
+    # The interpreter uses a C long, and -1 for a number that does not fit.
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
 def words_of(leaving: SystemExit) -> str:
-    """The line that Python prints ahead of the exit; empty if it prints none."""
+    """The line that Python prints before the exit; empty if it prints none."""
     return "" if leaving.code is None or isinstance(leaving.code, int) else f"{leaving.code}\n"
 
 
 @contextlib.contextmanager
 def children_leave() -> Iterator[None]:
-    """A context for the program of a rank. A process that the program forks and that comes to the
-    end of the program, by an exception or without one, ends here as under plain Python: the code
+    """Run the program of a rank in this context. A process that the program forks, and that reaches
+    the end of the program with or without an exception, ends here as under plain Python: the code
     around the context belongs to the rank."""
     rank = os.getpid()
     try:
@@ -69,7 +69,7 @@ def _leave(error: BaseException | None) -> NoReturn:
             if stream is not None and not stream.closed:
                 stream.flush()
     except OSError:
-        status = 120  # as Python's for a stream that can't be flushed
+        status = 120  # Python's status for a stream that can't be flushed
     finally:
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -78,7 +78,7 @@ def _leave(error: BaseException | None) -> NoReturn:
 
 
 def _shown(error: BaseException | None) -> int:
-    """Print what Python would print of an error; the exit status that follows from it."""
+    """Print an error as Python would, and return the exit status."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

@@ -1,5 +1,5 @@
-"""One sentence for an error that ended a rank: its type, its words, and the user's line; and the
-advice after a missing module. Needs no torch."""
+"""Describes an error that ended a rank in one sentence: type, message and the user's line; adds
+advice about a missing module. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.training.core.error_chain import chain_of
 
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800
-"""Of one error; the whole is in the traceback."""
+"""Limit for the text of one error; the traceback has all of it."""
 
 _CODE_ROOT = Path(__file__).resolve().parents[3]
 _NOT_THE_USERS = tuple(
@@ -29,19 +29,19 @@ _NOT_THE_USERS = tuple(
     )
 )
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-# torch's DataLoader and torch.multiprocessing put the other process's traceback into the message.
+# torch's DataLoader and torch.multiprocessing put another process's traceback into the message.
 _ELSEWHERE = re.compile(r"(?:Caught \S+ in|-- )\s*(.*?process \d+)", re.IGNORECASE)
 _TRACEBACK = "Traceback (most recent call last):"
 _LINE_OF_FILE = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
 _REMOTE = ("RemoteTraceback", "_RemoteTraceback")
-"""Causes that only carry the traceback of a process in a pool, as text."""
+"""Causes that only carry, as text, the traceback of a process in a pool."""
 
 
 def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
-    """`TypeName: message (file, line n)`; with the error that it came from, if there is one.
+    """Return `TypeName: message (file, line n)`, and the error that it came from, if any.
 
-    dray's own errors are sentences already, and stay as they are. masked: takes secrets out of a
-    text, which it must see before the text is cut.
+    dray's own errors are sentences already, and stay unchanged. masked: removes secrets from a
+    text, and must see the text before it is cut.
     """
     if is_ours(error):
         return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__
@@ -58,8 +58,8 @@ def traceback_of(error: BaseException) -> str:
 
 
 def traceback_from_script(error: BaseException) -> TracebackType | None:
-    """The error's traceback. If a script raised the error, it begins in the script, without the
-    frames of dray and runpy that called it."""
+    """The error's traceback. If a script raised the error, the traceback begins in the script,
+    without the frames of dray and runpy that called it."""
     whole = error.__traceback__
     first, in_runpy = whole, False
     while first is not None:
@@ -110,19 +110,19 @@ def _exit_words(error: SystemExit) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # the user's class says how it is printed
+    except Exception:  # the user's class may define __str__
         return ""
 
 
 def _last_words(text: str) -> str:
-    """The error of the last traceback in a text: the lines that follow it."""
+    """The error of the last traceback in a text: the lines after the traceback."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """The innermost line of the user's own that the error went through."""
+    """The innermost line of the user's own code that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
@@ -142,7 +142,7 @@ def _is_users(path: str) -> bool:
 
 
 def _short(path: str) -> str:
-    """As the user would name it: relative to the script's folder or the current one."""
+    """The path as the user would write it: relative to the script's folder or the current one."""
     for folder in (Path(sys.argv[0]).parent, Path.cwd()):
         for base in (folder.absolute(), folder.resolve()):
             if Path(path).is_relative_to(base):
@@ -150,11 +150,11 @@ def _short(path: str) -> str:
     return path
 
 
-_SAID_BY_PYTHON = "No module named"
+_PYTHONS_MESSAGE = "No module named"
 
 
 def advised(reason: str, error: BaseException, *, has_code: bool, max_chars: int) -> str:
-    """The reason for which a job ended, with what to do if the error, or the one that it was raised
+    """The reason for which a job ended, with advice if the error, or the error that it was raised
     from, is a `ModuleNotFoundError` of Python's own.
 
     has_code: whether the job brings uploaded code.
@@ -167,7 +167,7 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if not isinstance(missing, ModuleNotFoundError) or not missing.name:
         return None
-    if not str(missing).startswith(_SAID_BY_PYTHON):
+    if not str(missing).startswith(_PYTHONS_MESSAGE):
         return None
     if has_code:
         upload = "a file of yours was not uploaded: `dray submit --dry-run` lists what is"
@@ -184,7 +184,7 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
 
 
 def _is_here(module: str) -> bool:
-    """Whether a package lies in the job's directory, and is not installed."""
+    """Whether a package is in the job's directory, rather than installed."""
     return any(
         Path(place).is_relative_to(Path.cwd())
         for place in getattr(sys.modules[module], "__path__", ())

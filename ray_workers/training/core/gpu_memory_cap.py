@@ -1,7 +1,7 @@
-"""The part of a GPU's memory that a process may take which shares the GPU with other jobs.
+"""The share of a GPU's memory for a process that shares the GPU with other jobs.
 
-torch's allocator refuses more of it, as an error of that process alone. A program that allocates
-by other means is told its part, and nobody holds it to that.
+torch's allocator refuses to allocate more, with an error in that process only. A program with
+another allocator gets its share in a variable, and dray does not enforce it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FRACTION = "DRAY_GPU_MEMORY_FRACTION"
-"""Variable of a rank that has a part of a GPU."""
+"""Variable of a rank that has a share of a GPU."""
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""torch reads the first of these that is set, when it begins with the GPU."""
+"""torch reads the first of these that is set, when it initializes the GPU."""
 _KNOWN_SINCE = (2, 10)
-"""A torch that does not know the option ends at it."""
+"""An older torch fails because it does not know the option."""
 
 
-def told(share: float) -> dict[str, str]:
-    """Variables that tell the program its part. XLA, which JAX uses, goes by the second."""
+def variables(share: float) -> dict[str, str]:
+    """Variables that inform the program of its share. XLA, which JAX uses, reads the second."""
     return {FRACTION: f"{share:g}", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:g}"}
 
 
 def for_torch(version: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable that has torch of this version keep to the part in `environ`; nothing for a
+    """The variable that makes this version of torch respect the share in `environ`; empty for a
     process that has its GPU alone, and for a torch that is too old."""
     if FRACTION not in environ or version is None or not _is_known_to(version):
         return {}

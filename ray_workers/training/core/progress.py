@@ -1,5 +1,5 @@
-"""A rank's progress, by which the ranks of a broken group know which one is the furthest; and the
-end of a job whose ranks are in no group, which its first rank writes to the attempt's store."""
+"""A rank's progress, by which the ranks of a broken group find the furthest one; and the end of a
+job whose ranks are in no group, which its first rank records in the attempt's store."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ray_workers.training.core.compat_torch import Store
 NOTHING = -1
 """The progress of a rank that has no state yet."""
 TORN = -3
-"""The progress of a rank whose state is neither that before a step nor that after it."""
+"""The progress of a rank whose state is partly before and partly after a step."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one rank has come; the greater number is the further."""
+    """How far one rank has come; a greater number is further."""
 
     number: int
-    """Twice the optimizer steps done, and one more once everything that was due after the last one
+    """Twice the number of optimizer steps done, plus one once all that was due after the last step
     (evaluation, a checkpoint) is done too."""
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """With `step` steps done, and all that was due."""
+        """`step` steps are done, and all tasks that were due after them."""
         return cls(2 * step + 1)
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """With `step` steps done, and nothing yet of what is due."""
+        """`step` steps are done, and none of the tasks that are due after them."""
         return cls(2 * step)
 
     @property
@@ -49,16 +49,16 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""Its value is the last step of the job, whose result is stored."""
+"""The key's value is the last step of the job, whose result is stored."""
 
 
-def tell_finished(store: Store, step: int) -> None:
+def mark_finished(store: Store, step: int) -> None:
     store.set(FINISHED_KEY, str(step))
 
 
-def finish_if_told(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Whether the job is over, which the page shows then. A rank that came back too late for a step
-    begins, and ends, after the last one."""
+def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
+    """Whether the job is over; if so, show it on the heartbeat page. A rank that returned too late
+    for a step begins, and ends, after the last step."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

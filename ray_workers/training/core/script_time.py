@@ -1,8 +1,8 @@
-"""The use of a script's time, as far as its calls to `dray.train` show it.
+"""Measures the use of a script's time, as far as its calls to `dray.train` show it.
 
-The time before the first report of a step is booked as unreported, the time after it as useful, or
-as recomputed up to the step that an earlier attempt had reported. A script that saves or loads
-files in its main thread is checkpointing meanwhile; in another thread it trains on.
+The time before the first report of a step counts as unreported. Later time counts as useful, or as
+recomputed up to the last step that an earlier attempt reported. A script that saves or loads files
+in its main thread is checkpointing meanwhile; in another thread it continues to train.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.exits import status_of
 
 MAX_STEP = 2**63 - 1
-"""The page holds no higher one, and the service refuses it."""
+"""The highest step that the heartbeat page can hold and that the service accepts."""
 
 
 class ScriptTime:
-    """Books the script's time on the page of the rank. Calls of threads, signal handlers and forked
-    processes are safe: a call during another books nothing, and the next one books its time too."""
+    """Records the script's time on the heartbeat page of the rank. Calls from threads, signal
+    handlers and forked processes are safe: a call during another records nothing, and the next call
+    records its time too."""
 
     def __init__(self, page: HeartbeatPage, furthest_step: int) -> None:
-        """furthest_step: the highest that an earlier attempt of the job has reported."""
+        """furthest_step: the highest step that an earlier attempt of the job reported."""
         self._page = page
         self._furthest_step = furthest_step
         self._owner_pid = os.getpid()
         self._doing = RankPhase.COMPUTE
         self._use = TimeCategory.UNREPORTED
-        """The category of the time in which nothing is saved or loaded."""
+        """The category of time in which nothing is saved or loaded."""
         self._is_booking = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The script runs within this context. The time after its last report is booked if the
-        script ends well; the time of a script that fails or is killed is lost."""
+        """Run the script in this context. The time after its last report is recorded if the script
+        ends without error; for a script that fails or is killed it is lost."""
         self._enter(self._doing, self._use)
         try:
             yield
@@ -66,7 +67,7 @@ class ScriptTime:
         self._enter(self._doing, self._use)
 
     def _enter(self, phase: RankPhase, use: TimeCategory, step: int | None = None) -> None:
-        # A forked process has the page of its parent in its memory, too.
+        # A forked process has its parent's heartbeat page in memory, too.
         if os.getpid() != self._owner_pid or not self._is_booking.acquire(blocking=False):
             return
         try:

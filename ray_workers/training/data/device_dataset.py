@@ -1,4 +1,4 @@
-"""The samples of a data set by their number, from memory or from a file that is mapped into it."""
+"""Samples of a data set by number, from memory or from a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ray_workers.training.devices import sent
 
 RESIDENT_BYTES = 256 << 20
-"""A split no larger than this, once it is made into tensors, stays on the device."""
+"""A split up to this size, once it is converted to tensors, stays on the device."""
 
 Rows = npt.NDArray[np.int64]
 Fetch = Callable[[Rows], tuple[Tensor, Tensor]]
@@ -21,22 +21,22 @@ Fetch = Callable[[Rows], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Samples:
-    """Some rows of a data set, in an order of their own; sample i is row `rows[i]`.
+    """Some rows of a data set in a given order; sample i is row `rows[i]`.
 
-    The arrays behind `fetch` may be larger than memory: only what is asked for is read.
+    The arrays behind `fetch` may be larger than memory: only the requested rows are read.
     """
 
     rows: Rows
     fetch: Fetch
-    """Row numbers (B,) -> (inputs, targets), the first dimension of both being B, on the CPU."""
+    """Maps row numbers (B,) to (inputs, targets) on the CPU, each with first dimension B."""
     labels: Rows | None = None
-    """The class of each sample, in their order; None where samples have none."""
+    """The class of each sample, in order; None if samples have no classes."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the samples, in the order of `indices`: int64 (B,)."""
+        """Return (inputs, targets) of the samples, in the order of `indices`: int64 (B,)."""
         return self.fetch(self.rows[indices.numpy()])
 
 
@@ -57,7 +57,7 @@ class InMemorySamples:
 
 @dataclass(frozen=True)
 class MemoryMappedSamples:
-    """Samples that are brought to the device batch by batch."""
+    """Samples that are copied to the device batch by batch."""
 
     samples: Samples
     device: torch.device
@@ -71,7 +71,7 @@ class MemoryMappedSamples:
 
 
 def on_device(samples: Samples, device: torch.device) -> InMemorySamples | MemoryMappedSamples:
-    """The samples as the loop takes them: kept on the device if they are small enough."""
+    """Keep the samples on the device if they are small enough; otherwise copy them by the batch."""
     inputs, targets = samples.fetch(samples.rows[:1])
     if (inputs.nbytes + targets.nbytes) * len(samples) > RESIDENT_BYTES:
         return MemoryMappedSamples(samples, device)

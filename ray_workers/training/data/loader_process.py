@@ -1,9 +1,9 @@
-"""A process that reads samples for a thread of its rank, not held up by other Python code there.
+"""A process that reads samples for a thread of its rank, free of the rank's interpreter lock.
 
-The process is forked, so it has samples of any kind, and maps the same files. Numbers of
-samples go down one pipe, and what was read comes back through another, without a copy in Python.
-Python's own pools are not used: their threads and locks do not get over a worker that is killed at
-any moment, nor over a fork beside a collective's threads.
+The process is forked, so it has samples of any kind, and maps the same files. The rank sends sample
+numbers through one pipe, and receives the samples through another, without a copy in Python.
+Python's own pools are not used: their threads and locks do not survive a worker that is killed at
+an arbitrary moment, or a fork while another thread runs a collective.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Take = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = npt.NDArray[Any]
 
 MAX_TRIES = 3
-"""How often a micro-batch is read if the process is killed each time."""
+"""Number of times that a micro-batch is read if the process is killed each time."""
 PIPE_BYTES = 1 << 20
-"""The most that the system grants without privileges."""
+"""The largest pipe that the system grants without privileges."""
 _starting = threading.Lock()
-"""One at a time: a process that inherits another's end of a pipe would hide that one's death."""
+"""One start at a time: a process that inherits another's end of a pipe would hide its death."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -52,7 +52,7 @@ class Loader:
         self._pid, self._requests, self._answers = self._start()
 
     def read(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """`take(at)`, or what that raised."""
+        """Return `take(at)`, or raise what it raised."""
         with self._reading:
             for _ in range(MAX_TRIES):
                 try:
@@ -64,12 +64,13 @@ class Loader:
                     self._end()
                     self._pid, self._requests, self._answers = self._start()
         raise RuntimeError(
-            f"a loader process was killed {MAX_TRIES} times at the same samples. Where memory is "
-            "short, lower data.loader_workers"
+            f"a loader process was killed {MAX_TRIES} times while it read the same samples. If "
+            "memory is short, lower data.loader_workers"
         )
 
     def close(self) -> None:
-        """From any thread, also of one that is stuck: whoever waits for it gets EOFError."""
+        """Kill the process; may be called from any thread. A thread that waits for it gets
+        EOFError, even if the process is stuck."""
         self._closed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
@@ -94,7 +95,7 @@ class Loader:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _start(self) -> tuple[int, int, int]:
-        """(its pid, where it takes requests, where it answers)."""
+        """Fork the process; return (pid, pipe for requests, pipe for answers)."""
         parent = os.getpid()
         with _starting:
             asked, requests = os.pipe()
@@ -133,11 +134,11 @@ def _become_loader(parent: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    gc.freeze()  # the parent's garbage may wait for threads that were not forked
+    gc.freeze()  # finalizers of the parent's garbage may wait for threads that were not forked
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the folder's own is closed by now
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
             fd = int(entry.name)
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 os.close(fd)
@@ -145,7 +146,7 @@ def _become_loader(parent: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one with the same text if it can't be pickled."""
+    """Return the error, or a RuntimeError with the same text if the error can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -181,7 +182,7 @@ def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(fd: int, left: memoryview) -> None:
-    """EOFError if the other side is gone."""
+    """Fill a buffer from a pipe. Raises EOFError if the other side is gone."""
     while left:
         count = os.readv(fd, [left])
         if not count:

@@ -1,4 +1,4 @@
-"""The samples of each step, read ahead of it: in a thread, or in processes of their own."""
+"""Reads the samples of each step ahead of it, in a thread or in loader processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ray_workers.training.data.sampler import Batch, DistributedBatchSampler
 from ray_workers.training.devices import sent
 
 PIECES_AHEAD = 2
-"""Micro-batches that each loader process has to do or has done, if a step has not more."""
+"""Micro-batches that each loader process has read or will read, unless a step has more."""
 MOST_AHEAD = 64
-"""Micro-batches that wait to be computed, at most: each takes memory."""
+"""Limit of the micro-batches that wait to be computed, because each takes memory."""
 
 Piece = tuple[Tensor, Tensor]
 """(inputs, targets) of a micro-batch."""
@@ -32,17 +32,17 @@ class Share:
 
     batch: Batch
     micro_batches: list[Piece]
-    """In pieces of at most the micro-batch size."""
+    """The samples in pieces of at most the micro-batch size."""
 
     def counts(self, piece: int) -> bool:
-        """Whether a piece is no stand-in: ranks that compute together compute equally many, and a
-        rank with fewer samples repeats one of them."""
+        """Whether a piece counts. Ranks that compute together need the same number of pieces, so a
+        rank with fewer samples repeats one as a stand-in."""
         return piece < len(self.batch.indices)
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """A rank's work in one optimizer step: one share mostly."""
+    """A rank's work in one optimizer step, usually one share."""
 
     num_global: int
     """Samples of the global batch."""
@@ -50,7 +50,7 @@ class Feeding:
 
 
 class SharesOnDemand(Sequence[Share]):
-    """The shares of a global batch, each read when it is asked for."""
+    """The shares of a global batch, each of which is read when it is requested."""
 
     def __init__(self, batches: Sequence[Batch], read: Callable[[Batch], Share]) -> None:
         self._batches = batches
@@ -74,21 +74,21 @@ class Feed(Protocol):
     """A rank's work in each step."""
 
     def at(self, step: int) -> Feeding:
-        """The batch that begins with this step. Steps up to the last may be asked for in any
-        order; in a row is fastest."""
+        """Return the batch that begins with this step. Steps up to the last may be requested in any
+        order; consecutive steps are fastest."""
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Have the batch that begins with a step end with the step that `last_of` says."""
+        """Make the batch that begins with a step end with the step that `last_of` returns."""
 
     def close(self) -> None:
-        """End what runs beside the training."""
+        """End the threads and processes that read ahead."""
 
 
 class Prefetcher:
-    """A rank's shares of each global batch, by its first step.
+    """A rank's shares of each global batch, by the batch's first step.
 
-    Samples that are not in memory are read while the step before is computed: by a thread, or with
-    `loader_workers` by as many processes (see `Loader`).
+    A thread reads samples that are not in memory while the previous step is computed; with
+    `loader_workers`, this many processes read them (see `Loader`).
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Prefetcher:
         evenly: bool = False,
         on_demand: bool = False,
     ) -> None:
-        """evenly: every rank has equally many pieces, because they compute them together.
-        on_demand: which shares a rank computes is not known ahead, so nothing is read ahead."""
+        """evenly: every rank has the same number of pieces, because ranks compute them together.
+        on_demand: a rank does not know its shares in advance, so nothing is read ahead."""
         self._samples = samples
         self._evenly = evenly
         self._on_demand = on_demand
@@ -115,31 +115,31 @@ class Prefetcher:
         self._pool = self._new_pool()
         self._own = threading.local()
         self._loaders: list[Loader] = []
-        """One for each thread of the pool."""
+        """One loader for each thread of the pool."""
         self._planned: deque[tuple[int, list[Batch]]] = deque()
-        """The batches of which pieces are being read, by their first step."""
+        """The batches whose pieces are being read, by their first step."""
         self._reading: deque[Future[Piece]] = deque()
-        """In the order in which they will be computed."""
+        """The pieces in the order in which they will be computed."""
         self._begin(1)
 
     def at(self, step: int) -> Feeding:
-        """The batch that begins with this step. Steps up to the last may be asked for in any order;
-        in a row batches were read ahead."""
+        """Return the batch that begins with this step. Steps up to the last may be requested in any
+        order; batches of consecutive steps are read ahead."""
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
-        """Have the batch that begins with a step end with the step that `last_of` says."""
+        """Make the batch that begins with a step end with the step that `last_of` returns."""
         self._last_of = last_of
         self._begin(from_step)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
-        """Have the global batches from this step on cut by these parts; see
+        """Divide the global batches from this step on by these parts; see
         `DistributedBatchSampler.parts`."""
         self._batches.parts = parts
         self._begin(from_step)
 
     def close(self) -> None:
-        """End the reading ahead."""
+        """Stop reading ahead."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         while self._loaders:
@@ -152,13 +152,13 @@ class Prefetcher:
         return ThreadPoolExecutor(self._loader_workers or 1, "dray-feed")
 
     def _begin(self, step: int) -> None:
-        """Read from this step on. Reads of other steps are dropped."""
+        """Read from this step on, and drop reads of other steps."""
         self._planned.clear()
         self._reading.clear()
         self._plan = self._plan_from(step)
 
     def _plan_from(self, step: int) -> Iterator[Tensor]:
-        """The pieces of the batch that begins with this step and of all that follow, in order."""
+        """The pieces of the batch that begins with this step and of all later batches, in order."""
         while step <= self._last_step:
             last = self._last_of(step)
             batches = self._batches.at(step, last)
@@ -186,7 +186,7 @@ class Prefetcher:
         return Feeding(batches[0].num_global, shares)
 
     def _read_ahead(self, pool: Executor, ahead: int) -> None:
-        """Have so many pieces read or being read, if as many are left."""
+        """Keep `ahead` pieces read or being read, or all remaining pieces if they are fewer."""
         while len(self._reading) < ahead:
             at = next(self._plan, None)
             if at is None:
@@ -195,7 +195,7 @@ class Prefetcher:
             self._reading.append(pool.submit(read, at))
 
     def _load(self, at: Tensor) -> Piece:
-        """By the loader process of the thread that this runs in."""
+        """Read a piece by the loader process of the calling thread."""
         assert isinstance(self._samples, MemoryMappedSamples)
         loader = getattr(self._own, "loader", None)
         if loader is None:

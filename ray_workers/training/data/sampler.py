@@ -1,9 +1,9 @@
 """The samples of a rank at a step: pure functions of seed, step, rank and world size.
 
-An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
-steps; the last one of an epoch is as short as it comes out. A global batch has the samples of one
-step, or of several in a row where the document gives a range for it. Each global batch is cut
-into contiguous shares, one for each rank, or in an exact group as many at any world size. So the
+An epoch visits every sample once, in an order drawn from (seed, epoch). The order is divided into
+steps; the last step of an epoch may be shorter. A global batch has the samples of one step, or of
+several consecutive steps if the document gives a range for it. Each global batch is divided into
+contiguous shares: one for each rank, or in an exact group the same number at any world size. So the
 world size decides which rank computes a sample, and not which samples are computed.
 """
 
@@ -23,15 +23,15 @@ def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
 
 
 def samples_of(first: int, last: int, num_samples: int, samples_per_step: int) -> int:
-    """How many samples a batch of these steps has, which are of one epoch: the last step of an
-    epoch may have fewer than the others."""
+    """The number of samples in a batch of these steps, which belong to one epoch: the last step of
+    an epoch may have fewer than the others."""
     start = (first - 1) % steps_per_epoch(num_samples, samples_per_step) * samples_per_step
     return min((last - first + 1) * samples_per_step, num_samples - start)
 
 
 def position_after(step: int, steps_per_epoch: int, samples_per_step: int) -> dict[str, int]:
-    """Where the data continue after a step: so many `samples` of the epoch's order are used, at any
-    world size."""
+    """The position at which the data continue after a step: the number of `samples` of the epoch's
+    order that are used, at any world size."""
     epoch, step_in_epoch = divmod(step, steps_per_epoch)
     samples = step_in_epoch * samples_per_step
     return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
@@ -49,8 +49,8 @@ def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
-    """[start, stop) of a contiguous share as large as its part of 1 says, with one item at least
-    if there are enough."""
+    """[start, stop) of a contiguous share whose size is its part of 1; each share has at least one
+    item if there are enough."""
     least = min(num_items // len(parts), 1)
     free = num_items - least * len(parts)
     start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
@@ -62,24 +62,24 @@ class Batch:
     """One share of one global batch."""
 
     number: int
-    """Which of the shares: the rank, unless the group is exact."""
+    """Index of the share: the rank, unless the group is exact."""
     indices: Tensor
-    """int64; the samples to compute, never empty. Where there are more shares than samples, a share
-    repeats a neighbour's, because a collective waits for every rank."""
+    """The samples to compute: int64, never empty. If there are more shares than samples, a share
+    repeats its neighbour's, because a collective waits for every rank."""
     num_global: int
-    """Samples of the global batch."""
+    """Number of samples in the global batch."""
     is_empty: bool
-    """The samples are a neighbour's, and count for nothing."""
+    """Whether the samples are a neighbour's, and have no weight."""
 
     @property
     def weight(self) -> float:
-        """Of each of the samples in the mean over the global batch."""
+        """The weight of each of the samples in the mean over the global batch."""
         return 0.0 if self.is_empty else 1 / self.num_global
 
 
 class DistributedBatchSampler:
-    """A rank's shares of the global batches of a data set, by the numbers of their steps (1 is the
-    first). It has those of the numbers `shares`, of `num_shares` in all."""
+    """A rank's shares of the global batches of a data set, by step number (the first step is 1):
+    the shares with the indices `shares`, out of `num_shares`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DistributedBatchSampler:
         self._shares = shares
         self.num_shares = num_shares
         self.parts: Sequence[float] | None = None
-        """Of each share in a global batch; None for equal ones."""
+        """The part of each share in a global batch, which add up to 1; None for equal shares."""
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -105,8 +105,8 @@ class DistributedBatchSampler:
         return steps_per_epoch(self._num_samples, self._samples_per_step)
 
     def at(self, first: int, last: int) -> list[Batch]:
-        """The shares, in their order, of the batch with the samples of these steps, which are of
-        one epoch."""
+        """The rank's shares, in order, of the batch with the samples of these steps, which belong
+        to one epoch."""
         epoch, number = divmod(first - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = epoch_order(self._num_samples, self._seed, epoch)

@@ -1,10 +1,10 @@
-"""Cutting a process's connections to a group that it leaves.
+"""Shuts down a process's connections to a group that it leaves.
 
-A gloo operation fails at once when the connection that it waits on breaks, and waits on when it
-does not: of four ranks in a ring, the one across from the dead rank waits for a neighbour that has
-failed already. So a rank that leaves a group shuts its connections down, its neighbours fail and do
-the same, and the failure reaches every rank. Gloo offers no other way: its abort does not wake a
-rank that waits. NCCL's does.
+A gloo operation fails at once if the connection that it waits on breaks, and otherwise waits on: of
+four ranks in a ring, the rank across from the dead one waits for a neighbour that has failed
+already. So a rank that leaves a group shuts its connections down; its neighbours fail and do the
+same, until the failure reaches every rank. Gloo offers no other way: its abort does not wake a
+waiting rank. NCCL's does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Connections:
     def __init__(self) -> None:
         self._inodes: frozenset[str] = frozenset()
         self._before: frozenset[str] | None = None
-        """The sockets that there were when forming began, as long as it goes on."""
+        """The sockets that existed when forming began; None when no group is being formed."""
         self._numbers: dict[int, str] | None = None
-        """The names of the sockets by descriptor, once `sent_bytes` has asked for them."""
+        """The names of the sockets by descriptor, once `sent_bytes` has requested them."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
-        """Take note of the sockets that appear meanwhile; one thread forms groups."""
+        """Record the sockets that appear within this context; one thread forms groups."""
         self._before = before = frozenset(_sockets().values())
         try:
             yield
@@ -42,11 +42,11 @@ class Connections:
             self._before = self._numbers = None
 
     def cut(self, is_due: Callable[[], bool] = lambda: True) -> None:
-        """Shut the sockets down, also while the group is still being formed. Harmless to repeat,
-        and for sockets that gloo has closed by itself.
+        """Shut the sockets down, also while the group is still being formed. This may be repeated,
+        and is harmless for sockets that gloo has closed itself.
 
-        is_due: for a thread that does not form groups: asked when the sockets are listed, which
-        may be of the next group already.
+        is_due: for a thread that does not form groups: called once the sockets are listed, which
+        may belong to the next group already.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -54,16 +54,15 @@ class Connections:
         for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
-            # Gloo may close the number meanwhile, and another thread open it: compare our
-            # duplicate.
+            # Gloo may close the descriptor meanwhile, and a thread reopen it: check the duplicate.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                 if f"socket:[{os.fstat(ours.fileno()).st_ino}]" == inode and not _listens(ours):
                     ours.shutdown(socket.SHUT_RDWR)
 
     def sent_bytes(self) -> int | None:
         """Bytes that this process has sent to the others of its group, as the kernel counts them:
-        with the headers of messages, without those of packets or what was sent again. None where
-        the kernel does not count."""
+        with message headers, without packet headers and retransmissions. None if the kernel does
+        not count."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:
@@ -77,8 +76,8 @@ class Connections:
 
 
 def _sent_through(fd: int) -> int:
-    """Bytes sent through a TCP connection; 0 for other sockets, such as gloo's listener. Linux 4.19
-    and later (`tcpi_bytes_sent` and `tcpi_bytes_retrans` of linux/tcp.h)."""
+    """Bytes sent through a TCP connection; 0 for other sockets, such as gloo's listener. Needs
+    Linux 4.19 (`tcpi_bytes_sent` and `tcpi_bytes_retrans` in linux/tcp.h)."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -93,12 +92,12 @@ def _sent_through(fd: int) -> int:
 
 
 def _listens(sock: socket.socket) -> bool:
-    """Whether it is a listener: gloo ends the process when it can't accept any more."""
+    """Whether a socket is a listener: gloo ends the process when it can no longer accept."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets() -> dict[int, str]:
-    """The open sockets of this process: their names in /proc by descriptor."""
+    """The open sockets of this process: their names in /proc, by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Process groups that are held until the process ends. Needs no torch to be imported.
+"""Keeps process groups until the process ends. Needs no torch to be imported.
 
-The last reference to a gloo group joins its threads while holding the interpreter's lock, and one
-of those may be waiting for that lock to release a finished operation: such a rank had trained to
-its end and never exited.
+Releasing the last reference to a gloo group joins its threads while holding the interpreter's lock,
+and one of those threads may wait for that lock to release a finished operation. A rank deadlocked
+in this way after its training, and never exited.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from types import ModuleType
 from typing import Any
 
 kept: list[Any] = []
-"""The groups."""
+"""The process groups."""
 _MODULE = "torch.distributed"
 
 
 def keep_groups() -> None:
-    """From now on hold every group that this process makes: for scripts, also those that import
-    torch later."""
+    """Keep every group made from now on, also by a script that imports torch later."""
     if _MODULE in sys.modules:
         _wrap(sys.modules[_MODULE])
     else:
@@ -29,7 +28,7 @@ def keep_groups() -> None:
 
 
 class _WrappedOnImport:
-    """A finder of torch.distributed, whose functions are wrapped once it is imported."""
+    """A finder of torch.distributed that wraps its functions once it is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -51,7 +50,7 @@ class _WrappedOnImport:
 
 def _wrap(dist: ModuleType) -> None:
     for name in ("init_process_group", "new_group"):
-        if hasattr(dist, name):  # not where torch is built without it
+        if hasattr(dist, name):  # missing if torch is built without it
             keeping = _keeping(dist, getattr(dist, name))
             setattr(dist, name, keeping)
             setattr(dist.distributed_c10d, name, keeping)

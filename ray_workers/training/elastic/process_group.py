@@ -1,4 +1,4 @@
-"""Joining the other ranks, and the small collectives besides gradients."""
+"""Joins the other ranks, and has the small collectives besides gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ray_workers.training.elastic.kept_groups import kept
 T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
-"""Tensors travel together up to this size."""
+"""Tensors are sent together up to this size."""
 
 
 def keep_all() -> None:
-    """Treat every group that there is now as `join` does the world's."""
+    """Keep every group that exists now, and set its timeout, as `join` does for the world's."""
     for group in compat_torch.groups():
         compat_torch.set_timeout(group, OPERATION_LIMIT)
         kept.append(group)
@@ -29,10 +29,10 @@ def keep_all() -> None:
 def join(
     device: torch.device, store: compat_torch.Store, rank: int, world_size: int, timeout: timedelta
 ) -> None:
-    """Form the group with the ranks at `store`; `timeout` is for connecting to them.
+    """Form the group with the ranks at `store`; `timeout` applies to connecting.
 
-    Once formed, an operation has practically no limit: the supervisor, which watches the ranks,
-    knows better than a fixed time when one hangs.
+    Operations of the group have practically no limit: the supervisor, which watches the ranks,
+    detects a hang better than a fixed time would.
     """
     compat_torch.count_groups_from_zero()
     dist.init_process_group(
@@ -43,13 +43,13 @@ def join(
 
 
 def leave() -> None:
-    """End the group; every rank is done."""
+    """End the group, once every rank is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def abandon() -> None:
-    """Abandon a group that is broken, without a message to the others."""
+    """Abandon a broken group without a message to the others."""
     if not dist.is_initialized():
         return
     if dist.get_backend() != "gloo":
@@ -59,15 +59,15 @@ def abandon() -> None:
 
 
 def backend_of(device: torch.device) -> str:
-    """NCCL for CUDA, gloo for the CPU."""
+    """Return NCCL for CUDA, gloo for the CPU."""
     return str(dist.get_default_backend_for_device(device))
 
 
 def all_same(value: int, device: torch.device, world_size: int) -> bool:
-    """Whether every rank gave the same value; all learn the same answer."""
+    """Whether every rank passed the same value; all get the same answer."""
     if world_size == 1:
         return True
-    # The greatest value, and the greatest of the negatives, which is the least.
+    # The maximum, and the maximum of the negated values, which is the negated minimum.
     bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     greatest, least = bounds.tolist()
@@ -81,7 +81,7 @@ def add_up(total: Tensor, world_size: int) -> None:
 
 
 def gathered(value: T, world_size: int) -> list[T]:
-    """The values of all ranks, which can be pickled, by rank."""
+    """The values of all ranks, by rank. The values must be picklable."""
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size
@@ -90,13 +90,13 @@ def gathered(value: T, world_size: int) -> list[T]:
 
 
 def have_rank_0s(tensors: Sequence[Tensor]) -> None:
-    """Replace what the tensors hold by what they hold on rank 0."""
+    """Replace the content of the tensors by that on rank 0."""
     if tensors:
         compat_torch.broadcast_from_rank_0([t.detach() for t in tensors], BROADCAST_BYTES)
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:
-    """Return when every rank has called it."""
+    """Wait until every rank has called this."""
     came = torch.ones((), device=device)
     add_up(came, world_size)
     came.item()

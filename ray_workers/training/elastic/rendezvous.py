@@ -1,10 +1,10 @@
-"""The rounds of a rank's rendezvous: how it comes from a broken group into the next one.
+"""The rounds of a rank's rendezvous: how it gets from a broken group into the next one.
 
-The supervisor, which sees all ranks, decides which ones have a place in the next round, and
-announces it. Here a rank learns its place, cuts its connections to the old group, and meets the
-others at the store. Every change of a group takes this way: a peer that died, one that was killed
-because it hung, another world size. torchelastic calls the same a rendezvous; the number of a round
-is `generation` on the wire.
+The supervisor, which sees all ranks, decides which ranks join the next round, and announces it.
+Here a rank reads its assignment, cuts its connections to the old group, and meets the others at the
+store. Every change of a group works in this way: a peer died, was killed because it hung, or the
+world size changed. torchelastic uses the same term, rendezvous; the number of a round is
+`generation` on the wire.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-# The supervisor alone judges whether a round takes too long: it knows the pace of the machines, and
-# whether a rank died or is stopped. So these are above its limits on overloaded machines: those of
-# `supervision.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
+# Only the supervisor judges whether a round takes too long: it knows the speed of the machines, and
+# whether a rank died or is stopped. So these limits exceed its own limits on overloaded machines:
+# the limits in `supervision.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
 PLACE_LIMIT_S = 9000.0
-"""How long a rank waits for its place in the next round: slots may have to be found first, and data
-be read anew (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""
+"""Seconds that a rank waits for its assignment in the next round: slots may have to be found first,
+data read again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""
 MEETING_LIMIT_S = 5400.0
-"""How long the other ranks may take to come to the store: the slowest reads its data first
+"""Seconds that the other ranks may take to come to the store: the slowest reads its data first
 (`whole_limit_s`)."""
 FORMING_LIMIT_S = 5400.0
-"""How long connecting to ranks that are known to be there may take (`whole_limit_s`); less than a
-second on a machine at its usual pace."""
+"""Seconds that connecting to the ranks at the store may take (`whole_limit_s`); less than a second
+on a machine at its usual speed."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
-"""The pause between two looks, at most, while a rank of a script waits for the others' ends."""
+"""Longest pause between two looks while a rank of a script waits for the others to end."""
 WATCH_S = 0.25
 WATCH_TURNS = 2
-"""After so many looks at the announced round a rank's connections are cut. Mostly the rank finds
-out earlier by itself: between two steps, or because a neighbour has ended."""
+"""A rank's connections are cut after this many looks at the announced round. Usually the rank
+notices earlier by itself: between two steps, or because a neighbour has ended."""
 
 
 class GroupChanged(Exception):
-    """The rank is to leave its group for a place in the next one."""
+    """The rank must leave its group for its assignment in the next one."""
 
 
 class Spool:
-    """Where this process writes its reports: another spool for each rank that it becomes, because
-    the name of a spool says whose frames are in it."""
+    """The spool of this process's reports: another one for each rank that the process becomes,
+    because the name of a spool contains the rank whose frames are in it."""
 
     def __init__(self, path: Path, rank: int | None) -> None:
         self._path = path
@@ -70,13 +70,13 @@ class Spool:
             self._rank = place.rank
             key = spool_key(place.rank, place.generation, "metrics")
             directory = self._path.with_name(key)
-            if known(self._path) != EVERYTHING:  # the service's cursors are counted here
+            if known(self._path) != EVERYTHING:  # the service's cursors are recorded here
                 begin_count(directory)
             os.environ["DRAY_SPOOL_DIR"] = str(directory)
 
 
 class RendezvousHandler:
-    """Takes a rank from round to round."""
+    """Leads a rank from round to round."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self.place = RankAssignment(task.generation, task.rank, task.world_size, None)
@@ -87,7 +87,7 @@ class RendezvousHandler:
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
-        """Of this round."""
+        """The store of this round."""
         self._is_without_group = False
         self._address = (task.master_addr, task.master_port)
 
@@ -96,9 +96,9 @@ class RendezvousHandler:
         return self.place.world_size == 1
 
     def join(self, enter: Callable[[], None]) -> None:
-        """Form the group of this round; GroupChanged if a newer one is announced first.
+        """Form the group of this round. Raises GroupChanged if a newer one is announced first.
 
-        enter: forms the smaller groups within it, whose connections are cut with its own.
+        enter: forms the smaller groups within it, whose connections are cut together with its own.
         """
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
@@ -112,9 +112,9 @@ class RendezvousHandler:
             enter()
 
     def meet_without_group(self) -> Store:
-        """Take a place without a process group, where ranks are connected in another way; the
-        attempt's store, in which they find each other. Later rounds concern only the ranks that are
-        new in them."""
+        """Get an assignment without a process group, for ranks that are connected in another way;
+        return the attempt's store, in which they find each other. Later rounds concern only the
+        ranks that are new in them."""
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
             self._take_place(PLACE_LIMIT_S)
@@ -124,8 +124,8 @@ class RendezvousHandler:
 
     def _form(self) -> None:
         """Meet the others and connect to them. An error here comes from the store or a peer, never
-        from the training code, so it is raised as DistStoreError unless it is GroupChanged or has a
-        cause of its own."""
+        from the training code, so it is raised as DistStoreError unless it is GroupChanged or has
+        another cause."""
         try:
             store = self._meet()
             use = TimeCategory.RECOVERING if self.place.generation else TimeCategory.STARTING
@@ -144,8 +144,8 @@ class RendezvousHandler:
             raise dist.DistStoreError(f"the group could not be formed: {error}") from error
 
     def _watch(self) -> None:
-        """Cut this rank's connections when another round is announced, also while it waits for a
-        peer that is silent, whose connections are whole, or that died before it had connected."""
+        """Cut this rank's connections when another round is announced, even while it waits for a
+        silent peer whose connections are intact, or for a peer that died before connecting."""
         if not self._prefix or self._watcher is not None:
             return
 
@@ -164,8 +164,8 @@ class RendezvousHandler:
         self._watcher.start()
 
     def _meet(self) -> Store:
-        """Wait at the store until all ranks of this round are there."""
-        # Each round has its own connection: cutting it wakes a rank that waits at the store.
+        """Wait at the store until all ranks of this round have come."""
+        # Each round has its own connection: cutting the connection wakes a rank that waits for it.
         whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
             self.place.generation,
@@ -174,17 +174,17 @@ class RendezvousHandler:
         )
         self._store = store = PrefixStore(f"generation-{generation}", whole)
         store.set(f"here-{rank}", "1")
-        everybody = [f"here-{other}" for other in range(world_size)]
-        self._wait(lambda: store.check(everybody), MEETING_LIMIT_S, "the other ranks to come")
+        keys = [f"here-{other}" for other in range(world_size)]
+        self._wait(lambda: store.check(keys), MEETING_LIMIT_S, "the other ranks to come")
         return store
 
     def check(self) -> None:
-        """Between two steps: GroupChanged if another round is announced."""
+        """Raise GroupChanged if another round is announced. To be called between two steps."""
         if not self._is_without_group and self._page.wanted > self.place.generation:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only says that the group is broken, so that another round may follow."""
+        """Whether an error only means that the group is broken, and another round may follow."""
         if isinstance(error, GroupChanged):
             return True
         if isinstance(error, PartsLostError) or self._device.type != "cpu":
@@ -192,9 +192,9 @@ class RendezvousHandler:
         return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
 
     def follow(self, error: BaseException) -> None:
-        """Leave the broken group and take a place in the next round.
+        """Leave the broken group, and join the next round.
 
-        Raises `error` again if there is no place in time.
+        Raises `error` again if no assignment comes in time.
         """
         self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
         self._connections.cut()
@@ -213,28 +213,28 @@ class RendezvousHandler:
 
     def sent_bytes(self) -> int | None:
         """Bytes that this rank has sent to the others in this round; None on GPUs, where the kernel
-        sees little or nothing of NCCL's traffic."""
+        sees little or none of NCCL's traffic."""
         if self.is_alone or self._device.type != "cpu":
             return None
         return self._connections.sent_bytes()
 
     def finish(self) -> None:
-        """Return once all ranks of this round have called this. It is no collective, so that a
-        rank which comes here too early upsets no operation of the others. GroupChanged if another
+        """Wait until all ranks of this round have called this. This is no collective, so a rank
+        that calls it too early disturbs no operation of the others. Raises GroupChanged if another
         round is announced first."""
         if self.is_alone:
             return
         assert self._store is not None
         self._store.set(f"finished-{self.place.rank}", "1")
-        everybody = [f"finished-{rank}" for rank in range(self.place.world_size)]
+        keys = [f"finished-{rank}" for rank in range(self.place.world_size)]
         pause_s = LOOK_S
-        while not self._store.check(everybody):
+        while not self._store.check(keys):
             self.check()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, FINISH_LOOK_S)
 
     def leave(self) -> None:
-        """End the group: the training is over on all ranks."""
+        """End the group after the training has ended on all ranks."""
         process_group.leave()
 
     def _wait(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:

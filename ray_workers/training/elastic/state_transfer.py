@@ -1,8 +1,8 @@
-"""Handing the state of a replica to the ranks that lack it.
+"""Transfers the state of a replica to the ranks that lack it.
 
-After a fault the ranks of a group may stand a step apart: an all-reduce can have ended on some of
-them and not on others, and a replacement knows nothing. The furthest rank is right, since replicas
-that have done the same step are equal to the bit; the others take its state over.
+After a fault the ranks of a group may differ by one step: an all-reduce can have ended on some of
+them and not on others, and a replacement has no state. The state of the furthest rank is correct,
+because replicas that have done the same step are bitwise equal; the others receive it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from dray.train.prepared.copies import changed, leaves
 
 FLAT_BYTES = 16 << 20
-"""Smaller tensors travel together, up to about so many bytes at once."""
+"""Smaller tensors are sent together, up to about this many bytes at once."""
 Group = dist.ProcessGroup | None
 """None for the world."""
 
 
 def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
-    """The number of each rank, in their order. A collective."""
+    """Return the number of each rank, by rank. A collective."""
     if world_size == 1:
         return [number]
     mine = torch.tensor([number], dtype=torch.int64, device=device)
@@ -33,7 +33,7 @@ def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
 
 
 def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
-    """(the furthest progress, the lowest rank that has it, whether all have it). A collective."""
+    """Return (furthest progress, lowest rank that has it, whether all have it). A collective."""
     all_progress = everyones(progress, device, world_size)
     best = max(all_progress)
     return best, all_progress.index(best), all(one == best for one in all_progress)
@@ -46,10 +46,10 @@ def broadcast(
     device: torch.device,
     group: Group = None,
 ) -> dict[str, Any] | None:
-    """The source's state on every other rank of the group, on `device`; None on the source. A
-    collective of the group, of which `source` and `rank` are ranks of the world.
+    """Broadcast the source's state, and return it, on `device`, on every other rank of the group;
+    return None on the source. A collective of the group, with `source` and `rank` of the world.
 
-    `state` is called on the source only: nested mappings, lists and tuples of tensors and of plain
+    `state` is called only on the source: nested mappings, lists and tuples of tensors and plain
     values.
     """
     tensors: list[Tensor] = []
@@ -72,11 +72,11 @@ def broadcast(
 def gather(
     state: Callable[[], Mapping[str, Any]], device: torch.device, group: Group = None
 ) -> list[dict[str, Any]]:
-    """On the first rank of a group the states of the others, in their order; elsewhere nothing. A
-    collective of the group.
+    """Return the states of the other ranks, in order, on the first rank of a group; an empty list
+    elsewhere. A collective of the group.
 
-    The states come into the host's memory: together they may be more than a GPU holds. `state` is
-    called on each rank but the first, and is as for `broadcast`.
+    The states are received in the host's memory: together they may exceed a GPU's. `state` is
+    called on each rank but the first, and has the same form as for `broadcast`.
     """
     first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
     if others and dist.get_rank() != first:
@@ -102,7 +102,7 @@ def _received(source: int, device: torch.device) -> dict[str, Any]:
 
 
 class _Place:
-    """Where a tensor stands in the outline of a state."""
+    """The outline of a tensor in a state."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -110,7 +110,7 @@ class _Place:
 
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:
-    """The value with a `_Place` for each tensor; these are appended to `tensors`, in order."""
+    """Replace each tensor in the value by a `_Place`, and append it to `tensors`, in order."""
 
     def place_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
@@ -122,7 +122,7 @@ def _outlined(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _places(value: Any) -> list[_Place]:
-    """Of an outline, in order."""
+    """The tensors' places in an outline, in order."""
     return [one for one in leaves(value) if isinstance(one, _Place)]
 
 
@@ -131,7 +131,7 @@ def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Runs of tensors to be sent at once: small ones of one type together, large ones alone."""
+    """Group tensors that are sent at once: small ones of one type together, large ones alone."""
     pieces: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The rendezvous store of one attempt, in a process of its own so that it outlives any rank."""
+"""The rendezvous store of one attempt, in its own process so that it outlives any rank."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SECRET_BYTES = 32
 
 
 def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
-    """Serve a store to those who connect to `listener`; it connects to itself by address and port.
+    """Serve a store at `listener`, and connect to it by address and port.
 
-    torch asks that a listener which it did not make be bound to that port.
+    torch requires that a listener which it did not make be bound to that port.
     """
     from ray_workers.training.core.compat_torch import TCPStore
 
-    # Not on libuv: it changes what it watches by way of io_uring, and can lose a socket that takes
-    # the number of one that was just closed. Seen as a request that was never read, after ranks
-    # had been killed.
+    # Without libuv: it changes the set of watched descriptors through io_uring, and can lose a
+    # socket that reuses the number of a socket just closed. This happened after ranks had been
+    # killed: a request was never read.
     return TCPStore(
         address,
         port,
@@ -44,28 +44,28 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
 
 
 def loopback_store() -> TCPStore:
-    """Serve a store without a secret at a free port of loopback: for measuring and for tests."""
+    """Serve a store without a secret at a free port of loopback, for measurements and tests."""
     listener = socket.create_server(("127.0.0.1", 0))
     return new_store(listener, "127.0.0.1", listener.getsockname()[1])
 
 
 def serve(address: str, temp_dir: Path) -> int:
-    """Serve a store behind a `StoreProxy` at this address of the node, and stay until killed.
+    """Serve a store behind a `StoreProxy` at this address of the node until killed.
 
     temp_dir: the attempt's folder for temporary files.
 
-    Prints the proxy's port and its secret in hexadecimal digits, or else why it can't.
+    Prints the proxy's port and its secret in hexadecimal digits, or an error.
     """
-    # torch warns of each connection that it is none of TCP, and nobody reads what this prints.
+    # torch warns that each connection is not a TCP connection, and no process reads the warnings.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         asyncio.run(_serve(address, temp_dir))
     except Exception as error:
-        _say(f"{type(error).__name__}: {error}")
+        _print_line(f"{type(error).__name__}: {error}")
     return 1
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -79,13 +79,13 @@ async def _serve(address: str, temp_dir: Path) -> None:
     server = await proxy.listen(outer)
     store = await asyncio.to_thread(new_store, inner, address, port)
     proxy.is_open = True
-    _say(f"{port} {secret.hex()}")
+    _print_line(f"{port} {secret.hex()}")
     await server.serve_forever()
-    del store  # it is served as long as it is held
+    del store  # serves for as long as it is referenced
 
 
 def _outer_listener(address: str) -> socket.socket:
-    """At a free port of the address whose number can be the name of a file."""
+    """Listen at a free port whose number, as two bytes, is a valid file name."""
     while True:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
@@ -95,10 +95,11 @@ def _outer_listener(address: str) -> socket.socket:
 
 
 def _inner_listener(port: int, temp_dir: Path) -> tuple[socket.socket, str]:
-    """A Unix socket that this process alone can connect to, and its path.
+    """Return a Unix socket that only this process can connect to, and its path.
 
-    The file is gone at once; what is left is a descriptor of it. torch reads the port of a listener
-    where an IPv6 address has it, which in that of a Unix socket is the first two bytes of its path.
+    The file is deleted at once, and only a descriptor of it remains. torch reads the port of a
+    listener from the bytes at which an IPv6 address has it; in the address of a Unix socket these
+    are the first two bytes of its path.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

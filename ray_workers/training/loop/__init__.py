@@ -1,1 +1,1 @@
-"""The training loop of one rank of a recipe, and what it measures and reports."""
+"""The training loop of one rank of a recipe, and its measurements and reports."""

@@ -1,4 +1,4 @@
-"""Measuring a model on the validation samples of each client of a federated job."""
+"""Evaluates a model on the validation samples of each client of a federated job."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ray_workers.training.parallel.strategy import Numbers
 ClientBatch = list[tuple[int, Tensor]]
 """Clients, each with the numbers of some of its samples."""
 SAMPLES_AT_ONCE = 256
-"""Clients are measured together up to about so many samples."""
+"""Clients are evaluated together up to about this many samples."""
 
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
-    """The evaluation of a job of this kind."""
+    """Return the evaluation for a job of this kind."""
     kind = Evaluation if strategy.clients is None else ClientEvaluation
     parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
     return kind(*parts, moved=given.page.move)
 
 
 class ClientEvaluation(Evaluation):
-    """Besides `val/loss` and the recipe's metrics, which are over all samples and so weigh clients
-    by theirs, the mean of the worst tenth of the clients: `val/worst_tenth_loss`, and for
-    classification `val/worst_tenth_accuracy`.
+    """Adds the mean over the worst tenth of the clients to `val/loss` and the recipe's metrics, in
+    which each sample counts equally: `val/worst_tenth_loss`, and for classification
+    `val/worst_tenth_accuracy`.
 
-    A client is measured by one rank, with the same clients in its batch on any number of ranks.
+    One rank evaluates a client, with the same clients in its batch at any number of ranks.
     """
 
     def take(self, part: DataPart, world_size: int) -> None:
@@ -47,8 +47,8 @@ class ClientEvaluation(Evaluation):
         self._own = [batch for group in own for batch in _batches(group, clients)]
 
     def measure(self) -> dict[str, float]:
-        # (clients, 2): the sum of the losses, and how many are right. Of each client a single rank
-        # has more than zeros, so the sum over the ranks is exact.
+        # (clients, 2): the sum of the losses, and the number of correct predictions. Only one rank
+        # has values other than zero for a client, so the sum over the ranks is exact.
         found = torch.zeros(len(self._sizes), 2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for batch in self._own:
@@ -66,7 +66,7 @@ class ClientEvaluation(Evaluation):
         return measured | self._measured_metrics()
 
     def _measure_batch(self, batch: ClientBatch, found: Tensor) -> None:
-        """Add the losses of the samples, and how many are right, to their clients' lines."""
+        """Add the losses of the samples, and the correct predictions, to their clients' rows."""
         self._moved()
         inputs, targets = self._samples.take(torch.cat([numbers for _, numbers in batch]))
         with self._autocast():
@@ -83,7 +83,7 @@ class ClientEvaluation(Evaluation):
 
 
 def _together(clients: Sequence[int], numbers: Sequence[Numbers]) -> list[list[int]]:
-    """Runs of clients to be measured at once; one with many samples is by itself."""
+    """Group clients that are evaluated at once; a client with many samples has its own group."""
     groups: list[list[int]] = []
     size = 0
     for at in clients:
@@ -104,6 +104,6 @@ def _batches(group: Sequence[int], numbers: Sequence[Numbers]) -> list[ClientBat
 
 
 def _worst_tenth(values: Tensor) -> float:
-    """The mean of the least tenth, of one value at least."""
+    """The mean of the lowest tenth of the values, at least one value."""
     count = math.ceil(len(values) / 10)
     return float(values.sort().values[:count].mean())

@@ -1,4 +1,4 @@
-"""The price that a rank pays for keeping in step: the same figures for every kind of `sync`."""
+"""The communication cost that a rank has by keeping in step: the same metrics for each `sync`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ VALUE_BYTES = 4
 
 
 class CommMetrics:
-    """Gives, of each step:
+    """Returns for each step:
 
-    - `perf/sent_bytes`, that this rank has sent to others, as the kernel counts them;
-    - `perf/compression`, how many times as many bytes a ring all-reduce of the whole gradient in
-      fp32 sends;
-    - `perf/compute_time_s`, how long this rank computed a share of the batch until it had to do
-      with others. Ranks differ in it as they differ in speed, whoever waits for whom.
+    - `perf/sent_bytes`, the bytes that this rank sent to others, as the kernel counts them;
+    - `perf/compression`, the bytes that a ring all-reduce of the whole gradient in fp32 would send,
+      divided by the bytes sent;
+    - `perf/compute_time_s`, the seconds for which this rank computed a share of the batch until it
+      had to communicate. It differs between ranks by their speed, regardless of which rank waits.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:
-        """num_elements: of the gradient. times_compute: the time of a call is that of its
-        computing, as it is not on a GPU."""
+        """num_elements: size of the gradient. times_compute: whether the time of a call is the time
+        of its computation, which is not so on a GPU."""
         self._num_elements = num_elements
         self._times_compute = times_compute
         self._count: Callable[[], int | None] = lambda: None
@@ -32,11 +32,11 @@ class CommMetrics:
         self._before: int | None = None
         self._shares_s: list[float] = []
         self._sent = self._num_steps = 0
-        """In how many steps how many bytes were sent since the last evaluation."""
+        """Bytes sent since the last evaluation, and the number of steps in which they were sent."""
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
-        """Take the bytes that were sent since the group was formed from `count` from now on; None
-        where they are not counted."""
+        """Get the bytes that were sent since the group was formed from `count` from now on, which
+        returns None if they are not counted."""
         self._count, self._world_size = count, world_size
 
     def begin_step(self) -> None:
@@ -44,12 +44,12 @@ class CommMetrics:
         self._shares_s.clear()
 
     def computed(self, seconds: float) -> None:
-        """A share took so long until the rank had to do with others."""
+        """Record the seconds that a share was computed until the rank had to communicate."""
         if self._times_compute:
             self._shares_s.append(seconds)
 
     def of_step(self) -> dict[str, float]:
-        """The metrics of the step that has just ended; without what was not counted."""
+        """The metrics of the step that has just ended, without metrics that were not counted."""
         found: dict[str, float] = {}
         if self._shares_s:
             found[COMPUTE_TIME] = sum(self._shares_s) / len(self._shares_s)
@@ -65,8 +65,8 @@ class CommMetrics:
         return found
 
     def of_all(self, device: torch.device, world_size: int) -> dict[str, float]:
-        """The metrics of an evaluation. A collective, unless bytes are not counted. world_size: of
-        the group that evaluates; without another rank in it there are no metrics."""
+        """The metrics of an evaluation. A collective, unless bytes are not counted. world_size:
+        size of the group that evaluates; a group of one rank has no metrics."""
         if world_size == 1 or self._count() is None:
             return {}
         sent = torch.tensor([self._sent], dtype=torch.float64, device=device)

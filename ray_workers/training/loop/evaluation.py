@@ -1,4 +1,4 @@
-"""Measuring a model on the validation split, each rank its share."""
+"""Evaluates a model on the validation split; each rank evaluates its share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.training.parallel import DataPart, Strategy
 
 
 class Evaluation:
-    """Measures one workload's models, time after time."""
+    """Evaluates the models of one workload repeatedly."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Evaluation:
         options: spec.Train,
         moved: Callable[[], None],
     ) -> None:
-        """moved: called before each batch, so that a long evaluation is not taken for a hang."""
+        """moved: called before each batch, so that a long evaluation is not mistaken for a hang."""
         self._strategy = strategy
         self._samples: InMemorySamples | MemoryMappedSamples = on_device(
             workload.validation, device
@@ -42,7 +42,7 @@ class Evaluation:
         self.take(DataPart(range(1), 1), 1)
 
     def take(self, part: DataPart, world_size: int) -> None:
-        """Measure this part of the samples from now on, and forget an evaluation that broke off."""
+        """Evaluate this part of the samples from now on, and discard an interrupted evaluation."""
         self._part = part
         self._world_size = world_size
         share = -(-self._options.global_batch_size // part.num_shares)
@@ -50,11 +50,11 @@ class Evaluation:
         self._metrics = self._fresh_metrics().to(self._device)
 
     def measure(self) -> dict[str, float]:
-        """`val/loss` and the recipe's metrics over all ranks' shares, the same on every rank.
+        """Return `val/loss` and the recipe's metrics over all ranks' shares, equal on every rank.
 
         A collective: all ranks call it together.
         """
-        # By shares, so that their sum does not depend on which rank measured which.
+        # One sum for each share, so that the total does not depend on which rank evaluated a share.
         losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for number in self._part.shares:
@@ -63,36 +63,36 @@ class Evaluation:
         return {"val/loss": losses.sum().item() / len(self._samples)} | self._measured_metrics()
 
     def _measured_metrics(self) -> dict[str, float]:
-        """The recipe's metrics over what all ranks have given them, which they forget. A
+        """Compute the recipe's metrics over the updates of all ranks, and reset them. A
         collective."""
         with warnings.catch_warnings():
-            # Ranks without outputs of their own have nothing to update them with.
+            # Ranks without outputs have not updated the metrics.
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             measured = self._metrics.compute()
         self._metrics.reset()
         return {f"val/{name}": float(value) for name, value in measured.items()}
 
     def _measure_share(self, number: int) -> torch.Tensor:
-        """Have the metrics take the samples of a share; the sum of their losses."""
+        """Update the metrics with the samples of a share, and return the sum of the losses."""
         num_shares = self._part.num_shares
         start, stop = share(len(self._samples), number, num_shares)
         counts = stop > start
-        # A rank without samples computes one that counts for nothing: those that hold a model
-        # together compute together.
+        # A rank without samples computes one without weight: ranks that have a model together must
+        # compute together.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         batches = torch.split(numbers, self._batch_size)
         for at in batches:
             loss += self._take_batch(at, len(at) if counts else 0)
-        # Ranks that hold a model together compute equally often.
+        # Ranks that have a model together must compute the same number of batches.
         largest = -(-len(self._samples) // num_shares)
         for _ in range(-(-largest // self._batch_size) - len(batches)):
             self._take_batch(numbers[:1], 0)
         return loss
 
     def _take_batch(self, at: torch.Tensor, count: int) -> torch.Tensor:
-        """Have the metrics take the first `count` of some samples, if there are any: most metrics
-        can't take none. The sum of their losses."""
+        """Update the metrics with the first `count` of some samples, unless `count` is 0: most
+        metrics do not support an empty batch. Return the sum of the losses."""
         self._moved()
         inputs, targets = self._strategy.narrowed(self._samples.take(at))
         with self._autocast():

@@ -1,4 +1,4 @@
-"""Records some steps, and what their time was used for."""
+"""Profiles some steps, and summarises the use of their time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ Span = tuple[float, float]
 
 
 class Profiler:
-    """Records the steps that a document asks for, on the ranks that it names; none without
-    options."""
+    """Profiles the steps and ranks that a document selects; none without options."""
 
     def __init__(self, options: spec.Profile | None, device: torch.device) -> None:
         self.rank = 0
@@ -42,15 +41,15 @@ class Profiler:
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
         self._parts: list[Any] = []
-        """The open ranges of a step that is recorded: the step, and within it the wait for data."""
+        """The open ranges of a step that is profiled: the step, and within it the wait for data."""
         self._began_with = 0
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """The step begins; its data are loaded next."""
+        """Begin a step, whose data are loaded next."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
-        self._wait_for_device()  # what is still to be done belongs to the step before
+        self._wait_for_device()  # unfinished operations belong to the previous step
         if self._profile is None:
             self._profile = profile(activities=self._activities)
             self._profile.start()
@@ -68,10 +67,10 @@ class Profiler:
             self._end_part()
 
     def end_step(self, step: int) -> None:
-        """The step ends; the last one stores the artifacts."""
+        """End a step; the last one stores the artifacts."""
         if not self._parts:
             return
-        self._wait_for_device()  # what was launched belongs to the step
+        self._wait_for_device()  # launched operations belong to this step
         self._end_part()
         if step >= self._last:
             self._leave(step)
@@ -83,14 +82,14 @@ class Profiler:
         self._parts.pop().__exit__(None, None, None)
 
     def break_off(self) -> None:
-        """Drop what was recorded: the group broke."""
+        """Discard the profile, because the group broke."""
         if self._profile is not None:
             self._profile.stop()
         self._profile = None
         self._parts.clear()
 
     def finish(self, steps_done: int) -> None:
-        """Store what was recorded at the end of training, or log that the steps never came."""
+        """Store the profile at the end of training, or log that its steps were never reached."""
         if self._profile is not None:
             self._leave(steps_done)
         elif self._is_wanted and not self._is_done:
@@ -100,7 +99,7 @@ class Profiler:
             )
 
     def _leave(self, step: int) -> None:
-        """Store the artifacts of the steps up to this one."""
+        """Stop profiling, and store the artifacts of the steps up to this one."""
         self._profile.stop()
         self._save(step)
         self._profile, self._is_done = None, True
@@ -129,12 +128,12 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of the recorded steps by their use, from a trace's events. Time between two steps,
-    such as an evaluation, does not count.
+    """Sum the seconds of the profiled steps by their use, from the events of a trace. Time between
+    two steps, such as an evaluation, does not count.
 
-    `overlap_s` counts in both compute and communication; `other_s` is the rest of `wall_s`:
-    Python, launches, and waiting for ranks that are behind. Computing during the wait for data,
-    such as putting a batch together, counts as that wait alone.
+    `overlap_s` counts as both compute and communication; `other_s` is the rest of `wall_s`: Python,
+    launches, and waiting for slower ranks. Computation during the wait for data, such as assembling
+    a batch, counts only as that wait.
     """
     spans: dict[str, list[Span]] = {"step": [], "data": [], "compute": [], "communication": []}
     has_gpu = False
@@ -146,7 +145,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             continue
         if kind == "gpu compute" and not has_gpu:
             has_gpu = True
-            spans["compute"].clear()  # the processor's part is to launch, then
+            spans["compute"].clear()  # with a GPU, the CPU only launches
         if kind == "compute" and has_gpu:
             continue
         begin = float(event["ts"])
@@ -168,7 +167,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _kind(category: str, name: str) -> str | None:
-    """The kind of time that a trace's event counts as; None for none."""
+    """The kind of time that an event of a trace counts as; None if it does not count."""
     if name in (STEP, DATA):
         return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -179,7 +178,7 @@ def _kind(category: str, name: str) -> str | None:
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
-    """The same times in spans that do not touch, in order."""
+    """Merge spans into disjoint ones that cover the same time, in order."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -190,12 +189,12 @@ def union(spans: Sequence[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Of spans that do not overlap."""
+    """The total length of disjoint spans."""
     return sum(end - begin for begin, end in spans)
 
 
 def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The times that are in both; of spans that do not touch, in order."""
+    """The time that both have in common. Both are disjoint spans in order, as is the result."""
     found = []
     at = 0
     for begin, end in ours:
@@ -209,16 +208,16 @@ def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
 
 
 def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The times that are in ours alone; of spans that do not touch, in order."""
+    """The time in `ours` and not in `theirs`, which are disjoint spans in order."""
     edges = [-math.inf, *(edge for span in theirs for edge in span), math.inf]
     return common(ours, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
-    """The operators that took most time by themselves, on a GPU where there is one.
+    """The operators that took the most time themselves, on the GPU if the process has one.
 
-    torch's list has kernels as well, whose time is in that of the operators that launched them, and
-    ranges that somebody named; both are left out.
+    torch's list also has kernels, whose time is included in that of the operators that launched
+    them, and ranges that the program named; both are left out.
     """
     found = [
         {
@@ -235,12 +234,12 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _is_operator(average: Any) -> bool:
-    # gloo names a range for each of its operations, and has no operator besides.
+    # gloo records a named range for each of its operations, and no operator.
     return average.key.startswith("gloo:") or not average.is_user_annotation
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The summary for people."""
+    """Format the summary as text."""
     first, last = summary["steps"]
     wall_s = summary["wall_s"]
     lines = [f"steps {first} to {last}: {wall_s * 1e3 / (last - first + 1):.2f} ms each", ""]

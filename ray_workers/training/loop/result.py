@@ -1,4 +1,4 @@
-"""The result of a training, and the log's lines of an evaluation and an early end."""
+"""The result of a training, and the log lines of an evaluation and an early end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def store(
 ) -> None:
     """Store the recipe's result files as artifacts of the job.
 
-    Where the storage has no room, waits for it; `waiting` is called meanwhile, so that the wait is
-    not taken for a hang.
+    If the storage is full, wait for free space; `waiting` is called meanwhile, so that the wait is
+    not mistaken for a hang.
     """
 
     def write() -> None:
@@ -39,7 +39,7 @@ def store(
 
 
 def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
-    """Log and report that the job ends after `step`, which is its last now."""
+    """Log and report that the job ends after `step`, which is its last step now."""
     rule = options.early_stopping
     assert rule is not None
     job_log.log(
@@ -50,16 +50,16 @@ def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
 
 
 def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
-    """Say so if the job ends after this round because another would spend too much privacy."""
+    """Log it if the job ends after this round because another would exceed the privacy budget."""
     if options is None or options.privacy is None or step >= options.rounds:
         return
     job_log.log(
-        f"ended after round {step} of {options.rounds}: the next one would spend more than "
+        f"ended after round {step} of {options.rounds}: the next round would spend more than "
         f"federated.privacy.epsilon, which is {options.privacy.epsilon:g}"
     )
 
 
 def of_evaluation(calendar: Calendar, step: int, metrics: Mapping[str, float]) -> str:
-    """The line of an evaluation in the job's log."""
+    """The line in the job's log for an evaluation."""
     figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items()))
     return f"epoch {calendar.epoch_of(step)}, step {step} of {calendar.total_steps}: {figures}"

@@ -13,9 +13,9 @@ from ray_workers.training.loop.trainer import Trainer
 
 
 def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) -> None:
-    """Train the workload as the document says, in every group that this rank is in.
+    """Train the workload as the document specifies, in every group that this rank joins.
 
-    Preempted if the rank was asked to leave, and did.
+    Raises Preempted if the rank was asked to leave, and left.
     """
     if task.rank == 0 and task.incarnation == 0:
         for line in workload.about:
@@ -26,11 +26,11 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
 
 
 def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
-    """Train one rank to the end of its job, through every group that it is in.
+    """Train one rank to the end of its job, in every group that it joins.
 
-    A group breaks when a rank of it dies or hangs, or when its size is to change. The ranks
-    that stay leave it as if the step that they were in had not begun, and meet in the next round of
-    the rendezvous with the state that they have. Preempted if the rank was asked to leave.
+    A group breaks when one of its ranks dies or hangs, or when its size is to change. The other
+    ranks leave it, discard the step that they were in, and meet with the rest of their state in the
+    next round of the rendezvous. Raises Preempted if the rank was asked to leave, and left.
     """
     try:
         while True:
@@ -40,14 +40,14 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
-                            rendezvous.check()  # GroupChanged if the next round is announced
+                            rendezvous.check()  # raises GroupChanged if a round is announced
                             batch = trainer.load_batch(step)
                             for turn in trainer.turns(step, batch):
                                 loss = trainer.forward_backward(step, turn)
                                 grad_norm = trainer.update(step)
                             trainer.report(step, batch, loss, grad_norm)
                             trainer.commit(step)
-                        if not trainer.progress.is_settled:  # also where a group broke after it
+                        if not trainer.progress.is_settled:  # also if a group broke after the step
                             if trainer.evaluates_after(step):
                                 trainer.evaluate(step)
                             if trainer.saves_after(step):

@@ -1,5 +1,5 @@
-"""Reports the figures of each step without making it slower, and those that a dead rank 0 had
-committed but not yet reported."""
+"""Reports the figures of each step without slowing it down, and the figures of steps that a dead
+rank 0 had committed but not reported."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ray_workers.training.core.divergence import Divergence
 from ray_workers.training.devices import is_gpu, module_of
 
 FLUSH_S = 0.05
-"""Most seconds that a step's figures wait to be written while steps go on. A frame written in
-the midst of a step finds its code and data out of the CPU's caches and costs three times what it
-costs in a row of others."""
+"""Limit of the seconds that a step's figures wait to be written while training continues. A frame
+that is written in the middle of a step finds its code and data evicted from the CPU's caches, and
+takes three times as long as in a sequence of frames."""
 
 
 Event = Any
-"""A GPU's own kind, such as `torch.cuda.Event`."""
+"""A GPU event, such as `torch.cuda.Event`."""
 
 
 class StepFigures(NamedTuple):
@@ -35,24 +35,24 @@ class StepFigures(NamedTuple):
     step: int
     epoch: int
     num_samples: int
-    """Of the global batch."""
+    """Number of samples in the global batch."""
     lr: float
     data_wait_s: float
     loss: Tensor
-    """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
+    """Mean over the global batch: a scalar on the device, valid until the next backward pass."""
     grad_norm: Tensor
-    """Before clipping."""
+    """The gradient norm before clipping."""
     more: Mapping[str, float] = MappingProxyType({})
-    """Further metrics of the step."""
+    """Additional metrics of the step."""
 
 
 class StepReporter:
-    """Reports every step: rank 0 the global figures, the others only their own times. Each rank
-    keeps them all on its page, for the rank that may have to report them in rank 0's place.
+    """Reports every step: rank 0 reports the global figures, the others only their own times. Each
+    rank keeps all figures on its heartbeat page, for a rank that may have to replace rank 0.
 
-    On a GPU, asking for a number waits for all that was launched before it. There the numbers are
-    copied to pinned memory in the stream, and read when the next step was launched; and a step's
-    time is from the end of the one before in that stream to its own.
+    On a GPU, reading a number waits for all operations launched before. So the numbers are copied
+    to pinned memory in the GPU's stream, and read once the next step was launched; a step's time is
+    measured in that stream, from the end of the previous step to its own end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StepReporter:
         self.divergence = divergence
         self._waiting: list[UnreportedStep] = []
         self._more: dict[int, Mapping[str, float]] = {}
-        """Further metrics of the steps that wait, by step."""
+        """Additional metrics of the steps that are not written yet, by step."""
         self._device = device
         self._is_on_gpu = is_gpu(device)
         self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None
@@ -74,15 +74,15 @@ class StepReporter:
         self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
-        """Begin the next step's time now: what came since the last one (an evaluation, a
-        checkpoint) does not count."""
+        """Begin the next step's time now, so that an evaluation or a checkpoint after the last step
+        does not count."""
         self._began = time.perf_counter()
         if self._is_on_gpu:
             self._began_on_gpu = _mark(self._device)
 
     def step_done(self, figures: StepFigures) -> None:
-        """Take the figures of the step that ends now. Those of the first step are written at once,
-        because people wait for them."""
+        """Record the figures of the step that ends now. The figures of the first step are written
+        at once, because users wait for them."""
         now = time.perf_counter()
         if self._is_on_gpu:
             self._read_device()
@@ -98,7 +98,7 @@ class StepReporter:
             self._is_first = False
 
     def flush(self, *, wait_for_device: bool = True) -> None:
-        """Write what was taken so far; on a GPU, with or without the step that may still run."""
+        """Write the recorded figures; on a GPU, with or without the step that may still run."""
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
@@ -107,7 +107,7 @@ class StepReporter:
         self._flushed = time.perf_counter()
 
     def write(self, figures: UnreportedStep) -> None:
-        """Write one step's figures."""
+        """Write the figures of one step."""
         values = {
             "perf/step_time_s": figures.step_time_s,
             "perf/data_wait_s": figures.data_wait_s,
@@ -131,9 +131,11 @@ class StepReporter:
             samples_per_s=samples_per_s,
         )
 
-    def tell(self, step: int, epoch: int, lr: float, loss: float, grad_norm: float) -> None:
-        """Report a step whose end no process of this rank has seen: nobody knows how long it took.
-        The service stores once what is reported twice."""
+    def report_unseen(
+        self, step: int, epoch: int, lr: float, loss: float, grad_norm: float
+    ) -> None:
+        """Report a step whose end no process of this rank has seen, so its time is unknown. The
+        service ignores figures that it has already."""
         self.last_loss = loss
         values = {"train/loss": loss, "train/lr": lr, "train/grad_norm": grad_norm}
         train.report(step, values, epoch=epoch, total_steps=self._total_steps)
@@ -165,14 +167,14 @@ class StepReporter:
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """(loss, norm) on their way to the host, and the event of their arrival."""
+    """Begin to copy (loss, norm) to the host; return them and the event of their arrival."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)
 
 
 def _mark(device: torch.device) -> Event:
-    """In the stream: when everything that was launched before is done."""
+    """Record an event in the stream, after all operations that were launched before."""
     event = module_of(device).Event(enable_timing=True)
     event.record()
     return event
@@ -184,8 +186,8 @@ def unreported_steps(
     """The figures of steps up to `last_step` that are on no spool of rank 0, in order.
 
     spools: the attempt's folder on this node. kept: the figures of the last steps that the other
-    ranks have. Where rank 0 ran on another node, its spools can't be read here, and all of `kept`
-    is returned: the service stores once what is reported twice.
+    ranks have. If rank 0 ran on another node, its spools can't be read here, and all of `kept` is
+    returned: the service ignores figures that it has already.
     """
     reported = max(map(_last_reported, spools.glob("r0.*.metrics")), default=0)
     found = {figures.step: figures for figures in kept}
@@ -193,7 +195,7 @@ def unreported_steps(
 
 
 def _last_reported(directory: Path) -> int:
-    """The last step whose figures are on a spool, delivered or not; 0 for none."""
+    """The last step whose figures are on a spool, delivered or not; 0 if there is none."""
     frames = spool_reader.decode(directory.name, spool_reader.tail(directory))
     steps = [
         int(frame.body["step"])

@@ -1,4 +1,4 @@
-"""The stages of the training loop of one rank, in the order in which `train` calls them."""
+"""The stages of one rank's training loop, in the order in which `train` calls them."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Batch(NamedTuple):
 
     feed: Feeding
     began: float
-    """When the step began, by `time.perf_counter`, in seconds."""
+    """The beginning of the step, by `time.perf_counter`, in seconds."""
     wait_s: float
-    """How long the step waited for its samples."""
+    """Seconds that the step waited for its samples."""
 
 
 class Trainer:
-    """One rank's training: everything it holds between two steps, and each stage of the loop."""
+    """One rank's training: its state between two steps, and each stage of the loop."""
 
     def __init__(
         self, task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage
@@ -100,13 +100,13 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How far this rank has come."""
+        """The progress of this rank."""
         return self.state.progress
 
     # Joining a group, and restoring the newest state.
 
     def join_group(self, place: RankAssignment) -> None:
-        """Take a place in a group that was just formed. A collective."""
+        """Join a group that was just formed. A collective."""
         use = TimeCategory.RECOVERING if place.generation else TimeCategory.STARTING
         self.page.enter(RankPhase.JOINING, use)
         self.place = place
@@ -114,10 +114,10 @@ class Trainer:
         self.strategy.join_group(place.rank, place.world_size)
 
     def restore(self) -> None:
-        """Take the newest state that there is. A collective.
+        """Restore the newest state. A collective.
 
-        A rank that comes from a broken group keeps its state, and a newcomer gets it from there.
-        Where no rank has one, the newest sound checkpoint is loaded, or training begins.
+        A rank of a broken group keeps its state, and a newcomer receives it. If no rank has a
+        state, the newest intact checkpoint is loaded, or training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
@@ -152,7 +152,7 @@ class Trainer:
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
     def _divide_data(self) -> Feed:
-        """The loader of this rank's part of each step."""
+        """Return the loader of this rank's part of each step."""
         self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
         self.reporter.rank = self.rank
         self.profiler.rank = self.rank
@@ -162,9 +162,9 @@ class Trainer:
         return process_group.all_same(number, self.device, self.world_size)
 
     def _take_over(self) -> None:
-        """Report the steps that rank 0 had done and not reported when it died, or whose end only
-        the others saw, and save the checkpoint that may have been due. The service stores once
-        what is reported twice."""
+        """Take over from a dead rank 0: report the steps that it had done and not reported, or
+        whose end only the others saw, and save the checkpoint that may have been due. The service
+        ignores figures that it has already."""
         kept = [*self.state.unreported, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
         for figures in unreported_steps(spools, kept, self.progress.step):
@@ -181,8 +181,8 @@ class Trainer:
     def steps_are_timed(
         self, sent_bytes: Callable[[], int | None], num_ranks: int
     ) -> Iterator[None]:
-        """Within it each step is timed and reported. sent_bytes: those that this rank has sent to
-        others. num_ranks: that train together."""
+        """Time and report each step within this context. sent_bytes: returns the bytes that this
+        rank has sent to others. num_ranks: number of ranks that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(sent_bytes, num_ranks)
@@ -190,26 +190,26 @@ class Trainer:
         try:
             yield
         finally:
-            # After an error the device may not answer any more; what was read is reported.
+            # After an error the device may no longer answer; the figures read so far are reported.
             self.reporter.flush(wait_for_device=False)
 
     # One optimizer step: the mean gradient over one global batch.
 
     def steps(self) -> Iterator[int]:
-        """The step that is done, and then the last one of each batch that follows."""
+        """Iterate over the last steps of batches, beginning with the step that is done."""
         yield self.progress.step
         while True:
             yield self._last_of(self.progress.step + 1)
 
     def _last_of(self, first: int) -> int:
-        """The last step of the batch that begins with a step: one step is one batch, unless the
-        document gives a range for it."""
+        """The last step of the batch that begins with a step: the same step, unless the document
+        gives a range for the batch."""
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 
     def load_batch(self, step: int, first: int | None = None) -> Batch:
-        """This rank's samples of the step, on its device. first: the first step of its batch, where
-        that does not follow the last one that is done."""
+        """Load this rank's samples of the step to its device. first: the first step of its batch,
+        if it does not follow the last step that is done."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
@@ -225,19 +225,19 @@ class Trainer:
         return batch
 
     def turns(self, step: int, batch: Batch) -> Iterator[Batch]:
-        """The part of each optimizer step that this rank takes in the step: one, unless the ranks
-        go at paces of their own."""
+        """Iterate over the parts of the step that this rank computes, each of which one optimizer
+        step follows: one part, unless ranks train at their own speed."""
         for shares in self.strategy.turns(step, batch.feed.shares):
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
-        """Compute the gradient of the global batch, the same on all ranks; its mean loss, a
+        """Compute the gradient of the global batch, equal on all ranks; return its mean loss, a
         scalar on the device."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
             faultpoint(FaultPoint.SHARE_BEGINS, step, batch)
-            # Dropout is a function of (seed, step, share): nothing to save, nothing to restore.
+            # Dropout depends only on (seed, step, share), so no generator's state is saved.
             seed = derive_seed("step", self.options.seed, step, number, *strategy.place)
             devices.seed(self.device, seed)
 
@@ -253,15 +253,14 @@ class Trainer:
         began = time.perf_counter()
         strategy.gradients.backward(Pass(batch.feed.shares, scale, seed_share, before_exchange))
         if self.comm_metrics is not None:
-            alone_until.append(time.perf_counter())  # where nothing was exchanged
+            alone_until.append(time.perf_counter())  # used if nothing was exchanged
             self.comm_metrics.computed(alone_until[0] - began)
         faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
         return loss if scale is None else loss / scale
 
     def update(self, step: int) -> Tensor:
-        """Take the optimizer's step; the gradient's norm before clipping, a scalar on the
-        device."""
+        """Do the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
@@ -279,9 +278,9 @@ class Trainer:
         num_steps: int = 1,
         lr: float | None = None,
     ) -> None:
-        """Note the figures of the step; they are written during the next ones. num_steps: so many
-        were done since the last report, where ranks take steps beside each other. lr: the rate that
-        was applied, where it is not the schedule's of this step."""
+        """Record the figures of the step, which are written during the next steps. num_steps:
+        number of steps since the last report, if ranks do steps concurrently. lr: the applied rate,
+        if it is not the schedule's rate for this step."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
@@ -309,7 +308,7 @@ class Trainer:
         return {BATCH_SIZE: float(self.state.batch_size)}
 
     def commit(self, step: int) -> None:
-        """From here on the step is done, whatever happens to the group."""
+        """Mark the step as done, regardless of what happens to the group."""
         self.state.progress = Progress.just_after(step)
         self.page.commit(step)
 
@@ -317,24 +316,24 @@ class Trainer:
         again = step <= self.task.furthest_step
         return TimeCategory.RECOMPUTED if again else TimeCategory.USEFUL
 
-    def tell(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
-        """Report a step of which the process before this one may not have seen the end."""
+    def report_unseen(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+        """Report a step whose end the previous process of this rank may not have seen."""
         lr = self._rates.of(step, step)
         epoch = self.calendar.epoch_of(step)
-        self.reporter.tell(step, epoch, lr, loss.item(), grad_norm.item())
+        self.reporter.report_unseen(step, epoch, lr, loss.item(), grad_norm.item())
 
     def _lr_at(self, step: int) -> float:
-        """Of the batch that ends with this step and is not committed yet."""
+        """The rate of the batch that ends with this step and is not committed yet."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Evaluation and checkpoint after a step: metrics first, so that no checkpoint is ahead of them.
+    # Evaluation and checkpoint after a step: metrics first, so that no checkpoint precedes them.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)
 
     def evaluate(self, step: int) -> None:
-        """Measure on the validation split. A collective: every rank learns the result, and
-        whether to go on."""
+        """Evaluate on the validation split. A collective: every rank gets the result, and decides
+        whether to continue."""
         self.reporter.flush()
         self.page.enter(RankPhase.EVALUATE, TimeCategory.USEFUL)
         faultpoint(FaultPoint.BEFORE_EVALUATION, step, self)
@@ -342,7 +341,7 @@ class Trainer:
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
-        if rule is not None and step != state.measured_at:  # else it is measured again
+        if rule is not None and step != state.measured_at:  # otherwise it is a repetition
             state.early_stopping = state.early_stopping.after(rule, measured)
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
@@ -355,14 +354,14 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """By the calendar, at an early end, and on rank 0 by its own measure, of which the others
-        need not know."""
+        """Whether a checkpoint is due: by the calendar, at an early end, and on rank 0 also by its
+        own measurement, which the others need not know."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0, which is written beside the next steps. A collective where
+        """Begin a checkpoint on rank 0, which is written during the next steps. A collective if
         rank 0 does not have the whole state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
@@ -385,7 +384,7 @@ class Trainer:
         self.triggers.save(about, state, volatile=self.strategy.model.buffers())
 
     def settle(self) -> None:
-        """All that was due after the last step is done."""
+        """Mark all that was due after the last step as done."""
         self.state.progress = self.progress.settled()
 
     def is_over(self, step: int) -> bool:
@@ -395,11 +394,11 @@ class Trainer:
         rule = self.options.early_stopping
         return rule is not None and self.state.early_stopping.is_over(rule)
 
-    # The ways out.
+    # The ways to leave.
 
     def leave_with_checkpoint(self, step: int) -> None:
-        """Save on rank 0, which then leaves: Preempted. Without it the others can't take another
-        step, and are ended from outside."""
+        """Save on rank 0, which then raises Preempted. Without rank 0 the others can't do another
+        step, and the supervisor ends them."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
         if self.rank == 0:
@@ -409,8 +408,8 @@ class Trainer:
             raise Preempted
 
     def finish(self) -> None:
-        """Store the result, on rank 0: the model is the same everywhere. The others stay until it
-        is stored, so that one of them can do it if rank 0 dies."""
+        """Store the result on rank 0: the model is the same on all ranks. The others stay until it
+        is stored, so that one of them can store it if rank 0 dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -431,7 +430,7 @@ class Trainer:
         process_group.wait_for_all(self.device, self.world_size)
 
     def leave_group(self) -> None:
-        """Leave a broken group as if the step that broke off had not begun."""
+        """Leave a broken group, and discard the unfinished step."""
         if self.rank == NOWHERE:
             return
         self.checkpoints.hold()
@@ -442,7 +441,7 @@ class Trainer:
         self.rank = NOWHERE
 
     def close(self) -> None:
-        """Commit the checkpoint that is being saved, and end the threads beside the training."""
+        """Commit the checkpoint that is being saved, and end the threads of the training."""
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:

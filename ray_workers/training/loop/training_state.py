@@ -1,4 +1,4 @@
-"""The state of a rank between two steps, which checkpoints restore and newcomers get."""
+"""The state of a rank between two steps, which checkpoints restore and newcomers receive."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ray_workers.training.parallel.optim.optimizer_step import is_numbered
 
 
 class TrainingState:
-    """The state of one rank between two steps besides the strategy's (weights, optimizer).
+    """The state of one rank between two steps, without the strategy's (weights, optimizer).
 
-    The same on all ranks of a group, but for `unreported`.
+    It is equal on all ranks of a group, except for `unreported`.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class TrainingState:
         self.progress: Progress = NO_STATE
         self.early_stopping = EarlyStoppingState()
         self.batch_size = spec.train.global_batch_size
-        """Global batch in force, which differs from the document's within `train.batch_range`."""
+        """The current global batch, which may differ from the document's in `train.batch_range`."""
         self.metrics: dict[str, float] = {}
         """The results of the last evaluation."""
         self.measured_at = 0
-        """The step of this attempt after which the last evaluation was; 0 for none."""
+        """The step of this attempt after which the last evaluation took place; 0 if none did."""
         self.unreported: list[UnreportedStep] = []
-        """The figures of the last steps that a peer handed over with its state."""
+        """The figures of the last steps, which a peer sent with its state."""
         self._task = task
         self._spec = spec
         self._workload = workload
@@ -59,10 +59,10 @@ class TrainingState:
     def resume(
         self, checkpoints: CheckpointManager, all_agree: Callable[[int], bool], *, is_rank_0: bool
     ) -> None:
-        """Restore the newest sound checkpoint of an earlier attempt, or begin at step 0. A
-        collective: `all_agree` says whether all ranks have the same number.
+        """Restore the newest intact checkpoint of an earlier attempt, or begin at step 0. A
+        collective: `all_agree` returns whether all ranks have the same number.
 
-        Rank 0 reports which checkpoint it was, and which ones were damaged.
+        Rank 0 reports the checkpoint, and the newer ones that could not be used.
         """
         refs = self._task.resume_from
         loaded, passed_over = resuming.choose(refs, lambda sound: all_agree(sound) and sound)
@@ -80,8 +80,8 @@ class TrainingState:
         train.emit(report.KIND, report.body())
 
     def _begin(self) -> LoadedCheckpoint | None:
-        """Begin at step 0, or with the part of another job's checkpoint that the document takes;
-        returns that checkpoint."""
+        """Begin at step 0, or with the part of another job's checkpoint that the document requests;
+        return that checkpoint."""
         self.progress = Progress.at(0)
         ref, asked = self._task.init_from, self._spec.init_from
         if ref is None:
@@ -98,13 +98,13 @@ class TrainingState:
         return loaded
 
     def _restore(self, loaded: LoadedCheckpoint) -> None:
-        """Take the state of a checkpoint. DataError if it was trained on other data."""
+        """Load the state of a checkpoint. Raises DataError if it was trained on other data."""
         known = loaded.position.get("data")
         if known != self._workload.fingerprint:
             raise DataError(
-                f"the data set is not the one that the checkpoint of step {loaded.saved.step} was "
-                f"trained on: its content hashes to {self._workload.fingerprint}, not {known}. "
-                "Put the data back, or start a new job with init_from, which takes the weights"
+                f"the checkpoint of step {loaded.saved.step} was trained on another data set: the "
+                f"content of data.source hashes to {self._workload.fingerprint}, not {known}. "
+                "Restore the data, or start a new job with init_from, which takes the weights"
             )
         step = loaded.saved.step
         resuming.refuse_other_model(
@@ -118,9 +118,9 @@ class TrainingState:
         self.metrics = dict(loaded.saved.metrics)
 
     def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
-        """Take the state of another job's checkpoint, but for its batch within a range, and for how
-        long its early stopping has waited: this job's may go by another metric. DataError if there
-        is nothing left to do, or the checkpoint is too old to be divided."""
+        """Load the state of another job's checkpoint, without its batch size within a range, and
+        without the waiting time of its early stopping, because this job may use another metric.
+        Raises DataError if no step remains, or if the checkpoint is too old to be divided."""
         step, last = loaded.saved.step, self._calendar.total_steps
         if step >= last:
             raise DataError(
@@ -157,7 +157,7 @@ class TrainingState:
         return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
 
     def peer_state_dict(self, unreported: list[UnreportedStep]) -> dict[str, Any]:
-        """The state for a rank that joins the group without one; for `load_peer_state`."""
+        """The state for a rank that joins the group without a state; for `load_peer_state`."""
         return {
             **self._strategy.peer_state_dict(),
             "patience": asdict(self.early_stopping),
@@ -170,7 +170,7 @@ class TrainingState:
         }
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Take the result of a peer's `peer_state_dict`."""
+        """Load the result of a peer's `peer_state_dict`."""
         self._strategy.load_peer_state(state)
         self.early_stopping = EarlyStoppingState(**state["patience"])
         self.batch_size = state["batch_size"]
@@ -181,6 +181,6 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        # Clients go over data of their own: no sample is the next one of all.
+        # Each client has its own data, so no sample of the data set is the next one.
         samples = 0 if self._spec.federated is not None else self._spec.train.samples_per_step
         return position_after(step, self._calendar.steps_per_epoch, samples)

@@ -1,13 +1,12 @@
-"""Tensors that ranks hold together, and the plain tensor that is this rank's part of one.
+"""Tensors that are divided among ranks, and the plain tensor with this rank's part of one.
 
-Operators that work on each element by itself are given the plain tensor: for a DTensor torch has to
-find out how the result is divided, which for the first time on a mesh of three axes takes from
-milliseconds to seconds.
+Elementwise operators are given the plain tensor: for a DTensor torch has to derive how the result
+is divided, which the first time takes milliseconds to seconds on a mesh of three axes.
 
-FSDP over a model whose matrices are divided cuts one dimension twice: first by the tensor axis,
-then each of these parts. Where that does not come out even, torch's DTensor takes the parts to be
-in other places than FSDP has them, when it distributes a tensor and when it puts one together
-(torch 2.13); here they are where FSDP has them.
+FSDP over a model whose matrices are divided cuts one dimension twice: first along the tensor axis,
+and then each part again. If the length does not divide evenly, torch's DTensor assumes other
+positions for the parts than FSDP, both when it distributes and when it reassembles a tensor (torch
+2.13); this module uses FSDP's positions.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of several cuts of a tensor: into so many parts of one size, the last ones smaller."""
+    """One of several cuts of a tensor: into `parts` parts of one size, the last ones smaller."""
 
     axis: int
-    """The axis of the mesh along which the parts are."""
+    """The axis of the mesh along which the parts are distributed."""
     dim: int
     parts: int
     number: int
-    """Of this rank's part."""
+    """Index of this rank's part."""
 
     def bounds(self, length: int, number: int) -> tuple[int, int]:
-        """[start, stop) of a part, as `torch.chunk` cuts."""
+        """[start, stop) of a part, by the rule of `torch.chunk`."""
         size = -(-length // self.parts)
         return min(number * size, length), min((number + 1) * size, length)
 
 
 class Apart(NamedTuple):
-    """A part on another device than its parameter, where no DTensor could have it."""
+    """A part on another device than its parameter, which a DTensor can't represent."""
 
     part: Tensor
     parameter: DTensor
 
     def brought(self) -> Tensor:
-        """The part on the parameter's device, as a DTensor."""
+        """Return the part on the parameter's device, as a DTensor."""
         return like(self.part.to(self.parameter.device), self.parameter)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, in the same memory; a plain tensor is its own."""
+    """This rank's part, in the same memory; a plain tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def like(part: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a tensor with the parameter's shape that a rank has, as torch knows parts."""
+    """Wrap a rank's part as a DTensor with the parameter's shape and placements."""
     if not isinstance(parameter, DTensor):
         return part
     return DTensor.from_local(
@@ -69,7 +68,7 @@ def like(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, as the parameter is divided."""
+    """This rank's part, divided as the parameter is, of a tensor that every rank has whole."""
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
     part = whole.detach()
@@ -81,7 +80,7 @@ def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def whole_of(divided: DTensor) -> Tensor:
-    """The whole tensor, on every rank. A collective."""
+    """Return the whole tensor on every rank. A collective."""
     cuts = cuts_of(divided)
     if len({cut.dim for cut in cuts}) == len(cuts):
         return divided.full_tensor()
@@ -98,7 +97,7 @@ def whole_of(divided: DTensor) -> Tensor:
 
 
 def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """The tensor that was cut, from the parts of every rank along the axis."""
+    """Reassemble a tensor from the parts of all ranks along the axis of the cut."""
     padded = list(part.shape)
     padded[cut.dim] = -(-length // cut.parts)
     mine = part.new_zeros(padded)
@@ -112,7 +111,7 @@ def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tens
 
 
 def cuts_of(divided: DTensor) -> list[Cut]:
-    """In the order in which they are made: those of a part come after the one that made it."""
+    """The cuts in order: a cut of a part follows the cut that made the part."""
     mesh = divided.device_mesh
     plain: list[Cut] = []
     of_parts: list[Cut] = []

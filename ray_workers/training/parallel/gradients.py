@@ -1,4 +1,4 @@
-"""One rank's copy of the model, and the gradient that all ranks agree on."""
+"""One rank's copy of the model, and the gradient that is equal on all ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class Objective(nn.Module):
-    """The model with its loss, and a slot in which the loss travels with the gradients.
+    """The model with its loss, and a slot that carries the loss along with the gradients.
 
-    The slot is a parameter that is always 1 and that no optimizer knows. The objective is
-    `loss * slot`, so the model's gradient is that of the loss, and the slot's gradient is the
-    loss itself: the all-reduce of the gradients adds it up as well. An all-reduce of its own
-    costs a small step on CPU a tenth of its time.
+    The slot is a parameter that is always 1 and that no optimizer has. The objective is
+    `loss * slot`, so the model's gradient is the gradient of the loss, and the slot's gradient is
+    the loss itself: the all-reduce of the gradients sums it as well. A separate all-reduce takes a
+    tenth of the time of a small step on CPU.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
@@ -42,13 +42,13 @@ class Objective(nn.Module):
 
 
 def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
-    """The gradient at the root of each piece of a share; none of what stands in."""
+    """Yield the gradient at the root of each piece of a share, which is zero for a stand-in."""
     nothing = torch.zeros_like(root)
     return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
 
 class EngineParts(NamedTuple):
-    """The model of a `GradientEngine`, and how its loss is computed."""
+    """The model of a `GradientEngine`, and the computation of its loss."""
 
     model: nn.Module
     loss_sum: LossSum
@@ -60,32 +60,32 @@ class Pass:
     """The work of a backward pass."""
 
     shares: Sequence[Share]
-    """This rank's."""
+    """The shares of this rank."""
     scale: Tensor | None = None
-    """Multiplies the gradients, and the loss that is carried; None for 1."""
+    """Multiplies the gradients and the carried loss; None for 1."""
     prepare: Callable[[int], None] = lambda _: None
     """Called with the number of a share before it is computed."""
     before_exchange: Callable[[], None] = lambda: None
-    """Called ahead of the micro-batch with which gradients are exchanged, the last one."""
+    """Called before the last micro-batch's backward pass, which exchanges the gradients."""
 
     @property
     def share(self) -> Share:
-        """The only one."""
+        """The only share."""
         (mine,) = self.shares
         return mine
 
 
 class GradientEngine:
-    """Computes the exact gradient of a global batch, the same on every rank.
+    """Computes the exact gradient of a global batch, equal on every rank.
 
-    The engine outlives the groups of its rank: `form` wraps the model for one, `disband` ends that.
+    The engine outlives the groups of its rank: `form` wraps the model, and `disband` unwraps it.
     """
 
     uses_ddp = True
     """Whether torch's DDP exchanges the gradients."""
     has_samples = True
-    """Whether the last gradient is of any samples. If not, the rank takes no step: momentum and
-    decay would move its weights."""
+    """Whether the last gradient is of any samples. If not, the rank does no step: momentum and
+    decay would change its weights."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
@@ -95,10 +95,10 @@ class GradientEngine:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
         self._in_backward = False
-        """Buffers may be ahead of the weights: a pass over a share has begun, and is not over."""
+        """Whether a pass over a share is unfinished: buffers may be ahead of the weights."""
 
     def form(self, world_size: int) -> None:
-        """Take part in the group that the process is in now."""
+        """Join the group that the process is in now."""
         self._world_size = world_size
         if world_size > 1 and self.uses_ddp:
             self._ddp = self._wrapped()
@@ -107,7 +107,7 @@ class GradientEngine:
         return DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
 
     def disband(self) -> None:
-        """Leave a broken group, as if the step that it was in had not begun."""
+        """Leave a broken group, and discard the unfinished step."""
         if self._ddp is not None:
             compat_torch.unhook(self._ddp)
             self._ddp = None
@@ -118,8 +118,8 @@ class GradientEngine:
         self.forget_gradients()
 
     def keep_buffers(self) -> None:
-        """Remember what a forward pass changes besides the gradients (running means), so that a
-        step that breaks off can be done again."""
+        """Save the state other than gradients that a forward pass changes (running means), so that
+        an interrupted step can be done again."""
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             kept.copy_(buffer)
         self._in_backward = True
@@ -129,11 +129,11 @@ class GradientEngine:
             buffer.copy_(kept)
 
     def backward(self, work: Pass) -> None:
-        """Leave in `.grad` the sum over all shares, on whatever rank, of their weight times the
+        """Write to `.grad` the sum over all shares, on all ranks, of their weight times the
         gradients of their samples.
 
-        With a weight of one over the size of the global batch that is its mean, however the shares
-        differ in size. Gradients are exchanged with the last micro-batch only.
+        If the weight is one over the size of the global batch, this is the batch's mean, even if
+        shares differ in size. Gradients are exchanged only with the last micro-batch.
         """
         mine = work.share
         if self._world_size > 1:
@@ -145,8 +145,8 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # DDP divides by the world size. Given as the gradient at the root, the factor costs no
-        # operation, and holds for what the slot carries too.
+        # DDP divides by the world size. As the gradient at the root, the factor needs no operation,
+        # and also applies to the slot.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale
@@ -163,7 +163,7 @@ class GradientEngine:
     def take_loss(self) -> Tensor:
         """The sum over all ranks of `weight` times the losses: a scalar, once after `backward`.
 
-        The scalar may be in DDP's bucket: read or copy it before the next pass writes there.
+        The scalar may be in DDP's bucket: read or copy it before the next pass overwrites it.
         """
         carried = self._objective.slot.grad
         assert carried is not None
@@ -176,28 +176,28 @@ class GradientEngine:
         return sum(parameter.numel() for parameter in self._parameters)
 
     def grad_norm(self) -> Tensor:
-        """2-norm of the gradient as a whole (what `clip_grad_norm_` measures)."""
+        """2-norm of the whole gradient (as `clip_grad_norm_` measures it)."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         return norm
 
     def step_metrics(self) -> dict[str, float]:
-        """Further metrics of the step whose gradient was computed last."""
+        """Additional metrics of the step whose gradient was computed last."""
         return {}
 
     def forget_gradients(self) -> None:
-        """As the optimizer's `zero_grad`, in a fifteenth of the time for a small model."""
+        """Clear the gradients, in a fifteenth of the time of `zero_grad` for a small model."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """A collective: bring a model that was just wrapped to where DDP is from its second step.
+        """Bring a model that was just wrapped to DDP's state at its second step. A collective.
 
-        After its first backward pass DDP sorts the gradients into buckets anew, in the order
-        they became ready. In a ring all-reduce of more than two ranks, the place of a gradient
-        decides the order in which the ranks' parts are added. Without this pass, whose gradients
-        are thrown away, the first step after a resume would add in another order than the run
-        that was never interrupted.
+        After its first backward pass DDP sorts the gradients into new buckets, in the order in
+        which they became ready. In a ring all-reduce of more than two ranks, the position of a
+        gradient decides the order in which the ranks' parts are added. Without this pass, whose
+        gradients are discarded, the first step after a resume would add in another order than an
+        uninterrupted run.
         """
         if self._ddp is not None:
             (mine,) = shares()

@@ -1,8 +1,8 @@
-"""The numbers that a model begins with: the same for the same seed, however it is divided.
+"""The initial values of a model: the same for the same seed, however the model is divided.
 
-A model is described without numbers, on torch's meta device. Each of its modules draws its own from
-a generator seeded by (seed, the module's name), whole, and a rank keeps of them the part that it
-holds; so no rank ever has more of the whole than one module.
+A model is described without values, on torch's meta device. Each of its modules draws its own
+values as a whole, from a generator seeded by (seed, the module's name), and a rank keeps its part
+of them. So no rank ever has more than one whole module.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ray_workers.training.parallel.dtensor import local, part_of
 
 @torch.no_grad()
 def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Give parameters that are on the meta device their numbers, on `device`, in place.
+    """Initialise parameters on the meta device with values on `device`, in place.
 
-    Every module that has parameters of its own draws them in its `reset_parameters`, and fills what
-    buffers it has on the meta device. Other buffers have their numbers already.
+    Every module with parameters of its own draws them in its `reset_parameters`, which also fills
+    its buffers on the meta device. Other buffers have their values already.
 
-    A model of the user's own, which has its numbers already, is only moved.
+    A user's own model, which has its values already, is only moved.
     """
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.to(device)

@@ -1,4 +1,4 @@
-"""The staleness of updates, as metrics of the same names for every kind of `sync` that has it."""
+"""The staleness of updates, as metrics with the same names for every kind of `sync` that has it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ray_workers.shared.contracts import STALENESS_COUNT, STALENESS_MAX, STALENE
 
 PERCENTILES = (50, 95, 99)
 TOPS = (0, *(2**power for power in range(8)))
-"""The largest staleness of each bucket of the histogram but the last, which has all above."""
+"""The largest staleness of each bucket of the histogram, without the last bucket, which is open."""
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
-    """Mean, percentiles, maximum and histogram. counts: of each staleness, the number of updates
-    that were so stale; without any there are no metrics."""
+    """Return mean, percentiles, maximum and histogram of the staleness; empty without updates.
+
+    counts: the number of updates by their staleness.
+    """
     found = sorted(item for item in counts.items() if item[1])
     total = sum(count for _, count in found)
     if not total:
@@ -36,7 +38,7 @@ def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
 
 
 def _bucket(staleness: int) -> str:
-    """The name of its bucket. With leading zeros names sort as their numbers do."""
+    """The name of the bucket of a staleness. Leading zeros make names sort by number."""
     at = bisect.bisect_left(TOPS, staleness)
     low = TOPS[at - 1] + 1 if at else 0
     if at == len(TOPS):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ray_workers.training.loop.trainer import Trainer
 
 Numbers = NDArray[np.int64]
-"""Of samples, in a split."""
+"""Numbers of samples in a split."""
 TrainingLoop: TypeAlias = "Callable[[Trainer, RendezvousHandler], None]"
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,15 +52,15 @@ class StrategyContext:
     rounds_url: str
     """`RankTask.rounds_url`."""
     seat: int = 0
-    """The worker's number, which it keeps as long as the attempt lasts: its first rank."""
+    """The worker's index, which it keeps for the whole attempt: its first rank."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the forward pass."""
         return autocast(self.spec.train.precision, self.device)
 
     def engine_parts(self, model: nn.Module | None = None) -> EngineParts:
-        """A model, by default the workload's, which gets its first numbers on the device and its
-        blocks as the document wants them, with its loss."""
+        """Initialise a model, by default the workload's, on the device, prepare its blocks as the
+        document specifies, and return it with its loss."""
         model = self.workload.model if model is None else model
         materialise(model, self.device, self.spec.train.seed)
         prepare_blocks(model, self.spec.train)
@@ -69,50 +69,50 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Which part of every global batch a rank computes, and of an evaluation."""
+    """The part of every global batch, and of an evaluation, that a rank computes."""
 
     shares: range
-    """Numbers of its shares, of `num_shares` in all."""
+    """Indices of the rank's shares, out of `num_shares`."""
     num_shares: int
     is_on_demand: bool = False
-    """These shares are those of an evaluation; of a global batch a rank computes those that come to
-    it during the step (`Strategy.turns`)."""
+    """Whether these shares only apply to an evaluation, and the rank gets its shares of a global
+    batch during the step (`Strategy.turns`)."""
     is_even: bool = False
-    """Every rank computes equally many pieces, because they compute them together."""
+    """Whether ranks compute their pieces together, so that all need the same number."""
     micro_batch_size: int | None = None
-    """Most samples of a piece; None for as many as the document says."""
+    """Limit of the samples in a piece; None for the document's limit."""
     weight: float = 1.0
-    """The weight of this rank's losses in the sum over all ranks: ranks that measure the same
-    samples together have 1 together."""
+    """The weight of this rank's losses in the sum over all ranks: the weights of ranks that
+    evaluate the same samples together add up to 1."""
 
 
 class Update(Protocol):
-    """Takes the optimizer's step: an `OptimizerStep`, or servers that have the optimizer."""
+    """Does the optimizer step: an `OptimizerStep`, or servers that have the optimizer."""
 
     @property
     def weights(self) -> nn.Module:
-        """The model as it is to be judged and kept."""
+        """The model to evaluate and to store."""
 
     def loss_scale(self) -> Tensor | None:
         """The factor of the loss in the backward pass; None for 1."""
 
     def step(self, lr: float) -> Tensor:
-        """One optimizer step; the gradient's norm before it was clipped."""
+        """Do one optimizer step, and return the gradient norm before clipping."""
 
 
 class Strategy(ABC):
-    """Owns the model, what computes its gradients (`gradients`) and what applies them (`update`).
+    """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
-    In each group that the rank comes into the loop calls `join_group`, `sync_progress`, `load` or
-    nothing, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
+    In each group that the rank joins, the loop calls `join_group`, `sync_progress`, possibly
+    `load`, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
     collectives. `leave_group` follows when the group breaks.
 
     A subclass overrides what it does differently, and calls the method of its base class."""
 
     saves_alone = True
-    """Whether rank 0 has all of a checkpoint without asking the others."""
+    """Whether rank 0 has all of a checkpoint without the other ranks."""
     clients: Sequence[Numbers] | None = None
-    """The validation samples of each client, where clients are measured one by one."""
+    """The validation samples of each client, if clients are evaluated separately."""
     gradients: GradientEngine
     update: Update
     model: nn.Module
@@ -120,7 +120,7 @@ class Strategy(ABC):
     rank = 0
     world_size = 1
     place: tuple[int, ...] = ()
-    """The rank's place among those that hold a model together: random numbers differ by it."""
+    """The rank's index among the ranks that have a model together: random numbers depend on it."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -128,24 +128,24 @@ class Strategy(ABC):
         self.device = given.device
 
     def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
-        """Train to the end of the job. train: the loop of ranks that meet in groups. Preempted if
-        the rank was asked to leave."""
+        """Train to the end of the job. train: the loop of ranks that meet in groups. Raises
+        Preempted if the rank was asked to leave, and left."""
         train(trainer, rendezvous)
 
     def join_group(self, rank: int, world_size: int) -> None:
-        """Take a place in a group that was just formed."""
+        """Join a group that was just formed."""
         self.rank, self.world_size = rank, world_size
 
     @abstractmethod
     def data_part(self) -> DataPart:
-        """The part of this rank."""
+        """The part of each global batch for this rank."""
 
     def evaluated_part(self) -> DataPart:
-        """The part of an evaluation that this rank computes."""
+        """The part of an evaluation for this rank."""
         return self.data_part()
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
-        """The loader of this rank's part of each step."""
+        """Return the loader of this rank's part of each step."""
         options, part = self.options, self.data_part()
         batches = DistributedBatchSampler(
             len(samples),
@@ -169,48 +169,48 @@ class Strategy(ABC):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Bring all to the furthest progress among them: (it, and the state of it to take over on
-        a rank that lacks it). `progress.NOTHING` if no rank has a state yet.
+        """Bring all ranks to the furthest progress among them. Return this progress, and its state
+        on a rank that lacks it. The progress is `progress.NOTHING` if no rank has a state yet.
 
-        state: what a rank that lacks it needs, for `load`.
+        state: returns the state that such a rank needs for `load`.
         """
 
     def compare_copies(self) -> None:  # noqa: B027
-        """After a handover: CopiesDifferError if ranks that should have equal weights and optimizer
-        states have different ones. A collective. Nothing where each rank has its own."""
+        """Raise CopiesDifferError if, after a transfer, ranks that should have equal weights and
+        optimizer states differ. A collective. Does nothing if each rank has its own weights."""
 
     def prepare(self, feed: Feed, step: int) -> None:
-        """Be ready for the step after `step`; all ranks have the state of that."""
+        """Prepare for the step after `step`; all ranks have the state after `step`."""
         self.gradients.form(self.world_size)
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """The shares of each optimizer step that this rank takes in a step of the calendar: one,
-        unless ranks go at paces of their own."""
+        """Iterate over the shares that this rank computes in a step, grouped by the optimizer step
+        that follows: one group, unless ranks train at their own speed."""
         yield shares
 
     def leave_group(self) -> None:
-        """Leave a broken group as if the step that it was in had not begun."""
+        """Leave a broken group, and discard the unfinished step."""
         self.gradients.disband()
 
     def after_step(self, step: int) -> None:
-        """Do what is due on all ranks together after the optimizer's step."""
+        """Do what all ranks must do together after the optimizer step."""
         return
 
     @property
     def preemption_requested(self) -> bool:
-        """Whether this rank is to leave now, with a checkpoint, because some rank was asked to."""
+        """Whether this rank must leave now with a checkpoint, because a rank was asked to leave."""
         return self.given.page.is_asked_to_leave
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """The outputs of the model that is evaluated; None on a rank that has none."""
+        """The outputs of the model that is evaluated; None on a rank without outputs."""
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Within it `predict` may be called: the model is in evaluation mode. A collective."""
+        """Put the model into evaluation mode, so that `predict` may be called. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -220,15 +220,15 @@ class Strategy(ABC):
             judged.train(was_training)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Further metrics of the last evaluation."""
+        """Additional metrics of the last evaluation."""
         return {}
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """This rank's part of (inputs, targets) of samples that several compute together."""
+        """This rank's part of (inputs, targets) of samples that several ranks compute together."""
         return samples
 
     def consolidate(self) -> None:
-        """Bring the parts of the state that other ranks hold to rank 0."""
+        """Gather the parts of the state that other ranks have on rank 0."""
         return
 
     @abstractmethod
@@ -237,14 +237,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take a whole state, as `state` gave it."""
+        """Load a whole state, as `state` returned it."""
 
     def peer_state_dict(self) -> dict[str, Any]:
-        """The state for a rank that joins the group and holds the same parts."""
+        """The state for a rank that joins the group and has the same parts."""
         return self.state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Take the result of a peer's `peer_state_dict`."""
+        """Load the result of a peer's `peer_state_dict`."""
         self.load(state)
 
     @abstractmethod
@@ -252,7 +252,7 @@ class Strategy(ABC):
         """Begin with these weights, which have the names and shapes of `whole`."""
 
     def whole(self) -> Mapping[str, Tensor]:
-        """The whole model's tensors by name; only their shapes count."""
+        """The whole model's tensors by name; only their shapes matter."""
         return self.model.state_dict()
 
     def trained(self) -> nn.Module | None:

@@ -1,5 +1,4 @@
-"""The end of a rank's process: its exit code, and the error that it leaves on the spool. Needs no
-torch."""
+"""Ends a rank's process: its exit code, and its error on the spool. Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ from ray_workers.training.core.failure_reason import (
 
 MAX_TRACEBACK_CHARS = 32_000
 CONSEQUENCE = "a consequence: another rank ended, hung or could not be reached"
-"""Follows the traceback and the reason of a rank whose error is not the first one."""
+"""Follows the traceback and the reason of a rank whose error is not the root cause."""
 
 
 def flush_output() -> None:
-    """Write what is buffered, to streams that the script has left open."""
+    """Flush the streams that the script has left open."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -46,17 +45,17 @@ def _print(text: str) -> None:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank's errors are judged and told."""
+    """Classifies and reports the errors of a rank."""
 
     task: RankTask
     cause_of: Callable[[BaseException], Cause]
     masked: Callable[[str], str]
-    """Takes the values of secrets out of a text."""
+    """Removes the values of secrets from a text."""
     has_code: bool
     """Whether the job brings uploaded code."""
 
     def after_error(self, error: BaseException) -> int:
-        """The exit code after an error, which is printed and reported."""
+        """Print and report an error, and return the exit code."""
         raised_at = time.time()  # taken first: writing the report may take long
         text = traceback_of(error)
         _print(text)
@@ -69,7 +68,7 @@ class RankEnd:
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
 
     def after_exit(self, leaving: SystemExit) -> int:
-        """The code that Python would exit with; a non-zero one leaves an ERROR frame too."""
+        """Return the code that Python would exit with. A non-zero one writes an ERROR frame too."""
         if isinstance(leaving, Left):
             return LEFT_EXIT_CODE
         status = status_of(leaving)
@@ -77,7 +76,7 @@ class RankEnd:
             return 0
         raised_at = time.time()
         _print(words_of(leaving))
-        # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
+        # An exit from the handler of an error that a lost peer caused follows from that loss, too.
         is_echo = any(self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
         reason, text = reason_of(leaving, self.masked), traceback_of(leaving)
         if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
@@ -90,7 +89,7 @@ class RankEnd:
         return status
 
     def _marked(self, reason: str) -> str:
-        """The reason of an error that follows from another rank's end, with a line in the log."""
+        """Mark the reason of an error that another rank's end caused, and log a line about it."""
         if self.task.world_size == 1:
             return reason
         _print(f"dray: the error above is {CONSEQUENCE}\n")

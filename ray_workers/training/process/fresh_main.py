@@ -1,8 +1,8 @@
-"""A rank of a script in a fresh interpreter, for environments with another torch, say, than the
-forkserver has imported.
+"""Runs a rank of a script in a fresh interpreter, for example because its environment has another
+torch than the forkserver has imported.
 
-Everything that is imported here belongs to the standard library or to dray, and dray's modules
-here need nothing else, so the script finds the packages of its environment alone.
+All modules imported here belong to the standard library or to dray, and dray's modules here import
+no others, so the script finds only the packages of its environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TASK_FD = "DRAY_FRESH_TASK_FD"
 
 
 def main() -> int:
-    """Run the script to its end; the process's exit code."""
+    """Run the script to its end, and return the process's exit code."""
     with open(int(os.environ.pop(TASK_FD)), "rb") as file:
         given: dict[str, Any] = json.load(file)
     program, task = Program(**given["program"]), RankTask.from_json(given["task"])
@@ -70,7 +70,7 @@ def _begin_page(prefix: str) -> HeartbeatPage:
 
 
 def _torch_version() -> str | None:
-    """That of the program's environment, which is not imported for it; None if it has none."""
+    """The version of torch in the environment, without importing it; None without torch."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
 
 def _cause_of(error: BaseException) -> Cause:
     if "torch" in sys.modules:
-        # torch's own errors are known there; another torch may lack what it imports.
+        # That module knows torch's own errors; another torch may lack a name that it imports.
         try:
             from ray_workers.training.core.errors import cause_of
 

@@ -1,9 +1,9 @@
 """The job's environment in a rank: its packages, variables and secrets.
 
-A forked rank imports from the environment's folder first. Where the folder has a module that the
-forkserver has imported from the node's own packages, or a variable must be there when an
-interpreter starts, the rank of a script goes on in a fresh interpreter
-(`ray_workers.training.process.fresh_main`).
+A forked rank imports from the environment's folder first. The rank of a script continues in a fresh
+interpreter (`ray_workers.training.process.fresh_main`) if the folder has a module that the
+forkserver has already imported from the node's own packages, or if a variable must be set when the
+interpreter starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TASK_FD: Final = "DRAY_FRESH_TASK_FD"
 
 
 class EnvironmentMissingError(StorageError):
-    """The environment, or a secret, is not on this node any more, such as after the node's packages
+    """The environment or a secret is no longer on this node, for example after the node's packages
     were changed. The scheduler prepares it for the next attempt."""
 
 
@@ -45,19 +45,19 @@ class FreshTask:
 
 _masker = Masker({})
 _held: list[int] = []
-"""Descriptors that keep environments from being removed, until this process ends."""
+"""Descriptors that prevent the removal of environments until this process ends."""
 
 
 def masked(text: str) -> str:
-    """The text without the values of this rank's secrets."""
+    """Return the text without the values of this rank's secrets."""
     return _masker.text(text)
 
 
 def enter(task: RankTask, environment: Environment | None, program: Program | None) -> None:
     """Give this process the job's packages and secrets; the variables of `environment.env` are set
-    already. Does not return where the script needs a fresh interpreter.
+    already. Does not return if the script needs a fresh interpreter.
 
-    EnvironmentMissingError if the node, which had it all when it was prepared, has it no longer.
+    Raises EnvironmentMissingError if the node no longer has what was prepared on it.
     """
     global _masker
     if environment is None:
@@ -85,21 +85,19 @@ def enter(task: RankTask, environment: Environment | None, program: Program | No
 
 
 def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
-    """The environment, which is not removed from now on."""
+    """Find the environment, and prevent its removal from now on."""
     record = overlay.find(root, key)
     try:
         if record is None:
             raise FileNotFoundError(key)
         _held.append(overlay.hold(root, record))
     except FileNotFoundError:
-        raise EnvironmentMissingError(
-            "the job's environment is not on this node any more"
-        ) from None
+        raise EnvironmentMissingError("the job's environment is no longer on this node") from None
     return record
 
 
 def _start_fresh(task: RankTask, environment: Environment, program: Program) -> NoReturn:
-    """Become a fresh interpreter: the same process, with the same output and the same parent."""
+    """Replace this process by a fresh interpreter, with the same output and the same parent."""
     fresh = FreshTask(program, task.to_json(), tuple(environment.secrets))
     sent = os.memfd_create("task", 0)  # not closed by exec
     with open(sent, "wb", closefd=False) as file:

@@ -39,15 +39,15 @@ from ray_workers.training.scripts import frameworks
 from ray_workers.training.scripts.script import Program, run_script
 
 MAX_RESUME_REFS = 20
-"""Checkpoints that a script gets to know, in case the newest are damaged."""
+"""Limit of the checkpoints that a script is given, in case the newest are damaged."""
 
 
 def main(task: RankTask) -> int:
-    """Train as one rank; the process's exit code. For a freshly forked process: it changes the
-    environment, the seeds and, for a script, `sys.argv` and `sys.path`.
+    """Train as one rank, and return the process's exit code. For a freshly forked process: it
+    changes the environment, the seeds and, for a script, `sys.argv` and `sys.path`.
 
-    It is 0 only once every report of the rank is on the node's disk. An error is printed to
-    standard error and left on the spool as an ERROR frame.
+    The exit code is 0 only once every report of the rank is on the node's disk. An error is printed
+    to standard error and written to the spool as an ERROR frame.
     """
     end = RankEnd(task, cause_of, job_environment.masked, _has_code(task))
     try:
@@ -72,7 +72,7 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
             # The forkserver's generators are the same in each process that it forks. A process that
-            # takes this rank's place draws the same numbers.
+            # replaces this rank draws the same numbers.
             seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
@@ -91,12 +91,12 @@ def _program(script: Script) -> Program:
 
 
 def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
-    """The variables of a rank: torchrun's, so that its scripts just work, dray's own, and last
-    what the task adds.
+    """The variables of a rank: torchrun's, so that scripts written for it work unchanged, then
+    dray's own, and last the variables of the task.
 
     As under torchrun, the rendezvous store is served outside of the ranks; with
-    TORCHELASTIC_USE_AGENT_STORE `init_process_group` joins it and no rank starts another. With
-    one visible GPU per process, LOCAL_RANK is the index of that one, 0: torchrun's
+    TORCHELASTIC_USE_AGENT_STORE `init_process_group` joins it, and no rank starts another. With one
+    visible GPU per process, LOCAL_RANK is the index of that GPU, 0, as with torchrun's
     `--virtual-local-rank`.
     """
     virtual = is_gpu(torch.device(task.device))
@@ -132,10 +132,10 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     }
     if task.resume_from:
         variables["DRAY_RESUME_URL"] = task.resume_from[0].url
-        told = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
-        variables["DRAY_RESUME_FROM"] = json.dumps(told)
+        refs = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
+        variables["DRAY_RESUME_FROM"] = json.dumps(refs)
     if task.device == "cpu" and _is_loopback(task.master_addr):
-        # All ranks are here: keep gloo from looking its interface up by the host's name.
+        # All ranks are on this node: keep gloo from looking up its interface by the host's name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if task.array_index is not None:
         variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
@@ -148,7 +148,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         variables["DRAY_CHECKPOINT_DIR"] = str(checkpoint_dir(folders, task.folder_url))
         variables = frameworks.adapted(variables, task, spec.script)
     if 0 < (share := spec.resources.gpus_per_worker) < 1:
-        variables |= gpu_memory_cap.told(share)
+        variables |= gpu_memory_cap.variables(share)
     own = spec.environment.env if spec.environment is not None else {}
     return variables | own | dict(task.env)
 
@@ -161,9 +161,9 @@ def _enter(task: RankTask, spec: JobSpec) -> None:
     for name in ("DRAY_OUTPUT_DIR", "DRAY_CHECKPOINT_DIR"):
         if name in variables:
             Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
-    tempfile.tempdir = None  # the parent may have looked it up already
+    tempfile.tempdir = None  # the parent may have cached it already
     os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
-    # The parent's pool was sized for the parent, before this process had its variables.
+    # The parent's thread pool was sized for the parent, before this process had its variables.
     torch.set_num_threads(_threads(variables))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a log line is seen when it is printed
@@ -171,7 +171,7 @@ def _enter(task: RankTask, spec: JobSpec) -> None:
 
 
 def _threads(variables: Mapping[str, str]) -> int:
-    """OMP_NUM_THREADS may be a list, one number for each level of nesting."""
+    """The number of threads. OMP_NUM_THREADS may be a list with a number for each nesting level."""
     first = variables["OMP_NUM_THREADS"].split(",")[0].strip()
     return max(1, int(first)) if first.isdigit() else 1
 
@@ -182,7 +182,7 @@ def _has_code(task: RankTask) -> bool:
 
 
 def _begin_page(task: RankTask) -> HeartbeatPage:
-    """Show from the first moment on how far this process is, and where it stands when asked."""
+    """Open the heartbeat page, and install the signal that writes this process's stacks."""
     if not task.page_prefix:
         return HeartbeatPage(None)
     page = HeartbeatPage(heartbeat.page_path(task.page_prefix))
@@ -191,9 +191,9 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 
 
 def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Train as this rank, or serve as a parameter server, to the end of the job."""
+    """Train as this rank, or serve as a parameter server, until the end of the job."""
     assert spec.recipe is not None
-    # An elastic group may have more ranks than its document names workers, but has no servers.
+    # An elastic group may have more ranks than its document has workers, but it has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)
     if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)

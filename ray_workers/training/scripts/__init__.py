@@ -1,1 +1,1 @@
-"""A user's own training program as a rank: running it, and what its framework looks for."""
+"""Runs a user's own training program as a rank, with the variables that its framework needs."""

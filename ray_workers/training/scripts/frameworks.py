@@ -1,7 +1,7 @@
-"""The variables by which the framework of a script finds the peers of a rank: pure.
+"""The variables by which the framework of a script finds the peers of a rank. Pure functions.
 
-`adapted` takes the variables that torchrun sets, and adds those of the framework. Which addresses
-the ranks of a group have is in `RankTask.peers`.
+`adapted` adds the variables of the framework to the ones of torchrun. `RankTask.peers` has the
+addresses of the ranks of a group.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NO_GROUP = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
 )
-"""Variables that a rank of framework `none` does not have: by them torch would form a group."""
+"""Variables that a rank of framework `none` does not have: torch would form a group by them."""
 
 
 def adapted(variables: Mapping[str, str], task: RankTask, script: Script) -> dict[str, str]:
-    """The variables of a rank of the script. variables: those of a rank under torchrun."""
+    """The variables of a rank of the script. variables: the ones that torchrun sets."""
     found = {**variables, **_of_role(task, script)}
     match script.framework:
         case "torch":
@@ -57,8 +57,8 @@ def _of_role(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def tf_config(task: RankTask, script: Script) -> dict[str, object]:
-    """TensorFlow's description of the cluster. An evaluator is not in it: it finds the work of the
-    others in the files that they write."""
+    """TensorFlow's description of the cluster. It leaves out an evaluator, which reads the files
+    that the others write."""
     if not script.roles:
         return {
             "cluster": {"worker": list(task.peers)},
@@ -74,9 +74,9 @@ def tf_config(task: RankTask, script: Script) -> dict[str, object]:
 
 
 def _jax(task: RankTask, local_rank: str) -> dict[str, str]:
-    """`jax.distributed.initialize()` without arguments takes the coordinator from its own variable.
-    Versions that have none for the rest take the rest from Open MPI's, which they read where there
-    is an address of Open MPI's launcher."""
+    """The variables of JAX. `jax.distributed.initialize()` without arguments reads the coordinator
+    from JAX's own variable. Versions without variables for the other arguments use Open MPI's,
+    which they read if the address of Open MPI's launcher is set."""
     return {
         "JAX_COORDINATOR_ADDRESS": task.peers[0],
         "JAX_COORDINATOR_BIND_ADDRESS": task.peers[0],
@@ -113,7 +113,7 @@ def _mxnet(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def _deepspeed(task: RankTask) -> dict[str, str]:
-    """As its own launcher sets them, beside torchrun's."""
+    """The variables that DeepSpeed's own launcher sets in addition to torchrun's."""
     return {
         "LOCAL_SIZE": str(task.local_world_size),
         "CROSS_RANK": str(task.node_rank),

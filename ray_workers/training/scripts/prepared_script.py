@@ -1,5 +1,5 @@
-"""The process group of a user's script that has called `train.prepare`: as a recipe's, it goes on
-when a rank is lost and another takes its place."""
+"""The process group of a user's script that has called `train.prepare`. Like a recipe's group, it
+continues when a rank is lost and another replaces it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ray_workers.training.elastic.rendezvous import RendezvousHandler
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
     LoopPhase.COMPUTE: RankPhase.COMPUTE,
-    # The own code of a script after its update may take as long as an evaluation.
+    # A script's own code after its update may take as long as an evaluation.
     LoopPhase.OWN_CODE: RankPhase.EVALUATE,
     LoopPhase.SAVE: RankPhase.SAVE,
     LoopPhase.FINISH: RankPhase.FINISH,
@@ -35,7 +35,7 @@ _PHASES = {
 
 
 class BatchLostError(PartsLostError):
-    """No rank is at a batch from which a newcomer could go on."""
+    """No rank is at a batch from which a newcomer could continue."""
 
     def __init__(self) -> None:
         Exception.__init__(
@@ -48,7 +48,7 @@ class BatchLostError(PartsLostError):
 
 
 class ScriptDiffersError(CopiesDifferError):
-    """The script, run anew by the process that took another's place, came to other weights."""
+    """A replaced rank ran the script again and got other weights."""
 
     def __init__(self) -> None:
         Exception.__init__(
@@ -63,7 +63,8 @@ class ScriptDiffersError(CopiesDifferError):
 
 class RankGroup:
     """The group of one rank of a job, made by `train.prepare`. From then on the rank follows its
-    group into later rounds, and leaves as asked by SIGTERM unless the script handles that."""
+    group into later rounds, and leaves when SIGTERM asks it to, unless the script handles
+    SIGTERM."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self._page = page
@@ -109,7 +110,7 @@ class RankGroup:
         return self._rendezvous.may_follow(error)
 
     def follow(self, error: BaseException) -> None:
-        if self.is_asked_to_leave:  # rank 0 has saved, and is gone
+        if self.is_asked_to_leave:  # rank 0 has saved, and has left
             raise Left from error
         self._rendezvous.follow(error)
 
@@ -164,10 +165,10 @@ class RankGroup:
 
 
 class _Unobserved:
-    """The group's phases book the script's time, not its calls."""
+    """Ignores the script's calls, because the group's phases record its time."""
 
     def stepped(self, step: int) -> None:
-        """Booked by the optimizer's step."""
+        """Do nothing: the optimizer's step records it."""
 
     def storing(self) -> AbstractContextManager[None]:
         return nullcontext()

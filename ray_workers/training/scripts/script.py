@@ -1,6 +1,6 @@
 """Runs a user's training program in its job's own directory, as `python` itself would run it.
 
-Needs no torch: a rank whose environment has another torch runs its program so, too.
+Needs no torch, so that it also serves a rank whose environment has another torch.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ class Program:
     module: str | None
     args: tuple[str, ...]
     has_code: bool
-    """Whether it is among uploaded files, which are in the job's directory already."""
+    """Whether the program is among uploaded files, which are in the job's directory already."""
 
 
 def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
-    """Run the program to its end, in the job's directory on this node. EntrypointError if there is
-    no such file."""
+    """Run the program in the job's directory. Raises EntrypointError if its file is missing."""
     path = _enter(program, Path(task.work_dir))
-    # As `python file` and `python -m module` have it.
+    # As `python file` and `python -m module` do.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
     refuse_mpi4py(task.world_size)
     keep_groups()
@@ -58,7 +57,7 @@ def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
 
 
 def _enter(program: Program, directory: Path) -> Path | None:
-    """Make the job's directory the current one, and set `sys.argv`; the program's file."""
+    """Change to the job's directory, set `sys.argv`, and return the program's file."""
     if program.entrypoint is not None and not program.has_code:
         path = _program_of_the_node(program.entrypoint)
         work_dir.enter(directory, path.resolve().parent)
@@ -70,7 +69,7 @@ def _enter(program: Program, directory: Path) -> Path | None:
     if program.entrypoint is None:
         return None
     path = Path(program.entrypoint).absolute()
-    if not path.is_file():  # the server looks for it among uploaded files, and sees no others
+    if not path.is_file():  # the server could check only uploaded files
         raise EntrypointError(f"there is no file {program.entrypoint} in the job's code")
     return path
 
@@ -87,16 +86,16 @@ def _program_of_the_node(entrypoint: str) -> Path:
 
 @contextmanager
 def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
-    """Within it a script that calls `train.prepare` follows its group into later rounds.
+    """Within this context a script that calls `train.prepare` follows its group into later rounds.
 
-    Left if the script was asked to leave, and did; NotPreparedError at the end of an elastic one
-    that never called it.
+    Raises Left if the script was asked to leave, and left; NotPreparedError if an elastic script
+    ends without calling `train.prepare`.
     """
 
     def new_group() -> Group:
         try:
             from ray_workers.training.scripts.prepared_script import RankGroup
-        except (ImportError, AttributeError):  # another torch, without what rounds need
+        except (ImportError, AttributeError):  # another torch, which can't follow rounds
             from dray.train.prepared.group import group_of_environment
 
             return group_of_environment()
@@ -120,13 +119,13 @@ def _finish(task: RankTask) -> None:
         return
     if task.generation == AWAITING:
         raise RuntimeError(
-            "the script ended without train.prepare(), and other ranks wait for it there"
+            "the script ended without train.prepare(), where the other ranks wait for this one"
         )
     parallel = task.spec.get("parallel") or {}
     if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:
         raise RuntimeError(
             "the job document has a parallel.shard or parallel.tensor above 1, and the script "
-            "ended without train.prepare(), which divides its model so"
+            "ended without train.prepare(), which divides the model"
         )
     if task.spec.get("elastic"):
         raise NotPreparedError(NOT_PREPARED)
@@ -140,7 +139,7 @@ WHY_NO_MPI4PY = (
 
 
 class _Mpi4pyRefused:
-    """A finder that fails with the reason, ahead of those that would find mpi4py."""
+    """A finder that raises the reason, before any finder that would find mpi4py."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name == "mpi4py":
@@ -149,6 +148,6 @@ class _Mpi4pyRefused:
 
 
 def refuse_mpi4py(world_size: int) -> None:
-    """Have this process's imports of mpi4py fail, unless the process is a job by itself."""
+    """Make imports of mpi4py fail in this process, unless the process is the job's only rank."""
     if world_size > 1:
         sys.meta_path.insert(0, _Mpi4pyRefused())

@@ -1,4 +1,4 @@
-"""The nodes of the cluster as the port shows them, from the entries of Ray and the node agents."""
+"""Makes the port's nodes from the entries of Ray and the node agents."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def described(
     drained_by: float | None,
     joined: JoinedNode | None,
 ) -> ClusterNode:
-    """node: its entry in `ray.nodes()`. available: what no job holds, by Ray. joined: None if
-    nothing of dray is on the node."""
+    """Return the node for the port.
+
+    `node` is its entry in `ray.nodes()`. `available` are the resources that no job holds, by Ray.
+    `joined` is None if no process of dray runs on the node.
+    """
     node_id = node["NodeID"]
     refused = RELEASED if joined is None else joined.refused
     problem = refused if drained_by is None else _leaving(drained_by)
@@ -49,7 +52,7 @@ def is_head_or_control(node: Mapping[str, Any]) -> bool:
 
 
 def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """The resources without Ray's own: object store, node markers, placement group shadows."""
+    """Return the resources without Ray's internal ones, such as the object store."""
     return {
         name: amount
         for name, amount in resources.items()
@@ -58,15 +61,15 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
-    """Ray's labels of a node without its id, and the one of nodes with a silo's source."""
+    """Return Ray's labels of a node without its id, and `SILO_LABEL` if it has a silo's source."""
     labels = {SILO_LABEL: "true"} if has_silo_source else {}
     labels |= node.get("Labels") or {}
     return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
 
 
 def _leaving(drained_by: float) -> str:
-    told = "it is drained: Ray was asked to remove the node"
+    reason = "it is drained: Ray was asked to remove the node"
     try:
-        return f"{told} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):  # at no time that anybody will see
-        return told
+        return f"{reason} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError):  # such as `math.inf`
+        return reason

@@ -1,4 +1,4 @@
-"""The Ray side of the cluster seam: the port's methods, by a Ray driver in this process.
+"""The port's methods, by a Ray driver in this process.
 
 It runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
 """
@@ -53,23 +53,23 @@ from service.config.node_types import labels_in, without_labels
 logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
-"""How long an agent has for a deletion before it is passed over; it is asked again later."""
+"""How long the driver waits for an agent's answer before it skips the agent until later."""
 SLIVER = 0.001
 """Amount of a marker resource that ties an actor to the nodes that have it."""
 SUPERVISOR_SLACK_S = 10.0
-"""Time for a supervisor to ask its nodes, on top of the wait that a poll asks for."""
+"""Time for a supervisor to ask its nodes, in addition to the wait of a poll."""
 ANSWER_LIMIT_S = 5.0
-"""How long the driver waits for any other process that may be stopped."""
+"""How long the driver waits for any other process that may be suspended."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
-"""Errors of a call to an actor that may be stopped. A driver that is new has no connection to it
-yet, and from the second call on Ray fails at once to make one."""
+"""Errors of a call to an actor that may be suspended. A new driver has no connection to it yet, and
+from the second call on Ray immediately fails to connect."""
 EXPECTED = (RayError, ClusterUnavailable, OSError)
-"""Failures of calls that a cluster which is not well explains; a TimeoutError is an OSError."""
+"""Failures of calls that a faulty cluster explains; a TimeoutError is an OSError."""
 _logged: set[str] = set()
 
 
 class RayCluster:
-    """The port `Cluster` on a Ray that this process is connected to."""
+    """Implements the port `Cluster` with the Ray to which this process is connected."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -81,10 +81,9 @@ class RayCluster:
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has answered this process."""
         self._looking_since: dict[tuple[str, int], float] = {}
-        """When the frames that attempts left on dead nodes were looked for first, by
-        `time.monotonic`."""
+        """When the search for an attempt's frames from dead nodes began, by `time.monotonic`."""
         self._ended: dict[tuple[str, int], float] = {}
-        """Attempts whose supervisor was ended for its silence: how slow their machines were."""
+        """The slowness of the machines of attempts whose silent supervisor was ended."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -106,16 +105,16 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Answer, which a gateway that is stopped does not."""
+        """Answer; a suspended gateway does not."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        there = [node["NodeID"] for node in alive]
+        node_ids = [node["NodeID"] for node in alive]
         heads = {node["NodeID"] for node in alive if is_head_or_control(node)}
-        self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
+        self._agents.meet(node_ids, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
             if node["NodeID"] in self._agents:
                 self._keep_warm(node)
@@ -157,8 +156,7 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation goes on if the caller gives up; until it is over, a missing actor means
-        # nothing.
+        # The creation goes on if the caller gives up. A missing actor does not matter until then.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -174,7 +172,7 @@ class RayCluster:
     ) -> PollReply:
         if ref.session != self._session:
             lost = Outcome.unseen(Cause.NODE_LOST, "the Ray cluster that ran it is gone")
-            await self.snapshot()  # which nodes there are now
+            await self.snapshot()  # to know the current nodes
             return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
         if (ref.job_id, ref.attempt) in self._launching:
             return _nothing_new(cursor, Phase.ACQUIRING)
@@ -202,14 +200,14 @@ class RayCluster:
         return replace(reply, silent=silent)
 
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
-        """The reply for an attempt whose supervisor does not answer.
+        """Return the reply for an attempt whose supervisor does not answer.
 
         A supervisor that was silent for longer than its limit, times the slowness of its machines,
         is ended while Ray itself answers. Its ranks end with it.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
-        has_started = key in self._heard or cursor  # another gateway may have heard it
+        has_started = key in self._heard or cursor  # or another gateway has
         limit_s = self._limits.replace_s if has_started else self._limits.start_s
         slowness = await self._slowness(ref)
         if silent_s > limit_s * slowness:
@@ -220,11 +218,11 @@ class RayCluster:
             self._ended[key] = slowness
             await asyncio.to_thread(end_actor, await self._supervisor(ref))
         silent = (SilentProcess(ProcessKind.SUPERVISOR, None, since),)
-        told = silent if silent_s > self._limits.report_s else ()
-        return _nothing_new(cursor, None, told)
+        shown = silent if silent_s > self._limits.report_s else ()
+        return _nothing_new(cursor, None, shown)
 
     async def _slowness(self, ref: AttemptRef) -> float:
-        """How many times slower than usual the machines are, by the agents that answer."""
+        """Return how many times slower than usual the machines are, by the agents that answer."""
         asked = [
             result_within(ANSWER_LIMIT_S, agent.slowness.remote(ref.job_id, ref.attempt))
             for agent in self._agents.of(ref.node_ids).values()
@@ -239,7 +237,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """The handle of the attempt's supervisor; ValueError if there is no such actor."""
+        """Return the handle of the attempt's supervisor. Raises ValueError if it does not exist."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(
@@ -250,10 +248,10 @@ class RayCluster:
     async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
-        """The reply for an attempt without a supervisor: its unread frames, then its end once every
-        process of it is seen gone."""
+        """Return the reply for an attempt without a supervisor: its unread frames, and then its end
+        once all of its processes are known to be gone."""
         attempt = (ref.job_id, ref.attempt)
-        await self.snapshot()  # which nodes are alive, and their agents
+        await self.snapshot()  # to know the live nodes and their agents
         agents = self._agents.of(ref.node_ids)
         self._agents.look_again(ref.node_ids)
         if not await self._unowned.are_released(attempt, ref.node_ids):
@@ -262,9 +260,8 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        if any(
-            isinstance(end, str) for end in kept
-        ):  # a node still copies; one that does not answer is judged below
+        # A node still copies. A node that does not answer is handled below.
+        if any(isinstance(end, str) for end in kept):
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
             *(self._read_unsupervised(ref, node, dict(cursor), max_bytes) for node in agents),
@@ -308,10 +305,12 @@ class RayCluster:
     async def _left_of(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
     ) -> PollReply | None:
-        """The reply with the last frames from nodes that are dead, which other nodes of their
-        machines find; None once there are none. Nodes that start, or do not answer, are waited for
-        within a limit: of a machine whose Ray was started anew, the new node has them. Where no
-        node lives, Ray itself is to be started anew first."""
+        """Return the reply with the last frames of dead nodes, which other nodes of their machines
+        find; None if there are no more.
+
+        Waits, up to a limit, for nodes that start or do not answer: if a machine's Ray was
+        restarted, the new node has the frames. If no node is alive, Ray must restart first.
+        """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
         asked = (ref.job_id, ref.attempt, dict(cursor), max_bytes)
@@ -364,7 +363,7 @@ class RayCluster:
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
-            if len(agents) < len(ref.node_ids):  # others may have what the dead have left
+            if len(agents) < len(ref.node_ids):  # others may have the frames of dead nodes
                 agents = [node.agent for node in self._agents.joined]
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
@@ -394,7 +393,7 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Without labels the call is one that older releases of Ray know, too.
+        # Without labels, older releases of Ray accept the call, too.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)
@@ -418,7 +417,7 @@ class RayCluster:
         await self._of_agents(lambda agent: agent.drop_jobs.remote(job_ids))
 
     async def _of_agents(self, ask: Callable[[Any], Any]) -> list[Any]:
-        """The answers of the agents that give one in time."""
+        """Return the answers of the agents that answer in time."""
         asked = [result_within(AGENT_WAIT_S, ask(agent)) for agent in self._accepted_agents()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
@@ -438,11 +437,11 @@ def _nothing_new(
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """A failure of Ray as the port's one error. The first of each that Ray does not expect is
-    logged with its traceback: it may be a mistake of dray's own."""
+    """Convert a failure of Ray to the port's error. An unexpected failure is logged once, with its
+    traceback: it may be a bug of dray."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
-    told = f"{kind}: {brief(error)}"
-    if not isinstance(error, EXPECTED) and told not in _logged:
-        _logged.add(told)
+    message = f"{kind}: {brief(error)}"
+    if not isinstance(error, EXPECTED) and message not in _logged:
+        _logged.add(message)
         logger.error("a call of Ray failed", exc_info=error)
-    return ClusterUnavailable(told)
+    return ClusterUnavailable(message)

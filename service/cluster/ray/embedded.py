@@ -1,9 +1,9 @@
-"""The embedded Ray: a one-node cluster of our own, as a daemon that outlives the service.
+"""The embedded Ray: a one-node cluster that dray starts, as a daemon that outlives the service.
 
-The Ray that `ray.init()` starts dies with a SIGKILLed parent, and with it the training. So this
-one is started by `ray start --block` in a session of its own; a restarted service finds it by the
-record under the home directory and joins it again. Every process of it carries an instance mark
-in its environment, by which the processes that a crash left behind are found and ended.
+A Ray that `ray.init()` starts dies with a SIGKILLed parent, and so does the training. So
+`ray start --block` starts the embedded Ray in its own session. A restarted service finds it by the
+record in the home directory, and joins it again. Each of its processes has an instance mark in its
+environment, by which processes that a crash left behind are found and ended.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from service.cluster.ray import start_failure
 logger = logging.getLogger(__name__)
 
 CODE_ROOT = Path(__file__).resolve().parents[3]
-"""The folder that holds the package `service`."""
+"""The folder that contains the package `service`."""
 RAY_START = "ray_workers.node.worker_forks.ray_start"
-"""Module that does what the command `ray` does, with workers that are forked."""
+"""The module that replaces the command `ray` and forks the workers."""
 WORKER_NICENESS = "RAY_worker_niceness"
 """Ray's setting of its workers' niceness, which is 15 by default."""
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's setting whether nodes have addresses that other machines reach, which has effect on every
-system: false keeps a node at 127.0.0.1."""
+"""Ray's setting whether other machines can reach its nodes, which has an effect on every system:
+false keeps a node at 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
-"""After each start that took too long the next one gets twice the time: the machine is slow."""
+"""The largest timeout: it doubles after each start that timed out, since the machine is slow."""
 STOP_TIMEOUT_S = 6.0
 KILL_LIMIT_S = 30.0
-"""For which the ends of killed processes are waited for. One that waits for a GPU's driver, or for
-a file of a server that is gone, may never end."""
+"""How long to wait for the ends of killed processes. A process that waits for a GPU driver, or for
+a file of a missing server, may never end."""
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 INSTANCE_BYTES = 3
-"""Of the random mark of an embedded Ray; its folder has its name, and paths of sockets are short
-(`ray_workers.shared.paths`)."""
+"""Length of the random mark of an embedded Ray. Its folder is named by the mark, and paths of
+sockets must be short (`ray_workers.shared.paths`)."""
 MEMORY_LIMITS = {
     "RAY_maximum_gcs_destroyed_actor_cached_count": "300",
     "RAY_maximum_gcs_dead_worker_cached_count": "200",
@@ -61,15 +61,15 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
-"""How many dead actors, workers and nodes, and finished calls, Ray remembers. By its own defaults,
-such as 100,000 actors, the GCS grows for months; the dashboard shows the newest. There is no such
-limit for placement groups that were removed, a few kB each."""
+"""How many dead actors, workers and nodes, and finished calls, Ray remembers. With Ray's defaults,
+such as 100,000 actors, the GCS grows for months; the dashboard shows the newest. Ray has no such
+limit for removed placement groups, a few kB each."""
 PLACE = "place"
-"""File in the temp-dir of a Ray that says on which host and in which container it runs."""
+"""File in the temp-dir of a Ray with the host and the container on which it runs."""
 
 
 class EmbeddedRayError(RuntimeError):
-    """The embedded Ray could not be started or ended; the message says why."""
+    """The embedded Ray could not be started or ended; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class Daemon:
 
     pid: int
     started_ticks: int
-    """Start time of the process in clock ticks since boot: a pid alone may be used again."""
+    """Start time of the process in clock ticks since boot: pids are reused."""
     instance: str
     address: str
     dashboard_url: str
 
 
 class EmbeddedRay:
-    """Starts, finds again and ends the Ray under one home directory. Blocking calls."""
+    """Starts, finds and ends the Ray of one home directory. The calls block."""
 
     def __init__(
         self, home: Path, num_slots: int, deployment_id: str, rank_env: Collection[str] = ()
     ) -> None:
-        """rank_env: names of variables that ranks get besides those of the allow-list."""
+        """Pass the variables `rank_env` to ranks, besides the variables of the allow-list."""
         self._directory = home / "ray"
         self._num_slots = num_slots
         self._deployment_id = deployment_id
@@ -102,10 +102,10 @@ class EmbeddedRay:
         self.token_file = self._directory / "token"
 
     def ensure(self) -> Daemon:
-        """The running daemon; starts one, after ending the processes that a dead one left.
+        """Return the running daemon, or start one after ending the processes of a dead daemon.
 
-        EmbeddedRayError if it does not start, the dead one's processes do not end, or `stop` came
-        first.
+        Raises EmbeddedRayError if it does not start, if the dead daemon's processes do not end, or
+        after `stop`.
         """
         with self._lock:
             if self._stopping:
@@ -123,8 +123,8 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and everything that carries its mark; none is started any more. The
-        next service's `ensure` ends the processes that take too long here."""
+        """End the daemon and every process with its mark, and start no other. The next service's
+        `ensure` ends the processes that take too long here."""
         self._stopping = True
         try:
             self.end()
@@ -132,22 +132,22 @@ class EmbeddedRay:
             logger.error("%s", error)
 
     def end(self) -> None:
-        """End the daemon and everything that carries its mark; the next `ensure` starts another.
-        EmbeddedRayError if a process does not end."""
+        """End the daemon and every process with its mark, or raise EmbeddedRayError. The next
+        `ensure` starts another."""
         with self._lock:
             known = self._read_record()
             if known is not None:
                 self._end(known)
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that a driver needs to join."""
+        """Return the environment variables that a driver needs to join."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-            # The GCS of one machine does not come back: give up on it soon.
+            # The GCS of a single machine does not come back, so the driver gives up on it soon.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-            # Without it Ray takes the machine's address in the place of 127.0.0.1, and then all of
-            # its servers listen on all interfaces.
+            # Otherwise Ray replaces 127.0.0.1 by the machine's address, and all of its servers
+            # listen on all interfaces.
             ON_LOOPBACK: "false",
         }
 
@@ -177,7 +177,7 @@ class EmbeddedRay:
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
             "--disable-usage-stats",
-            "--log-color=false",  # by itself it colours files as well
+            "--log-color=false",  # by default Ray colours files, too
         ]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -191,7 +191,7 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Written once there are processes: a folder without any is taken for a dead Ray's.
+            # Written after the process exists: a folder without processes counts as a dead Ray's.
             (temp_dir / PLACE).write_text(place())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -207,21 +207,22 @@ class EmbeddedRay:
     def _await_start(
         self, process: subprocess.Popen[bytes], log_path: Path, temp_dir: Path
     ) -> None:
-        """Wait until Ray is up. EmbeddedRayError, in Ray's own words, if it ends or takes long."""
+        """Wait until Ray is up. Raises EmbeddedRayError, with Ray's message, if it ends or takes
+        too long."""
         limit_s = self._start_timeout_s
         deadline = time.monotonic() + limit_s
-        while not _log_says_started(log_path):
+        while not _has_started(log_path):
             if self._stopping:
                 raise EmbeddedRayError("the service is stopping")
             if process.poll() is not None:
-                said = start_failure.reason(log_path, temp_dir)
-                said = said or f"it ended with code {process.returncode}"
-                raise EmbeddedRayError(f"the embedded Ray did not start: {said} (see {log_path})")
+                why = start_failure.reason(log_path, temp_dir)
+                why = why or f"it ended with code {process.returncode}"
+                raise EmbeddedRayError(f"the embedded Ray did not start: {why} (see {log_path})")
             if time.monotonic() > deadline:
                 self._start_timeout_s = min(2 * limit_s, MAX_START_TIMEOUT_S)
-                said = start_failure.reason(log_path, temp_dir) or "it reported no error"
+                why = start_failure.reason(log_path, temp_dir) or "it reported no error"
                 raise EmbeddedRayError(
-                    f"the embedded Ray was not up after {limit_s:.0f} s: {said} (see {log_path})"
+                    f"the embedded Ray was not up after {limit_s:.0f} s: {why} (see {log_path})"
                 )
             time.sleep(CHECK_S)
 
@@ -232,37 +233,37 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # Ray's default would have training wait for all other work of the machine, and so would
-            # supervisors and agents, which take little of a CPU and need it at once.
+            # With Ray's default, training would wait for all other work of the machine. So would
+            # supervisors and agents, which use little CPU time but need it at once.
             WORKER_NICENESS: "0",
             # A worker that leads a process group could not lead a session
-            # (`ray_workers.supervision.preload_minimal`). By the groups Ray ends the children of
-            # dead workers, of which ours have none: the forkserver starts all processes.
+            # (`ray_workers.supervision.preload_minimal`). Ray ends the children of dead workers by
+            # their groups, but our workers have none: the forkserver starts all processes.
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
-            # Temporary files of Ray's own processes are deleted with this folder.
+            # The temporary files of Ray's own processes are deleted with this folder.
             "TMPDIR": str(_temp_dir(instance)),
             "PYTHONPATH": os.pathsep.join(code_path),
             # One thread for each rank: several ranks share this machine's cores.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             NODE_ADDRESS: LOOPBACK,
             "RAY_metrics_report_interval_ms": "2000",
-            # Ray's dashboard overwrites an actor's id with the one that its process had in the last
-            # statistics. A job's actors start in processes that were idle then and had none, so
+            # Ray's dashboard overwrites an actor's id with the id that its process had in the last
+            # statistics. A job's actors start in processes that were idle then and had no id, so
             # their pages open only after the next statistics: by default, up to 30 s later.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
             # Draining is for nodes that others may move to; ours is the only one.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # When memory runs out Ray would end its own workers, and with a node agent every job of
-            # the node. The kernel ends the largest process, which is the rank at fault.
+            # When memory runs out, Ray would end its own workers, such as the node agent, and so
+            # every job of the node. The kernel ends the largest process, the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
             # By default a raylet starts one worker process per CPU at a time, and forgets further
             # requests (`service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            # Each worker would leave a file of events that nobody reads, and Ray's dashboard would
-            # open the files of all workers that there ever were every 2 seconds.
+            # Each worker would leave a file of events that no process needs, and Ray's dashboard
+            # would open the files of all earlier workers every 2 seconds.
             "RAY_event_log_reporter_enabled": "false",
             "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
@@ -270,8 +271,8 @@ class EmbeddedRay:
         }
 
     def _end(self, daemon: Daemon) -> None:
-        """SIGTERM, then SIGKILL whatever still carries the mark; returns when all are gone.
-        EmbeddedRayError, and the record stays, if that takes too long."""
+        """Send SIGTERM, and later SIGKILL, to the processes with the mark until all are gone. If
+        that takes too long, keep the record and raise EmbeddedRayError."""
         if _is_alive(daemon):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(daemon.pid, signal.SIGTERM)
@@ -284,7 +285,7 @@ class EmbeddedRay:
                         os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline + KILL_LIMIT_S:
                 raise EmbeddedRayError(
-                    "these processes of the embedded Ray do not end though they were killed: "
+                    "these processes of the embedded Ray do not end although they were killed: "
                     f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each waits for"
                 )
             time.sleep(CHECK_S)
@@ -293,16 +294,16 @@ class EmbeddedRay:
         self._record.unlink(missing_ok=True)
 
     def _remove_nodes(self) -> None:
-        """Delete the files of its nodes on this machine, once no process of their records runs. A
-        process that was started with an empty environment does not carry the Ray's mark.
+        """Delete the files of the Ray's nodes on this machine, once no process of their records
+        runs. A process that was started with an empty environment does not have the Ray's mark.
 
-        Spools stay until the service has read them, through the next Ray's node.
+        Spools stay until the service has read them, through the node of the next Ray.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))
         if not orphans.reap_within(nodes, STOP_TIMEOUT_S):
             orphans.remove_folders(nodes)
-            with contextlib.suppress(OSError):  # there is none, or it holds such spools
+            with contextlib.suppress(OSError):  # it does not exist, or contains spools
                 root.rmdir()
 
     def _read_record(self) -> Daemon | None:
@@ -324,27 +325,27 @@ def _temp_dir(instance: str) -> Path:
 
 
 def remove_dead_sessions() -> None:
-    """Delete the folders of embedded Rays of which nothing is left, as after a power cut.
+    """Delete the folders of embedded Rays without processes, such as after a power cut.
 
-    A folder without a note of this host and container is left alone: its processes can't be seen
-    from here.
+    A folder without the name of this host and container is kept: its processes are not visible
+    here.
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:
             is_ours = (folder / PLACE).read_text() == place()
         except OSError:
             continue
-        # The note is written after the first process, so that a Ray that starts is not deleted.
+        # The name is written after the first process has started, so a starting Ray is kept.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _log_says_started(log_path: Path) -> bool:
+def _has_started(log_path: Path) -> bool:
     return b"--block" in log_path.read_bytes()
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat (proc(5)); None if there is no such process or it is dead."""
+    """Return field 22 of /proc/PID/stat (proc(5)), or None if no such process is alive."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -372,7 +373,7 @@ def _accepts(address: str) -> bool:
 
 
 def _marked(instance: str) -> Iterator[int]:
-    """Pids of the live processes that carry the instance's mark in their environment."""
+    """Return the pids of the live processes with the instance's mark in their environment."""
     mark = f"{RAY_INSTANCE}={instance}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -386,7 +387,7 @@ def _marked(instance: str) -> Iterator[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that were free just now, each a different one."""
+    """Return different ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

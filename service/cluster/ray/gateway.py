@@ -1,12 +1,12 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
-A Ray driver exits with its process when Ray's GCS is lost, so it must not be the service's own.
-Parent and child speak over a socket pair in pickled messages, each behind its length; they are
-one program, so pickle crosses no boundary of trust. When the child dies every open call fails
-with ClusterUnavailable, and a new child is started, with growing pauses.
+A Ray driver ends its process when Ray's GCS is lost, so it must not run in the service's process.
+Parent and child exchange pickled messages with a length prefix over a socket pair. They are one
+program, so pickle crosses no trust boundary. When the child dies, every open call fails with
+ClusterUnavailable, and a new child is started, with growing pauses.
 
     parent -> child   (call number, method, arguments)
-    child -> parent   (call number, True, answer) or (call number, False, sentence)
+    child -> parent   (call number, True, answer) or (call number, False, message)
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ logger = logging.getLogger(__name__)
 
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
-"""Longest wait for an answer, on top of what the call itself may wait."""
+"""Longest wait for an answer, in addition to the call's own wait."""
 CHILD_CALL_LIMIT_S = 60.0
-"""When the child gives up a call; the parent has long since."""
+"""When the child gives up a call; the parent gives it up earlier."""
 PING_S = 2.0
-"""How long the driver may take to answer a ping, and the pause before the next."""
+"""How long the driver may take to answer a ping, and the pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""Names of the silences that the parent measures: of the child, of Ray behind it, and of Ray while
-the child joins."""
+"""Keys of the silences that the parent measures: of the child, of Ray, and of Ray while the child
+joins."""
 _LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
 class RayTarget:
-    """The Ray to use, which is the embedded one or a cluster by its address."""
+    """The Ray to use: the embedded Ray, or a cluster with an address."""
 
     deployment_id: str
     storage_url: str
@@ -63,13 +63,13 @@ class RayTarget:
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
-    """Of the child's log, which goes to the service's stderr."""
+    """Format of the child's log, which goes to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 
 
 class GatewayCluster:
-    """The port `Cluster`, by a child process that holds the Ray driver."""
+    """Implements the port `Cluster` with a child process that contains the Ray driver."""
 
     def __init__(self, target: RayTarget) -> None:
         self._target = target
@@ -95,14 +95,14 @@ class GatewayCluster:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child, while there is one."""
+        """The process id of the child, or None while it does not run."""
         return self._child.pid if self._child is not None else None
 
     async def snapshot(self) -> ClusterSnapshot:
         if self._writer is not None:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
-        # A raylet that is stopped is a dead node to Ray, and an embedded Ray has no other.
+        # To Ray, a suspended raylet is a dead node, and an embedded Ray has no other node.
         if not answer.nodes and self._target.embedded is not None:
             raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
         self._silence.answered(RAY)
@@ -162,7 +162,7 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            # Not wait_for, which drops a cancellation that comes together with the answer.
+            # Not wait_for, which drops a cancellation that arrives together with the answer.
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
@@ -186,14 +186,14 @@ class GatewayCluster:
             await asyncio.sleep(next(pauses, RESTART_PAUSES_S[-1]))
 
     async def _serve_calls(self, reader: asyncio.StreamReader) -> str:
-        """Serve until the child ends, or it or Ray is silent for too long; answers which it was."""
+        """Serve until the child ends, or the child or Ray is silent for too long; return why."""
         answers = asyncio.ensure_future(self._read_answers(reader))
         silence = asyncio.ensure_future(self._until_silent())
         try:
             await asyncio.wait({answers, silence}, return_when=asyncio.FIRST_COMPLETED)
             if silence.done():
                 return silence.result()
-            return "the Ray driver ended and is being started again"
+            return "the Ray driver ended and is being restarted"
         finally:
             answers.cancel()
             silence.cancel()
@@ -206,21 +206,21 @@ class GatewayCluster:
                 self._silence.answered(DRIVER)
             driver_s, ray_s = self._silence.seconds(DRIVER), self._silence.seconds(RAY)
             if driver_s > self._limits.gateway_s:
-                return f"the Ray driver did not answer for {driver_s:.0f} s and is started again"
+                return f"the Ray driver did not answer for {driver_s:.0f} s and is restarted"
             if ray_s > self._limits.ray_s:
                 return f"Ray did not answer for {ray_s:.0f} s"
             await asyncio.sleep(PING_S)
 
     async def _start_child(self) -> asyncio.StreamReader:
-        """Start embedded Ray where it is ours, then the driver; returns when it is connected.
+        """Start the embedded Ray, if it is used, and the driver; return when it is connected.
 
-        An embedded Ray that was silent for too long, or that no driver could join for as long, is
-        ended first: its processes may be stopped.
+        An embedded Ray that was silent, or that no driver could join, for too long is ended first:
+        its processes may be suspended.
         """
         target, daemon = self._target, None
         if target.embedded is not None:
             if self._is_ray_given_up():
-                logger.warning("the embedded Ray does not answer, and is started anew")
+                logger.warning("the embedded Ray does not answer, and is restarted")
                 await asyncio.to_thread(target.embedded.end)
                 self._silence.answered(JOIN)
             daemon = await asyncio.to_thread(target.embedded.ensure)
@@ -248,7 +248,7 @@ class GatewayCluster:
         return reader
 
     async def _receive_in_time(self, reader: asyncio.StreamReader) -> tuple[bool, str]:
-        """Whether the child is connected, and why not."""
+        """Return whether the child is connected, and the problem if it is not."""
         self._silence.answered(DRIVER)
         self._silence.asked(DRIVER)
         receiving = asyncio.ensure_future(_receive(reader))
@@ -256,7 +256,7 @@ class GatewayCluster:
             while not receiving.done():
                 await asyncio.wait({receiving}, timeout=PING_S)
                 if self._silence.seconds(DRIVER) > self._limits.join_s:
-                    raise ClusterUnavailable("no connection came about in time")
+                    raise ClusterUnavailable("the Ray driver did not connect in time")
         finally:
             receiving.cancel()
         self._silence.answered(DRIVER)
@@ -268,7 +268,8 @@ class GatewayCluster:
         return asked > self._limits.ray_s or joining > self._limits.join_s
 
     def _config(self, daemon: Daemon | None) -> dict[str, Any]:
-        """Fields of GatewayConfig; the class itself needs ray, which this process is free of."""
+        """Return the fields of GatewayConfig. This process does not import ray, which its class
+        needs."""
         target = self._target
         return {
             "deployment_id": target.deployment_id,
@@ -285,7 +286,7 @@ class GatewayCluster:
         return [sys.executable, "-m", module, str(fd), self._target.log_format]
 
     def _child_environment(self) -> dict[str, str]:
-        # Ray prints news of its nodes with colour codes, which the service's log has none of.
+        # Ray prints messages about its nodes with colour codes; the service's log has none.
         environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
         if self._target.embedded is not None:
             environment |= self._target.embedded.environment()
@@ -332,7 +333,7 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 
 
 async def _serve(fd: int) -> None:
-    """The child's side: connect to Ray, then answer calls until the parent is gone."""
+    """Run the child: connect to Ray, and answer calls until the parent is gone."""
     from service.cluster.ray import driver, node_agents
 
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
@@ -364,7 +365,7 @@ async def _serve(fd: int) -> None:
 
 if __name__ == "__main__":
     logging_setup.configure("json" if sys.argv[2] == "json" else "text")
-    # Only the parent's end of the socket decides when to leave: not a Ctrl-C in its terminal.
+    # The child ends when the parent closes the socket, not by a Ctrl-C in the parent's terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(int(sys.argv[1])))
     # An ordinary exit would wait for Ray's own threads.

@@ -1,4 +1,4 @@
-"""The node agents as the gateway knows them: which may start ranks, and which are silent."""
+"""The gateway's records of the node agents: which may start ranks, and which are silent."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 REDESCRIBE_S = 5.0
 STARTS = "its node agent is starting"
 """The problem of a node that has not described itself yet."""
-RELEASED = "it carries nothing, and is left to Ray's autoscaler; it is taken back when it is needed"
+RELEASED = "it is idle and released to Ray's autoscaler; it is used again when a job needs it"
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The configuration that the gateway is sent when it starts."""
+    """The configuration that the gateway gets when it starts."""
 
     deployment_id: str
     address: str
@@ -53,22 +53,22 @@ class JoinedNode:
     agent: Any
     asked: asyncio.Future[NodeReport]
     asked_at: float
-    """When the agent was asked last, by `time.monotonic`."""
+    """When the agent was last asked, by `time.monotonic`."""
     ping: asyncio.Future[float | None]
     problem: str | None = STARTS
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
-    """Unix seconds; set once it has not answered for so long that users are told."""
+    """Unix seconds; set once the agent has been silent for `SilenceLimits.report_s`."""
     forkserver_silent_since: float | None = None
-    """The same of the node's forkserver, as the agent reports."""
+    """Unix seconds since when the node's forkserver is silent, as the agent reports."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """The end of an agent that was silent for too long; referenced so that it is not collected."""
+    """Ends an agent that was silent for too long; the reference prevents garbage collection."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
     has_silo_source: bool = False
-    """`NodeReport.has_silo_source`; no rank is put on a node before it has reported."""
+    """`NodeReport.has_silo_source`; no rank is placed on a node before its first report."""
 
     @property
     def is_starting(self) -> bool:
@@ -76,7 +76,8 @@ class JoinedNode:
 
     @property
     def is_dead(self) -> bool:
-        """Ray has given the agent up, as when its constructor fails; a restart is not that."""
+        """Whether Ray has given up the agent, such as when its constructor fails; false during a
+        restart."""
         return self.asked.done() and isinstance(self.asked.exception(), ActorDiedError)
 
     @property
@@ -89,7 +90,7 @@ class JoinedNode:
         return self.problem
 
     def settle(self, config: GatewayConfig) -> None:
-        """Take over the agent's answer, if there is one."""
+        """Store the agent's answer, if it has arrived."""
         if not self.asked.done():
             return
         try:
@@ -102,10 +103,10 @@ class JoinedNode:
 
 
 class NodeAgents:
-    """One agent for each node: created, asked for reports, and ended when it falls silent.
+    """Creates an agent for each node, asks it for reports, and ends it when it is silent.
 
-    An agent that is ended for its silence is started again by Ray, and finds the spools of its
-    node. The ranks there end with the forkserver, and are recovered as after any loss.
+    Ray restarts an agent that was ended for its silence; the new agent finds the spools of its
+    node. The ranks of the node end with the forkserver, and are recovered as after any loss.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -128,7 +129,7 @@ class NodeAgents:
         return self._nodes.values()
 
     def of(self, node_ids: Collection[str]) -> dict[str, Any]:
-        """The agents of those nodes that live, by node."""
+        """Return the agents of these nodes, by node, without dead nodes."""
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
     def meet(
@@ -138,9 +139,9 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Know these nodes, and no others; those that are released only if they are heads.
-        `wants_news`: whether an agent that was asked at this time, by `time.monotonic`, is to be
-        asked again already."""
+        """Create agents for these nodes, and forget others. Released nodes count only if they are
+        heads. `wants_news`: whether to ask an agent again that was last asked at this time, by
+        `time.monotonic`."""
         self._heads = frozenset(heads)
         self._nodes = {
             node_id: self._met(node_id, wants_news)
@@ -149,20 +150,20 @@ class NodeAgents:
         }
 
     async def release(self, node_ids: Collection[str]) -> None:
-        """Have no agents on these nodes, until a later call leaves them out. Each agent is a worker
-        that Ray has given away, and Ray takes no node that has one for idle."""
+        """End the agents on these nodes, until a later call does not name them. An agent is a used
+        worker to Ray, which considers only nodes without used workers idle."""
         leaving = frozenset(node_ids) - self._released - self._heads
         self._released = frozenset(node_ids)
         ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)
         for failure in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(failure, BaseException):
-                logger.warning("the agent of a released node was not seen to end: %r", failure)
+                logger.warning("the agent of a released node may not have ended: %r", failure)
 
     def get(self, node_id: str) -> JoinedNode:
         return self._nodes[node_id]
 
     def silent_forkservers(self, node_ids: Collection[str]) -> tuple[SilentProcess, ...]:
-        """The silent forkservers of these nodes, as far as their agents answer."""
+        """Return the silent forkservers of these nodes whose agents answer."""
         known = ((node, self._nodes[node]) for node in node_ids if node in self._nodes)
         return tuple(
             SilentProcess(ProcessKind.FORKSERVER, node, one.forkserver_silent_since)
@@ -171,7 +172,7 @@ class NodeAgents:
         )
 
     def look_again(self, node_ids: Collection[str]) -> None:
-        """Ask these nodes anew: an attempt that ended may have left slots in quarantine."""
+        """Ask these nodes again: an attempt that ended may have left slots in quarantine."""
         for node_id in node_ids:
             if node_id in self._nodes:
                 self._nodes[node_id].asked_at = -math.inf
@@ -198,7 +199,7 @@ class NodeAgents:
         return known
 
     def _listen(self, node_id: str, known: JoinedNode) -> None:
-        """Notice that an agent does not answer, report it, and in the end have it replaced."""
+        """Check whether an agent answers. Report a silent agent, and finally replace it."""
         if known.ping.done():
             if known.ping.exception() is None:
                 known.has_answered, known.silent_since = True, None
@@ -208,13 +209,13 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # Also after it was ended, until its successor answers: a late reader learns of it.
+            # Also after it was ended, until its successor answers, so that late readers see it.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning("the agent of node %s was silent for %.0f s: ended", node_id, silent_s)
             ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)
             known.ending = asyncio.ensure_future(ending)
-            known.has_answered = False  # the next one has as long as a start takes
+            known.has_answered = False  # the next agent has the time of a start
             self._silence.answered(node_id)
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
@@ -226,8 +227,8 @@ class NodeAgents:
 
 
 def _end_agent(node_id: str, known: JoinedNode | None) -> None:
-    """Blocking. known: None where another gateway may have made an agent."""
-    with contextlib.suppress(ValueError):  # there is none
+    """End the node's agent (blocking). `known` is None if another gateway may have created it."""
+    with contextlib.suppress(ValueError):  # it does not exist
         end_actor(ray.get_actor(agent_name(node_id)) if known is None else known.agent)
 
 
@@ -237,7 +238,7 @@ def _silence(process: str, since: float) -> str:
 
 
 def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
-    """Why the node that says this of itself may not carry ranks, or None."""
+    """Return why the node with this report may not carry ranks, or None."""
     if report.problem:
         return report.problem
     if report.version != dray.__version__:

@@ -1,13 +1,13 @@
-"""Idle Ray worker processes, kept so that an actor starts in 50 ms instead of 500.
+"""Keeps Ray worker processes idle, so that an actor starts in 50 ms instead of 500.
 
-A new actor waits for a Python process that has to import ray first, unless the raylet has one
-idle. The raylet starts such processes when it is asked to (its RPC PrestartWorkers, the one that
-Ray's own startup uses). They hold no resources. This is only a matter of speed: where the RPC
-is not there or refuses, actors start as Ray starts them.
+Unless the raylet has an idle Python process, a new actor waits for a process that has to import ray
+first. The raylet starts such processes by its RPC PrestartWorkers, which Ray's own startup uses.
+They hold no resources. This only saves time: if the RPC is missing or fails, actors start more
+slowly.
 
-The raylet starts as many processes as it is asked for, however many are idle, and keeps them for an
-hour. So only those that are missing in a node agent's count are asked for: another gateway may have
-asked before.
+The raylet starts as many processes as are requested, even if others are idle, and keeps them for an
+hour. So only the processes that a node agent's count lacks are requested: another gateway may have
+requested some before.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ray_workers.node import compat_ray
 logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
-"""Processes kept idle per node: the supervisors and the ranks of two small jobs, so that one that
-is submitted right after another finds some as well. Each takes 20 MB, or 45 where it is not forked
+"""Idle processes per node: the supervisors and the ranks of two small jobs, so that a job that is
+submitted right after another also finds some. Each takes 20 MB, or 45 MB if it is not forked
 (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
-"""Time after a launch before more processes are started: importing ray takes a core's half
-second, which belongs to the job that is starting."""
+"""Seconds after a launch before more processes are started: importing ray takes half a second of a
+core, which the starting job needs."""
 APPEARS_S = 3.0
-"""How long the processes that were asked for may take to start and be counted."""
+"""Seconds that requested processes may take to start and be counted."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Count:
     """A node agent's count of idle workers."""
 
     address: str
-    """Of its raylet, host:port."""
+    """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """By `time.monotonic`; the count is no older."""
+    """A time of `time.monotonic`; the count is not older."""
 
 
 class Prestarter:
-    """Asks each node for the idle workers that it lacks."""
+    """Requests the idle workers that each node lacks."""
 
     def __init__(self) -> None:
         self._asked_at: dict[str, float] = {}
@@ -60,11 +60,11 @@ class Prestarter:
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a count is older than the last launch, which is long enough ago for another."""
+        """Whether a count is older than `CALM_S` after the last launch, and this time is over."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
-        """Top up a node if it needs it; returns at once."""
+        """Request the workers that a node lacks, without waiting for them."""
         if self._refused or self._is_stale(node_id, count.asked_at):
             return
         missing = IDLE_WORKERS - count.idle_workers
@@ -86,7 +86,7 @@ class Prestarter:
             )
         except (ImportError, AttributeError) as error:
             self._refused = True
-            logger.info("this Ray can't prestart workers for us, jobs start slower: %s", error)
+            logger.info("this Ray can't prestart workers, so jobs start more slowly: %s", error)
         except Exception as error:
             logger.info("the node at %s did not prestart workers: %s", address, error)
 

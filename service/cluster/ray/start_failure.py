@@ -1,4 +1,4 @@
-"""Why a Ray did not start, in its own words: the last error in the logs of its processes."""
+"""Finds out why a Ray did not start: the last error in the logs of its processes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""In the order in which one's end is the cause of the next one's. Without `dashboard.log` and
-`monitor.log`, which both complain of a taken port that nothing depends on."""
+"""Logs of Ray's processes, each before the processes whose end it may cause. `dashboard.log` and
+`monitor.log` are omitted: both complain of a used port that no process depends on."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 
 _PYTHON = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
-_FATAL = re.compile(r"^\[[^\]]* [CF] \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
-_ERROR = re.compile(r"^\[[^\]]* E \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
+_FATAL = re.compile(r"^\[[^\]]* [CF] \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<text>.*)$")
+_ERROR = re.compile(r"^\[[^\]]* E \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<text>.*)$")
 _NOISE = re.compile(r"An unexpected system state has occurred\. .* fix it\. ?")
-"""The words that Ray puts before each failed check."""
+"""The text that Ray puts before each failed check."""
 
 
 def reason(daemon_log: Path, temp_dir: Path) -> str | None:
-    """The program that failed and its line; None if no log has an error.
+    """Return the program that failed and its error line, or None if no log has an error.
 
-    daemon_log: the output of `ray start`; temp_dir: the temp-dir of the Ray, with its logs.
+    `daemon_log` is the output of `ray start`, and `temp_dir` the temp-dir of the Ray with its logs.
     """
     sessions = temp_dir.glob("session_2*/logs")  # one; session_latest is a link to it
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # Without its GCS, `ray start` only reports that there is none.
+    # Without its GCS, `ray start` only reports that the GCS is missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # Errors that a program survives often say only that another program is missing.
+    # Errors that a program survives often mean only that another program is missing.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):
@@ -40,11 +40,11 @@ def reason(daemon_log: Path, temp_dir: Path) -> str | None:
     return None
 
 
-def _last_match(text: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
-    for line in reversed(text.splitlines()):
+def _last_match(log: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
+    for line in reversed(log.splitlines()):
         for found in filter(None, (pattern.match(line) for pattern in patterns)):
-            said = found.groupdict().get("said", line)
-            return _NOISE.sub("", said)[:MAX_CHARS]
+            text = found.groupdict().get("text", line)
+            return _NOISE.sub("", text)[:MAX_CHARS]
     return None
 
 

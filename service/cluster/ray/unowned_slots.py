@@ -1,4 +1,4 @@
-"""Release of the slots that attempts still hold in Ray when their supervisor is gone."""
+"""Releases the slots that attempts still hold in Ray after their supervisor is gone."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ray_workers.node import placement_groups
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, int]
-"""A job and its attempt."""
+"""A job id and the number of its attempt."""
 
 WAIT_S = 1.0
-"""How long `are_released` waits for the release to end."""
+"""How long `are_released` waits for a release to end."""
 
 
 class UnownedSlots:
-    """Releases the slots of attempts without a supervisor, once at a time for each."""
+    """Releases the slots of attempts without a supervisor, one release at a time for each."""
 
     def __init__(self) -> None:
         self._releases: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._released: set[Key] = set()
         self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._found: set[Key] = set()
-        """Attempts without an owner that were seen to hold slots."""
+        """Attempts without an owner that held slots when `keys` looked."""
 
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
         """Whether the attempt's slots are free or in quarantine.
 
-        The first call begins the release, and later ones check it. node_ids: the living nodes that
-        may run a process of the attempt.
+        The first call begins the release, and later calls check it. `node_ids` are the live nodes
+        that may run a process of the attempt.
         """
         if key in self._released:
             return True
@@ -49,13 +49,13 @@ class UnownedSlots:
         return True
 
     async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
-        """Release slots that a forgotten attempt may still hold, without waiting for it.
+        """Release slots that a forgotten attempt may still hold, without waiting for the release.
 
         An attempt whose release fails is found again by `keys`.
         """
         self._released.discard(key)
         if key not in self._found:
-            # Most attempts hold nothing any more, which is quick to see; `keys` finds the others.
+            # Most attempts hold no slots now, which is quick to check; `keys` finds the others.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)
@@ -72,7 +72,7 @@ class UnownedSlots:
             logger.warning("the slots of %s attempt %d are still held: %s", *key, done.exception())
 
     async def keys(self, quarantined: Collection[Key]) -> set[Key]:
-        """Attempts that hold slots, without those whose slots are known to be in quarantine."""
+        """Return the attempts that hold slots outside of quarantine."""
         held = {(each.job_id, each.attempt) for each in await placement_groups.held_slots()}
         self._found = held - set(quarantined)
         return set(self._found)

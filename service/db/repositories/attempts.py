@@ -1,4 +1,4 @@
-"""SQL on attempts and on what they leave: checkpoints and artifacts."""
+"""SQL on attempts, and on their checkpoints and artifacts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DeletedAtt
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 MAX_ENDED = 1000
-"""Attempts that are looked back on."""
+"""The most ended attempts that a query returns."""
 
 
 def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
@@ -31,7 +31,7 @@ def _one() -> Select[AttemptRow]:
 
 
 def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The columns of each."""
+    """rows: the columns of each attempt."""
     if rows:
         session.connection().execute(_insert(), list(rows))
 
@@ -42,7 +42,7 @@ def _insert() -> Insert:
 
 
 def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
-    """The attempt of each of these jobs that has not been seen gone."""
+    """The live attempt of each of these jobs, by job."""
     found: dict[str, AttemptRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))
@@ -61,7 +61,7 @@ def of_job(session: Session, job_id: str) -> list[AttemptRow]:
 
 
 def beginnings(session: Session, job_id: str) -> Sequence[Row[Any, Any, Any]]:
-    """(attempt, resume_step, first_metric_step) of each attempt, without the rest of the rows."""
+    """(attempt, resume_step, first_metric_step) of each of the job's attempts."""
     return session.connection().execute(_beginnings(), {"job_id": job_id}).all()
 
 
@@ -73,7 +73,7 @@ def _beginnings() -> Select[Any, Any, Any]:
 
 
 def num_diverged(session: Session, job_id: str) -> int:
-    """Attempts of the job that ended because training diverged."""
+    """The number of the job's attempts that ended because training diverged."""
     query = select(func.count()).where(
         AttemptRow.job_id == job_id, AttemptRow.reason_code == Cause.DIVERGED
     )
@@ -81,7 +81,7 @@ def num_diverged(session: Session, job_id: str) -> int:
 
 
 def live(session: Session) -> list[AttemptRow]:
-    """Attempts that have not been seen gone, oldest first."""
+    """All live attempts (not yet seen to be gone), oldest first."""
     query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
 
@@ -93,11 +93,11 @@ _HELD = (
     *("grown_at", "shrunk_at"),
     *("batch_size", "batch_at", "preempt_asked_at", "created_at", "started_at", "running_at"),
 )
-"""Columns of an attempt that planning goes by."""
+"""Columns of an attempt that planning reads."""
 
 
 def live_columns(session: Session) -> Sequence[Row[Any]]:
-    """As `live`, `_HELD` alone."""
+    """The columns `_HELD` of the attempts that `live` returns."""
     return session.connection().execute(_live_columns()).all()
 
 
@@ -115,7 +115,7 @@ _FOLLOWED = (
 
 
 def followed_columns(session: Session) -> Sequence[Row[Any]]:
-    """Of the same attempts `_FOLLOWED` and `job_state`."""
+    """The columns `_FOLLOWED` and `job_state` of the attempts that `live` returns."""
     return session.connection().execute(_followed_columns()).all()
 
 
@@ -128,7 +128,7 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """By (job, attempt), up to where the reports of these jobs' live attempts are stored."""
+    """How far the reports of these jobs' live attempts are stored, by (job, attempt)."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -145,7 +145,7 @@ def _cursors() -> Select[Any]:
 
 def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
     """(job_id, world_size, started_at, finished_at, reason_code, reason_message) of attempts that
-    ran and ended after `since`: the newest of them."""
+    ran and ended after `since`, the newest first, at most MAX_ENDED."""
     table = AttemptRow.__table__
     query = (
         select(
@@ -160,7 +160,7 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
 
 
 def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Row[Any]]:
-    """`_ENDED` of attempts that ended after `since`, also of deleted jobs: the newest of them,
+    """The columns `_ENDED` of the newest attempts, also of deleted jobs, that ended after `since`,
     oldest first."""
     both = union_all(
         *(each.where(each.selected_columns.finished_at > since) for each in _ended_slots())
@@ -170,7 +170,7 @@ def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Ro
 
 
 def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> Iterator[Row[Any]]:
-    """The same of those of these attempts that have ended."""
+    """The columns `_ENDED` of these attempts (job, number), as far as they have ended."""
     by_number: dict[int, list[str]] = {}
     for job_id, attempt in sorted(attempts):
         by_number.setdefault(attempt, []).append(job_id)
@@ -183,7 +183,7 @@ def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> I
 
 @cache
 def _ended_slots_of() -> tuple[Select[Any], ...]:
-    """`_ended_slots` of these attempts of this number."""
+    """`_ended_slots` of some jobs' attempts with one number."""
     return tuple(
         query.where(
             query.selected_columns.job_id.in_(bindparam("job_ids", expanding=True)),
@@ -201,7 +201,7 @@ _ENDED = (
 
 @cache
 def _ended_slots() -> tuple[Select[Any], Select[Any]]:
-    """`_ENDED` of ended attempts, and of those of deleted jobs."""
+    """Queries for `_ENDED` of ended attempts, and for the attempts of deleted jobs."""
     table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
     columns = (jobs[name] if name in ("queue", "owner") else table[name] for name in _ENDED)
     query = select(*columns).join(JobRow.__table__, jobs.id == table.job_id)
@@ -211,18 +211,18 @@ def _ended_slots() -> tuple[Select[Any], Select[Any]]:
 
 
 def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
-    """Keep the slots that these jobs had, whose rows are about to be deleted."""
+    """Keep the slots of these jobs' attempts, before the jobs are deleted."""
     of_jobs = _ended_slots()[0].where(AttemptRow.__table__.c.job_id.in_(job_ids))
     session.execute(sql_insert(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
 
 
 def forget_ended(session: Session, before: datetime) -> None:
-    """Forget slots of deleted jobs that were left before this time."""
+    """Forget slots of deleted jobs whose attempts ended before this time."""
     session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Newest first: by attempt, then by step."""
+    """The job's checkpoints, newest first: by attempt, then by step."""
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)
@@ -232,7 +232,7 @@ def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def put_checkpoint(session: Session, row: CheckpointRow) -> None:
-    """Add it, or replace what the same attempt said of the same step."""
+    """Add a checkpoint, or replace the same attempt's checkpoint of the same step."""
     session.merge(row)
 
 
@@ -255,13 +255,15 @@ def artifact(session: Session, job_id: str, artifact_id: str) -> ArtifactRow | N
 
 
 def put_artifact(session: Session, row: ArtifactRow) -> None:
-    """Add it, or replace the one that the job left under the same path before."""
+    """Add an artifact, or replace the job's artifact with the same path."""
     session.merge(row)
 
 
 def furthest_step(session: Session, job_id: str, *, before_attempt: int | None = None) -> int:
-    """Optimizer steps that the job has ever been seen to have done, in any attempt, or in those
-    before one."""
+    """The most optimizer steps that an attempt of the job has reported.
+
+    before_attempt: consider only attempts before this one.
+    """
     query = select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
     if before_attempt is not None:
         query = query.where(AttemptRow.attempt < before_attempt)

@@ -16,7 +16,7 @@ from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
 def count_event(session: Session, row: JobRow) -> int:
-    """Number of the job's next event. The row stays locked, so that none is skipped."""
+    """Number the job's next event. The row stays locked, so that numbers have no gap."""
     if not jobs.is_locked(session, row.id):
         jobs.lock(session, row.id)
     row.event_seq += 1
@@ -24,7 +24,7 @@ def count_event(session: Session, row: JobRow) -> int:
 
 
 def has_event(session: Session, job_id: str, type_: str, attempt: int | None = None) -> bool:
-    """Whether the job, or that attempt of it, has an event of this type."""
+    """Whether the job, or this attempt of the job, has an event of this type."""
     query = select(EventRow.seq).where(EventRow.job_id == job_id, EventRow.type == type_).limit(1)
     if attempt is not None:
         query = query.where(EventRow.attempt == attempt)
@@ -32,7 +32,7 @@ def has_event(session: Session, job_id: str, type_: str, attempt: int | None = N
 
 
 def with_event(session: Session, job_ids: Collection[str], type_: str) -> set[tuple[str, int]]:
-    """(job, attempt) of the events of this type that these jobs have."""
+    """(job, attempt) of these jobs' events of this type."""
     return {
         (job_id, attempt)
         for some in in_chunks(sorted(job_ids), CHUNK)

@@ -1,4 +1,4 @@
-"""SQL on the rounds of federated jobs and their clients outside of the cluster."""
+"""SQL on the rounds of federated jobs, and on their clients outside of the cluster."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def clients(session: Session, job_id: str) -> Sequence[FederatedClientRow]:
 
 
 def remove_client(session: Session, job_id: str, number: int) -> bool:
-    """False if there is no such client."""
+    """Remove a client. Returns False if it does not exist."""
     row = FederatedClientRow
     query = delete(row).where(row.job_id == job_id, row.number == number).returning(row.number)
     return session.scalar(query.execution_options(synchronize_session=False)) is not None
 
 
 def standing(session: Session, job_id: str, token_sha256: str) -> Row[Any] | None:
-    """The facts that a client with this token is to know; None if it is no client of the job.
+    """The facts for a client with this token; None if the job has no client with this token.
 
-    (number, sent_round, sent_sha256, joined_at, state, job_attempt, and the columns of the job's
-    newest round, None if there was none)
+    (client, sent_round, sent_sha256, joined_at, state, job_attempt, and the columns of the job's
+    newest round, which are None if there was no round)
     """
     values = {"job_id": job_id, "token": token_sha256}
     return session.connection().execute(_standing(), values).first()
@@ -82,8 +82,10 @@ def note_sent(
     *,
     is_update: bool,
 ) -> bool:
-    """Note the update of a client in a round, or its answer in a phase of secure aggregation: the
-    first one. False if there was one."""
+    """Record a client's update of a round, or its answer in a phase of secure aggregation.
+
+    Returns False if the client has already sent one.
+    """
     row = FederatedClientRow
     counted = {"sent_at": now, "num_sent": row.num_sent + 1} if is_update else {}
     query = (
@@ -99,17 +101,17 @@ def note_sent(
 
 
 def forget_sent(session: Session, job_id: str, round_name: str, received: Collection[int]) -> None:
-    """Have clients send their updates of a round again whose updates the storage has not."""
-    row, there = FederatedClientRow, set(received)
+    """Let clients send their updates of a round again if the storage has not received them."""
+    row, kept = FederatedClientRow, set(received)
     query = select(row).where(row.job_id == job_id, row.sent_round == round_name)
     for client in session.scalars(query):
-        if client.number not in there:
+        if client.number not in kept:
             client.sent_round = None
     session.flush()
 
 
 def senders(session: Session, job_id: str, sent_name: str) -> set[int]:
-    """The numbers of the clients whose newest answer is this one."""
+    """The numbers of the clients whose newest answer has this name."""
     row = FederatedClientRow
     query = select(row.number).where(row.job_id == job_id, row.sent_round == sent_name)
     return set(session.scalars(query))

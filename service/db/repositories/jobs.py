@@ -24,7 +24,7 @@ def get(session: Session, job_id: str) -> JobRow | None:
 
 
 def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
-    """Which of these jobs exist and are not being deleted."""
+    """The ids among `job_ids` of jobs that exist and are not being deleted."""
     query = select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
     return set(session.scalars(query))
 
@@ -33,7 +33,7 @@ _LOCKED = "locked_jobs"
 
 
 def lock(session: Session, job_id: str) -> JobRow | None:
-    """The row as it is now; nobody else changes it before this transaction ends."""
+    """Return the current row, locked: no other transaction changes it before this one ends."""
     row: JobRow | None = session.scalar(_locking(), {"job_id": job_id})
     if row is not None:
         _locked(session).add(job_id)
@@ -41,8 +41,10 @@ def lock(session: Session, job_id: str) -> JobRow | None:
 
 
 def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
-    """As `lock`, by id. All transactions that lock several jobs do so in the order of their ids, so
-    that no two wait for each other."""
+    """Lock several jobs, and return their rows by id.
+
+    All transactions lock jobs in the order of their ids, so that they never deadlock.
+    """
     found: dict[str, JobRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         rows = session.scalars(_locking_many(), {"job_ids": some})
@@ -52,7 +54,7 @@ def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
 
 
 def is_locked(session: Session, job_id: str) -> bool:
-    """Whether this transaction has locked the row, so that it is as it was read."""
+    """Whether this transaction has locked the row, so that the row is current."""
     return job_id in _locked(session)
 
 
@@ -87,7 +89,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 
 
 def tags(session: Session, job_ids: Sequence[str]) -> dict[str, list[str]]:
-    """In order, by job."""
+    """The sorted tags of each of these jobs."""
     found: dict[str, list[str]] = {job_id: [] for job_id in job_ids}
     query = select(JobTagRow.job_id, JobTagRow.tag).where(JobTagRow.job_id.in_(job_ids))
     for job_id, tag in session.execute(query):
@@ -102,13 +104,12 @@ _STATUS = (
     *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
-"""Columns of a job that its answer is made of."""
+"""Columns of a job that its answer consists of."""
 
 
 @cache
 def _status_query(dialect: str) -> Select[Any]:
-    """One statement for all of a job's answer: labels as an object, tags with spaces between
-    them, and the state of the cluster."""
+    """A query for all columns of a job's answer: labels are an object, tags separated by spaces."""
     as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
     job_labels = (
         select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
@@ -133,13 +134,13 @@ def _status_query(dialect: str) -> Select[Any]:
 
 
 def status(session: Session, job_id: str) -> Row[Any] | None:
-    """The columns of the job's answer, without building objects of rows; None if it is gone."""
+    """The columns of the job's answer; None if the job does not exist. No ORM object is made."""
     query = _status_query(session.get_bind().dialect.name)
     return session.connection().execute(query, {"job_id": job_id}).one_or_none()
 
 
 def state_of(session: Session, job_id: str) -> JobState | None:
-    """The job's state, without the rest of its row; None if there is no such job."""
+    """The job's state, without the rest of its row; None if the job does not exist."""
     found = session.connection().execute(_state_query(), {"job_id": job_id})
     state: JobState | None = found.scalar()
     return state
@@ -154,14 +155,14 @@ def _state_query() -> Select[Any]:
 
 
 def unstored(**columns: Any) -> JobRow:
-    """An object of these columns, to be read: it is in no session, and calls no listener."""
+    """A read-only object with these columns, which is in no session and calls no listener."""
     row = JobRow()
     vars(row).update(columns)
     return row
 
 
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
-    """Store the columns of `row` that are set, without making it an object of the session."""
+    """Store the columns of `row` that are set, without adding `row` to the session."""
     values = {name: value for name, value in vars(row).items() if name in _columns()}
     session.connection().execute(_insert(), [values])
     if job_labels:
@@ -181,7 +182,7 @@ def _columns() -> frozenset[str]:
 
 def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
     """(id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of the
-    newest jobs that have reported step times, newest first, with those that have ended."""
+    newest jobs that have reported step times, newest first. Ended jobs are included."""
     return session.connection().execute(_step_times(), {"most": most}).all()
 
 
@@ -198,7 +199,7 @@ def _step_times() -> Select[Any]:
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """(owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest first."""
+    """(owner, name, num_workers, runtime_used_s) of the last succeeded jobs, newest first."""
     c = JobRow.__table__.c
     query = (
         select(c.owner, c.name, c.num_workers, c.runtime_used_s)
@@ -210,7 +211,7 @@ def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
-    """The document and the owner of each of these jobs, as far as they are there."""
+    """(document, owner) of each of these jobs, by id; jobs that do not exist are left out."""
     return {
         row.id: (row.spec, row.owner)
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -226,7 +227,7 @@ def _documents() -> Select[Any]:
 
 
 def starting_from(session: Session, job_id: str) -> list[str]:
-    """Ids of jobs that have not ended and begin with a checkpoint of this one."""
+    """Ids of jobs that have not ended and start from a checkpoint of this job."""
     query = select(JobRow.id).where(
         JobRow.init_from_job == job_id, JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
     )
@@ -234,7 +235,7 @@ def starting_from(session: Session, job_id: str) -> list[str]:
 
 
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
-    """Jobs whose deletion has begun, or has begun before that time."""
+    """Ids of jobs whose deletion has begun, before this time if one is given."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
     if before is not None:
         query = query.where(JobRow.deleted_at < before)
@@ -242,8 +243,7 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the rows, and by their foreign keys everything that belongs to the jobs but the slots
-    that they had."""
+    """Delete the jobs and, by foreign keys, all that belongs to them except their past slots."""
     attempts.keep_ended(session, job_ids)
     document_values.drop(session, job_ids)
     found = session.scalars(
@@ -256,13 +256,13 @@ def erase(session: Session, job_ids: Sequence[str]) -> None:
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:
-    """(id, document) of jobs that succeeded, the newest first."""
+    """(id, document) of succeeded jobs, the newest first."""
     query = select(JobRow.id, JobRow.spec).where(JobRow.state == JobState.SUCCEEDED)
     return session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
 
 
 def count_by_state(session: Session) -> dict[JobState, int]:
-    """The number of jobs in each state that some job is in."""
+    """The number of jobs in each state; states without a job are left out."""
     query = (
         select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
     )

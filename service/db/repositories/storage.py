@@ -1,4 +1,4 @@
-"""SQL on how full the storage is, on jobs that may be deleted, and on links to download a file."""
+"""SQL on the use of the storage, on jobs that may be deleted, and on download links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BYTES = 2**63 - 1
 
 
 def state(session: Session) -> StorageStateRow | None:
-    """As it was last seen; None before that."""
+    """The storage's last known state; None before the first check."""
     return session.get(StorageStateRow, THE_STORAGE)
 
 
@@ -31,9 +31,9 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Bytes of checkpoints, artifacts and logs, by their rows: the storage is not walked.
+    """Bytes of checkpoints, artifacts and logs, summed from their rows without walking the storage.
 
-    Added up as floats, since sizes that a job made up may exceed 64 bits together.
+    The sum is of floats, because a job may report false sizes whose sum exceeds 64 bits.
     """
     total = 0
     for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
@@ -42,7 +42,7 @@ def used_bytes(session: Session) -> int:
 
 
 def projects(session: Session) -> Iterator[str]:
-    """Each project that has a job. One step along the index for each, however many jobs."""
+    """Yield each project that has a job, with one step along the index for each project."""
     name = session.scalar(select(func.min(JobRow.project)))
     while name is not None:
         yield name
@@ -50,13 +50,13 @@ def projects(session: Session) -> Iterator[str]:
 
 
 def finished_before(session: Session, time: datetime, limit: int) -> list[tuple[str, str]]:
-    """(id, project) of jobs that ended before `time` and are not needed, the oldest first."""
+    """(id, project) of disposable jobs that ended before `time`, the oldest first."""
     query = _disposable().where(JobRow.finished_at < time)
     return _pairs(session, query.order_by(JobRow.finished_at).limit(limit))
 
 
 def finished_beyond(session: Session, project: str, keep: int, limit: int) -> list[tuple[str, str]]:
-    """The same of the project's finished jobs behind its `keep` newest, the newest first."""
+    """(id, project) of disposable jobs beyond the project's `keep` newest, the newest first."""
     finished = and_(
         JobRow.project == project, JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None)
     )
@@ -75,7 +75,7 @@ def _disposable() -> Select[str, str]:
 
 
 def _needed() -> ColumnElement[bool]:
-    """True of a job from which a live one starts."""
+    """Whether a job that has not ended starts from this job."""
     user = aliased(JobRow)
     return (
         select(user.id)
@@ -94,12 +94,12 @@ def _pairs(session: Session, query: Select[str, str]) -> list[tuple[str, str]]:
 
 
 def add(session: Session, row: DownloadLinkRow) -> None:
-    """Harmless to repeat."""
+    """Add a link; repeating this is harmless."""
     session.merge(row)
 
 
 def take(session: Session, secret_sha256: str) -> DownloadLinkRow | None:
-    """The link, whose row is gone from then on: of several callers with one secret, one gets it."""
+    """Delete and return the link: of several callers with the same secret, only one gets it."""
     statement = (
         delete(DownloadLinkRow)
         .where(DownloadLinkRow.secret_sha256 == secret_sha256)

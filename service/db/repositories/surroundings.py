@@ -1,4 +1,4 @@
-"""SQL on what nearly every change of a job asks: few rows that change seldom, in one statement."""
+"""SQL on facts that nearly every change of a job reads: few rows, in one query."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _FOUND = "surroundings"
 
 
 def seen(session: Session) -> Row[Any]:
-    """As this transaction first looked at it: whether the cluster is `connected` (None before it
-    was first seen), its `ray_dashboard`, the `storage_problem` for which no job is taken or
-    started (None while there is room), and `webhook`, one that is enabled, or None."""
+    """Return the facts, which this transaction reads once.
+
+    connected: whether the cluster is connected; None before the first connection.
+    ray_dashboard: the dashboard's address.
+    storage_problem: why no job is accepted or started; None while the storage has space.
+    webhook: the id of an enabled webhook; None if there is none.
+    """
     found: Row[Any] | None = session.info.get(_FOUND)
     if found is None:
         found = session.info[_FOUND] = session.connection().execute(_seen()).one()

@@ -1,4 +1,4 @@
-"""SQL on webhooks and the messages for them."""
+"""SQL on webhooks and their messages."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _WAITING: ColumnElement[bool] = WebhookDeliveryRow.next_try_at.is_not(None)
 
 
 def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]:
-    """(id, owner, all_users, states, queue, labels) of those that are notified of jobs of these
-    owners."""
+    """(id, owner, all_users, states, queue, labels) of enabled webhooks for these owners' jobs."""
     c = WebhookRow.__table__.c
     names = ("id", "owner", "all_users", "states", "queue", "labels")
     query = select(*(c[name] for name in names)).where(
@@ -45,15 +44,15 @@ def places_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
 
-_TOLD = (
+_REPORTED = (
     *("id", "name", "owner", "queue", "summary"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 
 
 def told_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """The columns of these jobs that messages tell, by id."""
-    return _of_jobs(session, job_ids, _TOLD)
+    """The columns of these jobs that messages contain, by id."""
+    return _of_jobs(session, job_ids, _REPORTED)
 
 
 def _of_jobs(
@@ -80,7 +79,7 @@ def add(session: Session, row: WebhookRow) -> None:
 
 
 def add_delivery(session: Session, row: WebhookDeliveryRow) -> None:
-    """The row has its number afterwards."""
+    """Add a message and assign its number."""
     session.add(row)
     session.flush()
 
@@ -93,7 +92,7 @@ def get(session: Session, webhook_id: str, *, lock: bool = False) -> WebhookRow 
 
 
 def every(session: Session, owner: str | None) -> Sequence[WebhookRow]:
-    """Those of the owner, or all, oldest first."""
+    """The owner's webhooks, or all if `owner` is None, oldest first."""
     query = select(WebhookRow).order_by(WebhookRow.id)
     if owner is not None:
         query = query.where(WebhookRow.owner == owner)
@@ -106,12 +105,12 @@ def count_of(session: Session, owner: str) -> int:
 
 
 def remove(session: Session, webhook_id: str) -> None:
-    """Its messages are deleted by `sweep`: there may be many."""
+    """Delete a webhook. `surplus` finds its messages, which may be many, to be deleted later."""
     session.execute(delete(WebhookRow).where(WebhookRow.id == webhook_id))
 
 
 def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int]:
-    """How many messages wait for each of these webhooks that has some."""
+    """The number of messages that wait for each of these webhooks; 0 is left out."""
     query = (
         select(WebhookDeliveryRow.webhook_id, func.count())
         .where(_WAITING, WebhookDeliveryRow.webhook_id.in_(webhook_ids))
@@ -121,14 +120,14 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
 
 
 def enabled(session: Session) -> Sequence[Row[str, str, str | None, bool]]:
-    """(id, owner, enabled_by, all_users) of the webhooks that are enabled."""
+    """(id, owner, enabled_by, all_users) of the enabled webhooks."""
     hook = WebhookRow
     query = select(hook.id, hook.owner, hook.enabled_by, hook.all_users)
     return session.execute(query.where(hook.disabled_at.is_(None))).all()
 
 
 def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | None]]:
-    """(id, paused_until, when the first message is due) of enabled webhooks with messages."""
+    """(id, paused_until, due_at of the first message) of enabled webhooks with waiting messages."""
     due = (
         select(func.min(WebhookDeliveryRow.next_try_at))
         .where(_WAITING, WebhookDeliveryRow.webhook_id == WebhookRow.id)
@@ -141,7 +140,7 @@ def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | 
 
 
 def next_due(session: Session, webhook_id: str, now: datetime) -> WebhookDeliveryRow | None:
-    """The message whose time came first."""
+    """The due message with the earliest time."""
     query = select(WebhookDeliveryRow).where(
         WebhookDeliveryRow.webhook_id == webhook_id,
         _WAITING,
@@ -161,7 +160,7 @@ def delivery(session: Session, webhook_id: str, number: int) -> WebhookDeliveryR
 def deliveries(
     session: Session, webhook_id: str, before: int | None, limit: int
 ) -> Sequence[WebhookDeliveryRow]:
-    """The newest first, of lower numbers than `before`."""
+    """The webhook's messages with numbers below `before`, newest first."""
     query = select(WebhookDeliveryRow).where(WebhookDeliveryRow.webhook_id == webhook_id)
     if before is not None:
         query = query.where(WebhookDeliveryRow.number < before)
@@ -169,7 +168,7 @@ def deliveries(
 
 
 def drop_waiting(session: Session, webhook_id: str) -> int:
-    """Give up all that wait; answers how many."""
+    """Drop all waiting messages, and return how many there were."""
     dropped = session.execute(
         update(WebhookDeliveryRow)
         .where(WebhookDeliveryRow.webhook_id == webhook_id, _WAITING)
@@ -181,7 +180,7 @@ def drop_waiting(session: Session, webhook_id: str) -> int:
 
 
 def overfull(session: Session, most: int) -> Sequence[str]:
-    """Ids of enabled webhooks for which more messages wait."""
+    """Ids of enabled webhooks with more than `most` waiting messages."""
     query = (
         select(WebhookDeliveryRow.webhook_id)
         .join(WebhookRow, WebhookRow.id == WebhookDeliveryRow.webhook_id)
@@ -193,8 +192,11 @@ def overfull(session: Session, most: int) -> Sequence[str]:
 
 
 def surplus(session: Session, before: datetime, keep: int, limit: int) -> list[int]:
-    """Numbers of messages that are settled and were made before this time, or of which their
-    webhook has `keep` newer ones; and of those whose webhook is gone."""
+    """Numbers of messages to delete.
+
+    These are settled messages from before this time, settled messages beyond the webhook's newest
+    `keep`, and all messages of deleted webhooks.
+    """
     table = WebhookDeliveryRow
     place = func.row_number().over(partition_by=table.webhook_id, order_by=table.number.desc())
     settled = select(table.number, table.created_at, place.label("place")).where(~_WAITING)
@@ -213,8 +215,11 @@ def delete_deliveries(session: Session, numbers: Sequence[int]) -> None:
 
 
 def summary(session: Session) -> tuple[int, int, int, int, datetime | None]:
-    """Webhooks that are enabled and take messages, that fail, that are disabled; messages that
-    wait, and when the oldest of them was made."""
+    """Return (working, failing, disabled, waiting, oldest).
+
+    The first three count webhooks, of which only enabled ones work or fail. waiting: the number of
+    waiting messages. oldest: when the oldest waiting message was made.
+    """
     is_enabled = WebhookRow.disabled_at.is_(None)
     is_failing = WebhookRow.failing_since.is_not(None)
     counts = session.execute(

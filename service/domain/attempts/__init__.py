@@ -1,1 +1,1 @@
-"""Attempts: what follows when one ends, how its time counts, drills against it."""
+"""Attempts: retries, the use of their time, and drills."""

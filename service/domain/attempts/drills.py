@@ -1,4 +1,4 @@
-"""Drills: faults that a user asks for. Whether one makes sense, and how it goes on. Pure."""
+"""Pure rules for drills, the faults that a user injects: which are possible, and their states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDER = {
 
 
 def is_news(state: DrillState, reported: DrillState) -> bool:
-    """Whether the report moves the drill on: a drill never goes back, and its end is final."""
+    """Whether the report advances the drill. A drill never goes back, and its end is final."""
     return _ORDER[reported] > _ORDER[state]
 
 
@@ -25,16 +25,16 @@ class Running:
 
     world_size: int
     step: int
-    """Optimizer steps done, as far as is known."""
+    """Known number of optimizer steps done."""
     total_steps: int | None
     has_steps: bool
-    """Whether its ranks show how far they are: recipes do, and scripts that report their steps."""
+    """Whether the ranks report steps, as recipes and some scripts do."""
     why_not_in_place: str | None = None
     """Why the job's group does not recover in place; None if it does."""
 
 
 def ends_attempt(kind: DrillKind, job: Running) -> bool:
-    """Whether the drill should end the attempt, so that the next one takes up the job."""
+    """Whether the drill should end the attempt, so that the next attempt resumes the job."""
     return kind is DrillKind.PREEMPT or job.why_not_in_place is not None
 
 
@@ -48,9 +48,9 @@ class Refusal:
 
 
 def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Refusal | None:
-    """None if the drill can be tried."""
+    """Return why the drill makes no sense; None if it can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
-        return Refusal("/rank", "a preemption takes the whole job; leave the rank out")
+        return Refusal("/rank", "a preemption affects the whole job; leave the rank out")
     if rank >= job.world_size:
         ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
@@ -74,7 +74,7 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
 
 
 def outcome_sentence(recovery_s: float | None, steps_lost: int | None) -> str:
-    """`recovered in 0.41 s, 0 steps lost`, as far as it is known."""
+    """Return words such as `recovered in 0.41 s, 0 steps lost`, without unknown parts."""
     how_long = "recovered" if recovery_s is None else f"recovered in {recovery_s:.2f} s"
     if steps_lost is None:
         return how_long

@@ -1,4 +1,4 @@
-"""The table of what job documents mean for their groups. A strategy has its row here. Pure."""
+"""The traits of worker groups, from job documents. Each strategy has its traits here. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from service.domain.documents import CheckedDocument
 
 AGGREGATOR = 0
-"""The rank that aggregates what silos send."""
+"""The rank that aggregates the updates of silos."""
 
 
 def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
-    """The traits of the groups that train this job."""
+    """Return the traits of the groups that train this job."""
     document, script, sync = job.spec, job.spec.script, job.spec.sync
     num_ranks = document.resources.num_workers
-    # As many as it asks for: an elastic group that begins with one may have more later.
+    # The full number: an elastic group that begins with one rank may have more later.
     recovers_in_place = may_recover(document, num_workers=num_ranks, has_gpus=has_gpus)
     servers = frozenset(range(document.num_ranks_that_train, num_ranks))
     has_replicas = isinstance(sync, ParameterServer) and sync.shards_kept_by == "replica"
@@ -50,33 +50,31 @@ def _next_of_each(ranks: list[int]) -> Mapping[int, int]:
 
 
 def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
-    """`GroupTraits.goes_on_without_lost` of a document as it was stored, which another release may
-    have done."""
+    """Return `GroupTraits.goes_on_without_lost` of a document stored by any release."""
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
-    """Why such a job never recovers in place; None if it does.
+    """Return why such a job never recovers in place; None if it does.
 
-    num_workers: how many the job has now, or may have again.
+    num_workers: number that the job has now, or may have again.
 
-    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
-    launched upon a gradient that never came cannot be told from a good one. Workers of parameter
-    servers have no part in either.
+    On GPUs, NCCL's operations end asynchronously. So an optimizer step on a gradient that never
+    arrived can't be distinguished from a valid step. Workers of parameter servers use neither.
     """
     if document.script is not None and document.is_divided:
         return "ranks of a script that hold a model together do not recover in place"
     if document.script is not None:
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
-        return "a single rank does not recover in place, because nobody else holds its state"
+        return "a single rank does not recover in place, because no other rank holds its state"
     has_servers = document.num_ranks_that_train < document.resources.num_workers
     if has_gpus and not has_servers:
         return "a group on GPUs does not recover in place, because its state may be half a step on"
     if document.num_replicas == 1:
         return (
             "ranks that hold a single model together do not recover in place: each has parts that "
-            "nobody else has (with parallel.data above 1 somebody does)"
+            "no other rank has (set parallel.data above 1 to have copies)"
         )
     if document.takes_local_steps:
         return "ranks that take steps by themselves do not recover in place: each has its own state"
@@ -84,8 +82,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
-    """Whether such a job recovers in place, or may: of a script its processes show whether they
-    have called `train.prepare` (`are_prepared`)."""
+    """Whether such a job recovers in place, or may do so: a script's processes show later whether
+    they have called `train.prepare` (`are_prepared`)."""
     script = document.script
     if script is None:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None

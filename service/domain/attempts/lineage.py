@@ -1,7 +1,7 @@
-"""Which steps of earlier attempts still count once a later one has resumed from a checkpoint.
+"""Which steps of an attempt still count after a later attempt has resumed from a checkpoint.
 
-An attempt that resumed at step r took everything up to r from the attempts before it, and made
-their later steps void. So attempt k counts up to the least step at which an attempt after it began.
+An attempt that resumed at step r uses all earlier steps up to r, and makes later steps of earlier
+attempts void. So an attempt counts up to the lowest step at which any later attempt began.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ NO_END = 2**63 - 1
 
 
 def last_steps(starts: Mapping[int, int | None]) -> dict[int, int]:
-    """The last step that counts of each attempt, `NO_END` if none is void.
+    """Return the last step that counts of each attempt; `NO_END` if no step is void.
 
-    `starts`: for each attempt the steps already done when it began; None if it never trained.
+    starts: number of steps done before each attempt; None if the attempt never trained.
     """
     ends: dict[int, int] = {}
     end = NO_END

@@ -1,4 +1,4 @@
-"""The rate at which workers are lost, from the attempts so far. Pure."""
+"""The rate of lost workers, estimated from earlier attempts. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seen:
-    """Attempts that ended."""
+    """Sums over ended attempts."""
 
     worker_s: float = 0.0
     """Running time times the number of workers."""
     num_losses: int = 0
-    """Attempts that ended because a worker, its node or its supervisor was lost."""
+    """Number of attempts that ended because a worker, its node or its supervisor was lost."""
 
 
 def worker_mtbf_s(everywhere: Seen, of_the_job: Seen, *, prior_s: float) -> float:
-    """Mean time between the losses of one worker: the worse of what the deployment and what the
-    job itself has seen.
+    """Return the mean time in seconds between losses of one worker: the lower of the deployment's
+    and the job's estimate.
 
-    The deployment begins with one loss in `prior_s` (the mean of a gamma prior), which its own
-    time soon outweighs; the job begins with what the deployment has seen, in the same way.
+    The deployment's estimate begins with one loss in `prior_s` (the mean of a gamma prior), which
+    observed time soon outweighs. The job's estimate begins with the deployment's in the same way.
     """
     deployments = (prior_s + everywhere.worker_s) / (1 + everywhere.num_losses)
     own = (deployments + of_the_job.worker_s) / (1 + of_the_job.num_losses)

@@ -1,4 +1,4 @@
-"""Whether an attempt that ended is followed by another, and who pays for it."""
+"""Whether an ended attempt is followed by another one, and which budget it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BACKOFF_S = 60.0
 MAX_FREE_BACKOFF_S = 15.0
 MAX_ROLLBACKS = 3
 ROLLBACK_FACTOR = 0.5
-"""The factor by which each rollback lowers the learning rate."""
+"""Factor by which each rollback multiplies the learning rate."""
 
 
 class RetryBudget(StrEnum):
@@ -29,20 +29,20 @@ class RetryBudget(StrEnum):
 
 @dataclass(frozen=True)
 class Budgets:
-    """The retries that the job may use, and those it used before the attempt that just ended."""
+    """The retries that the job may use, and the retries used before the attempt that ended."""
 
     max_user_retries: int
     max_infra_retries: int
     user_failures: int = 0
     infra_failures: int = 0
     free_requeues: int = 0
-    """In a row, since an attempt last took a step; only the delay depends on this number."""
+    """Free retries since an attempt last took a step. Only the delay depends on their number."""
     runtime_left_s: float | None = None
     rolls_back: bool = False
     """Whether the document asks for a rollback when training diverges."""
     rollbacks: int = 0
     fails_alike: bool = False
-    """Whether the attempt before ended in the same error, at the same line of the user's code."""
+    """Whether the previous attempt had the same error at the same line of the user's code."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GiveUp:
     code: str
     budget: RetryBudget
     because: str
-    """The end of a sentence that says why there is no other attempt."""
+    """End of a sentence that explains why no other attempt follows."""
 
 
 _ERROR_OF_A_LINE = re.compile(r"\w[\w.]*(?:: .*)? \(.*\bline [0-9]+\)", re.DOTALL)
@@ -65,33 +65,34 @@ _ROLE = re.compile(r" \(rank [0-9]+ is [^()]*\)$")
 
 
 def is_same_error(message: str, before: str) -> bool:
-    """Whether two attempts ended in an exception of one type, with one message, raised at one line.
-    The ranks may differ."""
+    """Whether two attempts ended with an exception of equal type, message and line. The ranks may
+    differ."""
     mine, theirs = _ROLE.sub("", message), _ROLE.sub("", before)
     return mine == theirs and _ERROR_OF_A_LINE.fullmatch(mine) is not None
 
 
 def _backoff(first_s: float, before: int, cap_s: float) -> float:
-    """Double from `first_s` with each failure before this one, up to `cap_s`."""
+    """Return `first_s` doubled for each earlier failure, up to `cap_s`."""
     return min(cap_s, first_s * 2.0 ** min(before, 30))
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""How a group ends that did not recover in place from an injected fault."""
+"""Causes with which a group ends after it did not recover in place from an injected fault."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
-"""How a group ends that took too long to start or to recover, or whose supervisor did to answer."""
+"""Causes with which a group ends if it starts or recovers too slowly, or its supervisor answers
+too slowly."""
 
 
 def decide(
     cause: Cause, budgets: Budgets, *, by_drill: bool = False, by_overload: bool = False
 ) -> Retry | GiveUp:
-    """The user's own errors, the infrastructure's and preemptions are counted apart.
+    """Decide on a retry. User errors, infrastructure faults and preemptions have separate budgets.
 
-    cause: of an attempt that did not succeed; one that was stopped counts as preempted.
-    by_drill: the fault was injected on purpose, so nobody is charged. by_overload: the machines
-    were too slow, for nobody knows how long: the job is tried again and again, but ever later.
+    cause: of an attempt that did not succeed; a stopped attempt counts as preempted. by_drill: the
+    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow for
+    an unknown time, so the job is retried without limit and with growing delays.
     """
     if cause is Cause.CANNOT_RUN:
         return GiveUp(cause, RetryBudget.USER, "trying again would not correct the code")
@@ -111,7 +112,7 @@ def decide(
     match cause:
         case Cause.USER_ERROR:
             if budgets.fails_alike and budgets.user_failures < budgets.max_user_retries:
-                because = "the attempt before failed with the same error at the same line"
+                because = "the previous attempt failed with the same error at the same line"
                 return GiveUp(cause, RetryBudget.USER, because)
             if budgets.user_failures >= budgets.max_user_retries:
                 because = f"max_retries is {budgets.max_user_retries}"
@@ -133,14 +134,14 @@ def decide(
             delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
             return Retry(delay_s, RetryBudget.FREE)
         case Cause.SUCCEEDED | Cause.STOPPED:
-            raise ValueError(f"an attempt that {cause} is not tried again")
+            raise ValueError(f"an attempt that {cause} is not retried")
         case _:
             assert_never(cause)
 
 
 def _charge_infra(cause: Cause, budgets: Budgets, faults: str) -> Retry | GiveUp:
     if budgets.infra_failures >= budgets.max_infra_retries:
-        because = f"{budgets.max_infra_retries} retries for {faults} are spent"
+        because = f"{budgets.max_infra_retries} retries for {faults} are used up"
         return GiveUp(cause, RetryBudget.INFRA, because)
     delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
     return Retry(delay_s, RetryBudget.INFRA)

@@ -1,4 +1,4 @@
-"""Budgets of queues: how much their jobs may cost in a month, and in all."""
+"""Budgets of queues: the most that their jobs may cost per month and in total."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class QueueSpending:
 
 
 def month_of(now: datetime) -> datetime:
-    """The beginning, in UTC, of the month of this time."""
+    """Return the beginning in UTC of the month of `now`."""
     return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def next_month(now: datetime) -> datetime:
-    """The beginning of the month after that of this time."""
+    """Return the beginning in UTC of the month after `now`."""
     month = month_of(now)
     if month.month == 12:
         return month.replace(year=month.year + 1, month=1)
@@ -36,8 +36,8 @@ def with_budget(queues: Iterable[Queue]) -> list[Queue]:
 
 
 def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime) -> str | None:
-    """Why no job of the queue starts: the budget, what was spent, and until when; None while
-    something is left of its budgets."""
+    """Return why no job of the queue starts: the budget, the spending, and the end of the block;
+    None if no budget is used up."""
     what = f"the queue {queue.name!r} has used up its budget of"
     raised = f"`dray queue set {queue.name}"
     if queue.budget is not None and spending.in_all >= queue.budget:
@@ -58,5 +58,5 @@ def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime)
 
 
 def rounded(amount: float, currency: str) -> str:
-    """The amount to three digits, so that a sentence with it does not change at every report."""
+    """Return the amount with three digits, so that the message does not change with each report."""
     return money(float(f"{amount:.3g}"), currency)

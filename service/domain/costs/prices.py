@@ -1,8 +1,8 @@
 """The price of a slot, and the cost of the slots that an attempt held.
 
-A slot is the place of one worker: its bundle of resources on one node. An hour of it costs the sum
-over its resources of amount times price. The price of a resource is that of its first rule whose
-labels the node has.
+A slot is one worker's bundle of resources on one node. An hour of a slot costs the sum of amount
+times price over its resources. The first rule for a resource whose labels the node has sets the
+price of the resource.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from service.domain.attempts.ledger import Ledger, useful_and_unreported
 
 SLOT = "slot"
-"""In the place of a resource: of each worker, whatever its bundle."""
+"""Name that stands for a resource in prices of a worker, whatever its bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource that a price is for, where it is not 1: memory is priced by the GiB."""
+"""Amount of a resource to which a price refers, if not 1: memory is priced per GiB."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PriceRule:
     labels: Mapping[str, str]
 
     def holds_on(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels is one that the rule is for."""
+        """Whether the rule applies to a node with these labels."""
         return all(labels.get(key) == value for key, value in self.labels.items())
 
 
@@ -39,13 +39,13 @@ class Prices:
     rules: tuple[PriceRule, ...]
 
     def rule(self, resource: str, labels: Mapping[str, str]) -> PriceRule | None:
-        """The rule that holds for a resource of a node with these labels."""
+        """Return the rule that applies to a resource of a node with these labels."""
         rules = (rule for rule in self.rules if rule.resource == resource)
         return next((rule for rule in rules if rule.holds_on(labels)), None)
 
     def slot_hour(self, bundle: Mapping[str, float], labels: Mapping[str, str]) -> float:
-        """The price of an hour of one worker's bundle on a node with these labels; a resource that
-        no rule prices is free."""
+        """Return the price of an hour of one worker's bundle on a node with these labels. Resources
+        without a rule are free."""
         total = 0.0
         for resource, amount in {SLOT: 1.0, **bundle}.items():
             rule = self.rule(resource, labels)
@@ -55,8 +55,8 @@ class Prices:
 
 
 def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
-    """Indices of a rule that no node comes to, and of the one before it that holds wherever it
-    does; None if each rule is of use."""
+    """Return the index of a rule that never applies, and of an earlier rule that always applies in
+    its place; None if each rule is useful."""
     seen: list[tuple[int, PriceRule]] = []
     for index, rule in enumerate(rules):
         for earlier, other in seen:
@@ -71,19 +71,19 @@ class HeldOnNode:
     """The slot-seconds that an attempt held on one node."""
 
     labels: Mapping[str, str]
-    """Those that the node had when the attempt got its slots there."""
+    """Labels of the node when the attempt got its slots there."""
     slot_seconds: float
 
 
 @dataclass(frozen=True)
 class SlotCost:
-    """The cost of slots, divided as the ledger divides their time. The parts add up to `total`."""
+    """The cost of slots, divided like their time in the ledger. The parts add up to `total`."""
 
     slot_seconds: float
     total: float
     useful: float
     unreported: float
-    """Of time whose use nobody can say."""
+    """Cost of time whose use was not reported."""
 
     @property
     def wasted(self) -> float:
@@ -93,8 +93,8 @@ class SlotCost:
 def cost_of(
     prices: Prices, bundle: Mapping[str, float], held: Iterable[HeldOnNode], ledger: Ledger
 ) -> SlotCost:
-    """The cost of these slots at these prices. The parts are the ledger's shares of the total, and
-    all of it is unreported while the ledger is empty."""
+    """Return the cost of these slots at these prices. The parts are the ledger's shares of the
+    total. With an empty ledger, all of the cost is unreported."""
     held = list(held)
     seconds = math.fsum(each.slot_seconds for each in held)
     total = math.fsum(

@@ -1,7 +1,7 @@
-"""Whether a job can go on from the whole of another job's checkpoint: rules on two documents.
+"""Whether a job can continue from another job's complete checkpoint: rules on two documents.
 
-The order of the samples and the optimizer's state must mean the same in both. How the model is
-divided, on how many workers, and how long it trains may differ.
+The order of the samples and the optimizer's state must mean the same in both. The division of the
+model, the number of workers and the length of the training may differ.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dray.spec.fields import Document
 from dray.spec.training.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
-"""Fields of an optimizer that each step reads from the document, or that say how its state is
-kept."""
+"""Fields of an optimizer that each step reads from the document, or that only affect how its state
+is stored."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where the documents part."""
+    """A difference of the documents."""
 
     pointer: str
-    """Of the field in the new one (RFC 6901)."""
+    """JSON pointer (RFC 6901) of the field in the new document."""
     why: str
 
 
 def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
-    """The first reason why `spec` can't go on after that step; None if there is none."""
+    """Return the first difference with which `spec` can't continue after `step`; None if it can."""
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
@@ -48,7 +48,7 @@ def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
 
 
 def _shown(value: Any) -> str:
-    """The value as a document has it."""
+    """Return the value as a document shows it."""
     if isinstance(value, Document):
         fields = value.model_dump(mode="json", exclude_none=True).items()
         return f"{{{', '.join(f'{name}: {each}' for name, each in fields)}}}"
@@ -60,7 +60,7 @@ def _scales_its_loss(spec: JobSpec) -> str:
 
 
 def _momentum_holder(spec: JobSpec) -> str | None:
-    """Which of the two keeps the momentum, if there is one: topk takes it from the optimizer."""
+    """Return what keeps the momentum, if any: topk keeps it in place of the optimizer."""
     if not spec.train.optimizer.momentum:
         return None
     compression = spec.compression
@@ -104,31 +104,31 @@ def _brought_by_sklearn(spec: JobSpec) -> str:
 
 
 _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
-    ("/recipe", lambda spec: spec.recipe, "its model learned something else"),
-    ("/model", lambda spec: spec.model, "its weights are of that model"),
+    ("/recipe", lambda spec: spec.recipe, "its model was trained for another task"),
+    ("/model", lambda spec: spec.model, "its weights belong to that model"),
     ("/data/source", _brought_by_sklearn, "it was trained on other samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
     ("/train/global_batch_size", lambda spec: spec.train.samples_per_step, _ORDER),
     ("/train/seed", lambda spec: spec.train.seed, _ORDER),
     *(
-        (f"/train/optimizer/{name}", _optimizers(name), "its state was made so")
+        (f"/train/optimizer/{name}", _optimizers(name), "its state depends on this")
         for name in Optimizer.model_fields
         if name not in _FREE
     ),
-    ("/train/precision", _scales_its_loss, "one of them has a loss scale, and the other none"),
-    ("/train/ema/decay", _decay, "the average was made so"),
-    ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
-    ("/sync/kind", _kind, "each keeps another state for its ranks"),
-    ("/sync/mode", _push_weights, "the copies of sgp are to be multiplied by push weights"),
-    ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
-    ("/sync/outer", lambda spec: spec.outer, "its state was made so"),
+    ("/train/precision", _scales_its_loss, "only one of them has a loss scale"),
+    ("/train/ema/decay", _decay, "the stored average depends on this"),
+    ("/sync/compression/name", _momentum_holder, "topk keeps the momentum in its own state"),
+    ("/sync/kind", _kind, "each kind keeps a different state for its ranks"),
+    ("/sync/mode", _push_weights, "copies of sgp must be multiplied by push weights"),
+    ("/sync/every", _own_steps, "above 1, each rank has its own optimizer state"),
+    ("/sync/outer", lambda spec: spec.outer, "its state depends on this"),
     *(
-        (f"/federated/{name}", _clients(name), "its rounds would be others")
+        (f"/federated/{name}", _clients(name), "its rounds would be different")
         for name in Federated.model_fields
         if name not in ("rounds", "evaluate_every", "privacy")
     ),
     *(
-        (f"/federated/privacy/{name}", _privacy(name), "its rounds would be others")
+        (f"/federated/privacy/{name}", _privacy(name), "its rounds would be different")
         for name in Privacy.model_fields
         if name != "epsilon"
     ),

@@ -1,8 +1,8 @@
-"""Whether a model can begin with the weights of another job's: rules on two documents.
+"""Whether a model can begin with the weights of another job's model: rules on two documents.
 
-The tensors of both must have the same names and shapes, and mean the same. Sizes that only the
-data tell (columns of a file, classes of a folder, tokens of a tokenizer) pass here; the ranks check
-them.
+The tensors of both must have the same names, shapes and meaning. Sizes that are only known from the
+data (columns of a file, classes of a folder, tokens of a tokenizer) are not checked here, but by
+the ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dray.spec import Cnn, Gpt, JobSpec, Mlp
 from service.domain.init_from.continuing import Difference
 
 _HALVINGS_OF_CNN: Final = 2
-"""The last layer of a `cnn` sees the image a quarter as high and as wide."""
+"""The last layer of a `cnn` gets the image at a quarter of its height and width."""
 _SIZE_OF_DIGITS: Final = (8, 8)
 SKLEARN: dict[str, tuple[int, int]] = {
     "breast_cancer": (30, 2),
@@ -30,19 +30,19 @@ SKLEARN: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class _Size:
-    """A field as the document says it, and as the shapes of the weights depend on it."""
+    """A field in the words of the document, and the sizes on which shapes of weights depend."""
 
-    said: str = field(compare=False)
+    words: str = field(compare=False)
     counts: Any
 
     def __str__(self) -> str:
-        return self.said
+        return self.words
 
 
 def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
-    """The first reason why `spec` can't begin with the weights that `source` trained.
+    """Return the first difference with which `spec` can't begin with the weights of `source`.
 
-    A rule whose value one of the documents doesn't tell is passed over.
+    Rules for which one of the documents has no value are skipped.
     """
     if source.recipe is None:
         return Difference("/init_from/job", "names a script's job, whose weights no recipe reads")
@@ -59,14 +59,14 @@ def _of_model(name: str) -> Callable[[JobSpec], Any]:
 
 
 def _tokenizer(spec: JobSpec) -> str | None:
-    """Two tokenizers may be one file at two places."""
+    """Return whether a tokenizer is set, because two paths may hold the same tokenizer."""
     if not isinstance(spec.model, Gpt):
         return None
     return "unset" if spec.model.tokenizer is None else "a tokenizer"
 
 
 def _sklearn(spec: JobSpec) -> tuple[int, int] | None:
-    """(columns, classes) of a set that comes with scikit-learn."""
+    """Return (columns, classes) of a data set of scikit-learn."""
     return SKLEARN[PurePosixPath(spec.data.source).name] if spec.data.scheme == "sklearn" else None
 
 
@@ -82,15 +82,15 @@ def _columns(spec: JobSpec) -> _Size | None:
 
 
 def _image(spec: JobSpec) -> _Size | None:
-    """Height and width, where a layer of the model has a weight for each pixel."""
+    """Return height and width, if a layer of the model has a weight for each pixel."""
     size = _SIZE_OF_DIGITS if spec.data.scheme == "sklearn" else spec.data.image_size
     if size is None or spec.recipe != "image_classification":
         return None
     height, width = size
-    said = f"{height} x {width} pixels"
+    words = f"{height} x {width} pixels"
     if isinstance(spec.model, Cnn):
-        return _Size(said, (height >> _HALVINGS_OF_CNN, width >> _HALVINGS_OF_CNN))
-    return _Size(said, (height, width)) if isinstance(spec.model, Mlp) else None
+        return _Size(words, (height >> _HALVINGS_OF_CNN, width >> _HALVINGS_OF_CNN))
+    return _Size(words, (height, width)) if isinstance(spec.model, Mlp) else None
 
 
 def _classes(spec: JobSpec) -> _Size | None:
@@ -103,19 +103,19 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """The field that gives the size, or else the source itself."""
+    """Return the pointer of the field that sets the size, or else of the source."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 
 _SHAPE: Final = "its weights have another shape"
 _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], Any], str], ...]] = (
-    ("/recipe", lambda spec: spec.recipe, "its model is another"),
-    ("/model/name", _of_model("name"), "its weights are of that model"),
+    ("/recipe", lambda spec: spec.recipe, "its model is different"),
+    ("/model/name", _of_model("name"), "its weights belong to that model"),
     ("/model/width", _of_model("width"), _SHAPE),
     ("/model/depth", _of_model("depth"), "it has other layers"),
     ("/model/num_layers", _of_model("num_layers"), "it has other layers"),
-    ("/model/num_heads", _of_model("num_heads"), "the rows of its attention are of those heads"),
-    ("/model/tokenizer", _tokenizer, "its tokens are others"),
+    ("/model/num_heads", _of_model("num_heads"), "the rows of its attention belong to these heads"),
+    ("/model/tokenizer", _tokenizer, "its tokens are different"),
     (_given("features"), _columns, _SHAPE),
     (_given("image_size"), _image, _SHAPE),
     (_given("classes"), _classes, "its last layer has an output for each class"),

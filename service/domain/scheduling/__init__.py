@@ -1,1 +1,1 @@
-"""Which jobs get which slots: pure rules, of which `policy.plan` is the whole."""
+"""Pure rules that decide which jobs get which slots. `policy.plan` applies all of them."""

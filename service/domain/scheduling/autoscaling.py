@@ -1,15 +1,15 @@
-"""The demand on Ray's autoscaler: a pure function of the plan, the nodes, and the types of nodes
-that may come.
+"""The demand on Ray's autoscaler: a pure function of the plan, the nodes, and the node types that
+the autoscaler may add.
 
-Ray's `request_resources` is a floor under the size of the cluster, and takes no account of what is
-in use: a bundle counts as there if the cluster has room for it when it is empty. So every node that
-is in use, or that a waiting job will use, is asked for whole, and besides these the bundles that no
-present node has room for. An autoscaler may do nothing at all for a request of which a part can't
-come; so a gang is asked for whole or not at all, and never more than the types of nodes allow.
+Ray's `request_resources` sets a floor under the size of the cluster and ignores what is in use: a
+bundle counts as present if an empty cluster has room for it. So the request contains every whole
+node that is in use or that a waiting job will use, and in addition the bundles that no present node
+has room for. An autoscaler may ignore a request if it can't provide a part of it. So the request
+contains all of a gang or nothing of it, and never more than the node types allow.
 
-Groups that stand by for workers they have lost ask first, and then the jobs that wait for room, in
-the order of the queue. Those that are held, that a limit keeps back or that wait for others ask for
-nothing; nor do those for which others are about to leave.
+Groups that wait to replace lost workers ask first, then the jobs that wait for room, in the order
+of the queue. Jobs that are held, blocked by a limit or waiting for other jobs ask for nothing, and
+neither do jobs for which other jobs are about to leave their slots.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ WAITING_FOR_ROOM = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""They ask for nothing, and the nodes where they may start stay."""
+"""Jobs that wait for these reasons ask for nothing, but the nodes where they may start are kept."""
 COUNTED = ("CPU", "GPU")
-"""Resources by which a whole node is asked for. Memory is not one of them: what a node has of it is
-never quite what its type promises."""
+"""Resources that identify a whole node in a request. Memory is not among them, because a node's
+memory never quite equals what its type promises."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The request to Ray; empty if no job waits for room that may come."""
+    """The request to Ray; empty if no new node would help a waiting job."""
 
     bundles: tuple[tuple[Kind, int], ...] = ()
-    """The floor under the cluster's size: bundles, and how many of each."""
+    """The floor under the cluster's size: bundles, and the number of each."""
     num_nodes: int = 0
-    """Number of nodes that are to come."""
+    """Number of nodes to add."""
     nodes_of: Mapping[str, int] = field(default_factory=dict)
-    """By job, how many of these nodes it waits for."""
+    """Number of these nodes that each job waits for, by job."""
     without_hope: frozenset[str] = frozenset()
-    """Jobs for which the types of nodes allow no more at present."""
+    """Jobs for which the node types allow no more nodes at present."""
     needed: frozenset[str] = frozenset()
-    """Present nodes that a job may soon use."""
+    """Present nodes that a job may use soon."""
 
 
 NOTHING = Demand()
@@ -74,8 +74,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """The memory of the largest node of each type, by the type's place, of nodes that came and of
-    those before."""
+    """Return the memory of the largest node of each type, by the type's index. came: new nodes.
+    before: the result of an earlier call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)
@@ -85,10 +85,10 @@ def memory_seen(
 
 
 def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeType, ...]:
-    """The types with no more memory than their nodes had; most: see `memory_seen`.
+    """Return the types with their memory limited to what their nodes had; most: see `memory_seen`.
 
-    A node's memory is never quite what its type promises, and a worker that needs the rest would
-    have nodes asked for whose coming does not help it.
+    A node has a little less memory than its type promises. For a worker that needs all the promised
+    memory, the autoscaler would add nodes on which the worker does not fit.
     """
     return tuple(
         replace(each, resources={**each.resources, "memory": most[number]})
@@ -99,7 +99,7 @@ def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeT
 
 
 def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes that may still be added, with ids that no node has. nodes: those that are there."""
+    """Return the nodes that may still be added, with ids that no node has. nodes: all present."""
     present = Counter(_type_of(node, types) for node in nodes)
     return tuple(
         Node(f"to-come:{number}:{index}", each.resources, each.resources)
@@ -109,8 +109,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """The first type whose resources the node has, as far as they are counted; of a silo's node
-    rather one that is for silos."""
+    """Return the index of the first type with the node's `COUNTED` resources, and with no other
+    resource that the node lacks. Types for silos are preferred for a silo's node."""
     found = [
         number
         for number, each in enumerate(types)
@@ -128,11 +128,11 @@ def demand(
     to_come: Sequence[Node],
     in_use: Collection[str],
 ) -> Demand:
-    """The demand after a plan.
+    """Return the demand after a plan.
 
-    present: all nodes; accepted are those that carry ranks or are about to, and not those that are
-    refused, or drained and still there: Ray counts these as room. to_come: see `may_come`. in_use:
-    ids of nodes that carry anything, of dray or of others.
+    present: all nodes. Nodes that are refused or being drained are not `accepted`, but Ray still
+    counts them as room. to_come: see `may_come`. in_use: ids of nodes that run anything, of dray or
+    of other programs.
     """
     asking = _Asking(snapshot, present, to_come)
     for decision in decisions:
@@ -150,7 +150,7 @@ def demand(
 
 
 class _Asking:
-    """The room that is left while one demand is made up."""
+    """The remaining room while one demand is computed."""
 
     def __init__(
         self, snapshot: Snapshot, present: Sequence[Node], to_come: Sequence[Node]
@@ -159,7 +159,7 @@ class _Asking:
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
         self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
         self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
-        """By job or group, how many it can't do without."""
+        """Least number of workers that each job or group asks for, by job."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():
@@ -177,9 +177,9 @@ class _Asking:
         self._nodes_of: dict[str, int] = {}
         self._without_hope: set[str] = set()
         self._needed: set[str] = set()
-        """Nodes that jobs which wait for room will use."""
+        """Nodes that will be used by jobs that wait for room."""
         self.stays: set[str] = set()
-        """Nodes that jobs will use which wait for no room."""
+        """Nodes that will be used by jobs that don't wait for room."""
 
     def take(self, job_id: str, slices: Sequence[Slice]) -> None:
         self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
@@ -194,7 +194,8 @@ class _Asking:
             self._ask(wait.job_id, request)
 
     def _ask(self, job_id: str, request: Request) -> None:
-        """Ask for what the gang's least number lacks, unless that can't come."""
+        """Ask for the slots that the gang's least size lacks, unless the node types can't provide
+        them."""
         kind, least = self._gangs.of(request).kind, self._num_workers[job_id]
         if request.roles:
             self._ask_for_whole(job_id, request)
@@ -218,7 +219,7 @@ class _Asking:
             self._nodes_of[job_id] = len(more)
 
     def _ask_for_whole(self, job_id: str, request: Request) -> None:
-        """The same for a gang of unlike slots: new nodes for all of it."""
+        """Ask for new nodes for a whole gang of heterogeneous slots."""
         kind = self._gangs.of(request).kind
         more = self._new.pack_most(kind, request.least, request.least)
         if not more:
@@ -231,7 +232,8 @@ class _Asking:
         self._nodes_of[job_id] = len({part.node_id for part in more})
 
     def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
-        """With all nodes that are in use, needed or refused, so that what is new comes besides."""
+        """Return the demand. It includes all nodes that are in use, needed or refused, so that Ray
+        adds the new nodes to them."""
         needed = self._needed | self.stays
         kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
         is_asking = bool(self._bundles or self._needed)
@@ -247,14 +249,14 @@ class _Asking:
 
 
 def _whole(node: Node) -> Kind:
-    """The bundle that only an empty node of this size has room for."""
+    """Return the bundle that fits only on an empty node of this size."""
     counted = {name: amount for name in COUNTED if (amount := node.total.get(name, 0.0))}
     kinds = {n: ACCELERATOR_SHARE for n in node.total if n.startswith("accelerator_type:")}
     return tuple(sorted((counted | kinds).items())) if counted else ()
 
 
 def sentence(num_nodes: int, at: datetime) -> str:
-    """`Ray was asked for 2 more nodes at 14:03:07 UTC`."""
+    """Return a sentence like `Ray was asked for 2 more nodes at 14:03:07 UTC`."""
     nodes = "1 more node" if num_nodes == 1 else f"{num_nodes} more nodes"
     return f"Ray was asked for {nodes} at {at:%H:%M:%S} UTC"
 
@@ -262,17 +264,17 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Why no nodes are asked for: a type promises the memory that a worker needs, and its nodes
-    came with less. None if that is not why."""
+    """Return the reason for which no nodes are requested: a type promises the memory that a worker
+    needs, but its nodes had less. None if the reason is another."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):
             return None
         if fits(request.bundle, each.resources):
             counted = [amount_of(n, came.resources[n]) for n in COUNTED if came.resources.get(n)]
-            has, says = (amount_of("memory", of.resources["memory"]) for of in (came, each))
+            has, promises = (amount_of("memory", of.resources["memory"]) for of in (came, each))
             found = (
-                f"no nodes are asked for: those with {', '.join(counted)} came with {has}, "
-                f"and DRAY_AUTOSCALE_NODES says {says}"
+                f"no nodes are requested: nodes with {', '.join(counted)} came with {has}, "
+                f"but DRAY_AUTOSCALE_NODES promises {promises}"
             )
     return found

@@ -1,10 +1,10 @@
 """Asynchronous successive halving (ASHA, Li et al. 2020, arXiv:1810.05934), in the form that stops
-trials instead of pausing them: no trial waits for the others to reach its rung.
+trials instead of pausing them: no trial waits for other trials to reach its rung.
 
-A rung is a number of steps. A trial is judged once on each, by its value at its first report there,
-against all that were judged on that rung before it. Reports may be late or missing: a trial that
-passes several rungs between two reports is judged on the highest of them alone, because its value
-belongs to no lower one.
+A rung is a number of steps. A trial is judged once on each rung, by its value at its first report
+there, against all trials that were judged on the rung earlier. Reports may be late or missing: a
+trial that passes several rungs between two reports is judged only on the highest of them, because
+its value does not belong to the lower ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dray.spec import SuccessiveHalving, Sweep
 
 @dataclass(frozen=True)
 class TrialStanding:
-    """The state of a trial, by the metric that it has reported so far."""
+    """The state of a trial, by the values of the metric that it has reported so far."""
 
     value: float | None = None
-    """Its value, by the sweep's `by`; None while there is no finite number."""
+    """The trial's value by the sweep's `by`; None until it has a finite value."""
     value_step: int | None = None
-    """The step at which it was reported."""
+    """The step at which the value was reported."""
     last_step: int | None = None
     """The highest step of a report."""
     rung: int | None = None
-    """Number of the highest rung on which it was judged."""
+    """Number of the highest rung on which the trial was judged."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reached:
 
 
 def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
-    """Number of the highest rung at or below a step; None below the first."""
+    """Return the number of the highest rung at or below a step; None below the first rung."""
     if rules.max_steps is not None:
         step = min(step, rules.max_steps - 1)
     found, of_next = None, rules.min_steps
@@ -53,9 +53,8 @@ def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
 def follow(
     sweep: Sweep, standing: TrialStanding, points: Iterable[tuple[int, float]]
 ) -> tuple[TrialStanding, list[Reached]]:
-    """The standing after these points (step, value) of the metric, and the rungs that the trial
-    reached by them. A step that is not above all before it, as after a retry, counts for
-    nothing."""
+    """Return the standing after these points (step, value) of the metric, and the newly reached
+    rungs. A step that is not above all earlier steps, as after a retry, is ignored."""
     reached = []
     for step, value in points:
         if standing.last_step is not None and step <= standing.last_step:
@@ -84,17 +83,17 @@ def _is_better(sweep: Sweep, number: float | None, than: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The place of a trial among those that were judged on a rung, itself included."""
+    """The rank of a trial among all trials that were judged on a rung, including itself."""
 
     num_judged: int
     num_better: int
-    """Of a trial without a number, all that have one are better."""
+    """Number of better trials. All trials with a value are better than a trial without one."""
 
     def kept(self, eta: int) -> int:
-        """As many of them go on: one of `eta`, and always the best."""
+        """Return how many of them go on: one in `eta`, and at least the best."""
         return max(1, self.num_judged // eta)
 
     def goes_on(self, eta: int, value: float | None) -> bool:
-        """Whether the trial trains on. One without a number (NaN) does so only while no trial has
-        one; of equals, none is worse."""
+        """Whether the trial goes on. A trial without a value (NaN) goes on only while no trial has
+        one. Equal values count as equally good."""
         return self.num_better < (1 if value is None else self.kept(eta))

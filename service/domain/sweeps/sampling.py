@@ -1,5 +1,5 @@
-"""The values of the trials of a grid and of a random search: by the sweep and the trial's index
-alone, so the same document always makes the same trials."""
+"""The values of trials in a grid or random search. They depend only on the sweep and the trial's
+index, so the same document always makes the same trials."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dray.spec import Parameter, Sweep
 
 
 def values_of(sweep: Sweep, index: int) -> dict[str, Any]:
-    """The values of the trial with this index, by name: at random unless the sampler is grid."""
+    """Return the values of a trial by parameter name: random unless the sampler is `grid`."""
     return _of_grid(sweep, index) if sweep.sampler == "grid" else _at_random(sweep, index)
 
 
 def _of_grid(sweep: Sweep, index: int) -> dict[str, Any]:
-    """One of all combinations; the last parameter changes first."""
+    """Return the combination with this index. The last parameter changes fastest."""
     values = {}
     for name, parameter in reversed(sweep.parameters.items()):
         index, number = divmod(index, parameter.num_values or 1)
@@ -24,13 +24,13 @@ def _of_grid(sweep: Sweep, index: int) -> dict[str, Any]:
 
 
 def _at_random(sweep: Sweep, index: int) -> dict[str, Any]:
-    # Only `random()` promises the same numbers in each version of Python.
+    # Only `random()` is guaranteed to return the same numbers in each version of Python.
     numbers = random.Random(f"{sweep.seed} {index}")
     return {name: drawn(one, numbers.random()) for name, one in sweep.parameters.items()}
 
 
 def drawn(parameter: Parameter, share: float) -> Any:
-    """The value for a number that was drawn evenly, from 0 to below 1."""
+    """Return the value for a number drawn uniformly from [0, 1)."""
     if parameter.num_values is None or parameter.log:
         return parameter.number(share)
     return parameter.value(int(share * parameter.num_values))

@@ -1,1 +1,1 @@
-"""Searching and comparing jobs: the grammar of searches, and documents as values by place."""
+"""Search and comparison of jobs: the grammars of searches, and documents as values by pointer."""

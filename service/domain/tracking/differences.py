@@ -9,14 +9,14 @@ from typing import Any
 from service.domain.tracking.document_values import escaped
 
 IDENTITY = frozenset({"/version", "/name"})
-"""Fields that say which job it is, and not what it does."""
+"""Fields that identify a job and do not affect what it does."""
 MAX_DIFFERENCES = 5_000
-"""Places in an answer: the first ones."""
+"""Most differences in an answer; further ones are left out."""
 
 
 def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The values of each document at each place, by JSON pointer, where they are not all equal;
-    None where a document has nothing. Labels, which group jobs, and names are left out."""
+    """Return the values of all documents, by JSON pointer, where they are not all equal; None for a
+    document without the field. Names, and labels because they group jobs, are left out."""
     found: dict[str, list[Any]] = {}
     for field in dict.fromkeys(field for document in documents for field in document):
         if field != "labels":
@@ -25,11 +25,11 @@ def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _differ(values: Sequence[Any], pointer: str, found: dict[str, list[Any]]) -> None:
-    # As JSON, since 1 == True == 1.0 in Python.
+    # Compared as JSON, because 1 == True == 1.0 in Python.
     if pointer in IDENTITY or len({json.dumps(value) for value in values}) == 1:
         return
     parts = [_parts(value) for value in values]
-    # An empty part says as much as a missing one.
+    # An empty part counts as missing.
     here = [
         None if some or value in ({}, []) else value
         for value, some in zip(values, parts, strict=True)

@@ -1,4 +1,4 @@
-"""Documents as single values by their place (a JSON pointer): to search and to compare them."""
+"""Documents as single values by JSON pointer, for searches and comparisons."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any, NamedTuple
 from dray.spec import JobSpec
 
 MAX_TEXT = 255
-"""Characters of a text that a search goes by."""
+"""Characters of a text that can be searched."""
 MAX_POINTER = 255
 MAX_ITEMS = 64
 """Items of a list, and entries of an object, that can be searched."""
 MAX_VALUES = 1_000
-"""Values within a field such as `model.args`: a field with more is searched as a whole only. A
-document of a megabyte could be half a million rows."""
+"""Most values within a field such as `model.args`. A larger field is only searched as a whole: a
+document of a megabyte could have half a million rows."""
 MAX_OF_ARRAY = 200_000
-"""Values in which the jobs of an array may differ together. Of more, those in lists are left out:
-a sweep of 10,000 trials over lists could write twenty million rows in its submit."""
+"""Most values in which all jobs of an array may differ. With more, values in lists are left out: a
+sweep of 10,000 trials over lists could write twenty million rows when it is submitted."""
 
 DEFAULTS = "defaults-"
-"""How the holders begin whose values a document has that says nothing."""
+"""Prefix of the holders of the default values of documents."""
 
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 """Top-level fields that are columns of the job, some of which change after the submit."""
 
 
 class StoredValue(NamedTuple):
-    """A value of a document as it is stored: a number has no text, a text no number; true, false
-    and PARTS have both; ABSENT has neither."""
+    """A stored value of a document. A number has no text and a text has no number; true, false and
+    PARTS have both; ABSENT has neither."""
 
     number: float | None
     text: str | None
@@ -40,30 +40,30 @@ class StoredValue(NamedTuple):
 
 ABSENT = StoredValue(None, None)
 PARTS = StoredValue(-1.0, "parts")
-"""Of an object or a list that is not empty."""
+"""Value of an object or list that is not empty."""
 Values = Mapping[str, StoredValue]
-"""By JSON pointer."""
+"""Values by JSON pointer."""
 
 
 class SharedValues(NamedTuple):
-    """The values of a document that others differ from."""
+    """The values of a document with which others are compared."""
 
     holder: str
     document: Mapping[str, Any]
     values: Values
 
     def but_for(self, document: Mapping[str, Any]) -> dict[str, StoredValue]:
-        """The values of a document where it differs."""
+        """Return the values of a document where it differs."""
         return differing(document, self.document)
 
     def of_array(
         self, documents: Mapping[str, Mapping[str, Any]]
     ) -> tuple[SharedValues, dict[str, dict[str, StoredValue]]]:
-        """The values to store of an array whose jobs, by id, have these documents: those that its
-        jobs share, and where each job differs.
+        """Return the values to store for an array: the shared values, and where each job differs.
 
-        If they differ in more than `MAX_OF_ARRAY`, lists that are not the same in all jobs are
-        searched as wholes only: their items are neither shared nor of any job.
+        If the jobs differ in more than `MAX_OF_ARRAY` values, lists that differ can only be
+        searched as a whole: their items are stored neither as shared nor for a job. documents: by
+        job id.
         """
         own: dict[str, dict[str, StoredValue]] = {}
         number = 0
@@ -84,7 +84,7 @@ class SharedValues(NamedTuple):
 
 
 def stored(value: Any) -> StoredValue:
-    """A value as it is stored; ABSENT of null, and of a number that no double holds."""
+    """Return the value to store; ABSENT for null and for numbers out of the range of a double."""
     if isinstance(value, bool):
         return StoredValue(float(value), "true" if value else "false")
     if isinstance(value, str):
@@ -99,15 +99,15 @@ def stored(value: Any) -> StoredValue:
 
 
 def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
-    """The values of a document that a search goes by."""
+    """Return the values of a document that can be searched."""
     return differing(document, {})
 
 
 def differing(
     document: Mapping[str, Any], base: Mapping[str, Any], lists: set[str] | None = None
 ) -> dict[str, StoredValue]:
-    """The values of a document where they are not those of another one. If `lists` is given, lists
-    that are not the same are put there, by their pointers, and their items left out."""
+    """Return the values of a document where they differ from another document. If `lists` is given,
+    the pointers of differing lists are added to it, and the items of these lists are left out."""
     found: dict[str, StoredValue] = {}
     for field in (document.keys() | base.keys()) - NOT_SEARCHED:
         _differ(document.get(field), base.get(field), f"/{escaped(field)}", found, lists)
@@ -131,15 +131,15 @@ def _differ(
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether both are the same JSON, as far as one look tells: true equals 1 in Python."""
+    """Whether both are surely the same JSON. `repr` is compared because True == 1 in Python."""
     return value is other or (value == other and repr(value) == repr(other))
 
 
 def of_trial(
     document: Mapping[str, Any], base: Mapping[str, Any], num_trials: int
 ) -> dict[str, StoredValue]:
-    """Where a trial that gets its values late differs from the document of its sweep, by the rule
-    of `SharedValues.of_array`: all its trials are taken to differ as much."""
+    """Return where a trial that gets its values late differs from its sweep's document, by the rule
+    of `SharedValues.of_array`. All trials are assumed to differ as much."""
     own = differing(document, base)
     if len(own) * num_trials <= MAX_OF_ARRAY:
         return own
@@ -163,8 +163,8 @@ def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
 
 
 def _num_values(value: Any) -> int:
-    """How many values are within it, that can be searched; any number above `MAX_VALUES` if there
-    are more."""
+    """Return the number of searchable values in a value, or any number above `MAX_VALUES` if it has
+    more."""
     if not isinstance(value, dict | list):
         return 0
     number = 0
@@ -176,13 +176,13 @@ def _num_values(value: Any) -> int:
 
 
 def escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901)."""
+    """Return a name as a part of a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 @functools.cache
 def defaults() -> SharedValues:
-    """Those that jobs share which are in no array: of a document that says nothing."""
+    """Return the default values of a document, shared by all jobs without an array."""
     document: dict[str, Any] = JobSpec(recipe="image_classification").model_dump(mode="json")
     values = searchable(document)
     digest = hashlib.sha256(json.dumps(sorted(values.items())).encode()).hexdigest()

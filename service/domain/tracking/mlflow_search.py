@@ -1,6 +1,6 @@
 """MLflow's language for searching runs: `metrics.loss < 0.1 AND params.model = 'cnn'`.
 
-It has conditions joined by AND, and orderings such as `metrics.loss DESC`
+A search has conditions joined by AND, and orderings such as `metrics.loss DESC`
 (https://mlflow.org/docs/latest/search-runs). Keys may be in backticks or double quotes.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class BadSearch(ValueError):
-    """The text is no filter, or no ordering, that is understood; the message says where."""
+    """The text is not a valid filter or ordering. The message names the invalid part."""
 
 
 class Entity(StrEnum):
@@ -43,8 +43,8 @@ _NUMERIC_ATTRIBUTES = ("start_time", "end_time")
 _NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
 _TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
 MAX_CHARS, MAX_CONDITIONS, MAX_PATTERN = 10_000, 100, 255
-"""A database looks for a pattern at each place of a text, and is not interrupted meanwhile: a long
-one in long notes would take longer than a search may."""
+"""A database searches for a pattern at each position of a text without interruption. A long pattern
+in long notes would take longer than the time limit of a search."""
 
 Value = float | str | tuple[str, ...]
 
@@ -54,7 +54,7 @@ class Condition:
     entity: Entity
     key: str
     operator: str
-    """One of `_NUMERIC` with a number, or of `_TEXTUAL` with text, or several after IN."""
+    """One of `_NUMERIC` with a number, or one of `_TEXTUAL` with a text, or with texts after IN."""
     value: Value
 
 
@@ -103,19 +103,19 @@ class _Tokens:
         return self._found.pop()
 
     def take_word(self, *words: str) -> str | None:
-        """The next word in capitals, if it is one of these."""
+        """Take the next word if it is one of these, and return it in capitals."""
         if self._found and self._found[-1][1].upper() in words:
             return self._found.pop()[1].upper()
         return None
 
 
 def parse_filter(text: str) -> list[Condition]:
-    """All of which must hold. Raises BadSearch."""
+    """Return the conditions, all of which must hold. Raises BadSearch."""
     tokens = _Tokens(text)
     found: list[Condition] = []
     while tokens:
         if found and tokens.take_word("AND") is None:
-            raise BadSearch(f"write AND before {tokens.take('')[1]!r}: conditions know no OR")
+            raise BadSearch(f"write AND before {tokens.take('')[1]!r}: OR is not supported")
         found.append(_condition(tokens))
         if len(found) > MAX_CONDITIONS:
             raise BadSearch(f"it has more than {MAX_CONDITIONS} conditions")
@@ -123,22 +123,22 @@ def parse_filter(text: str) -> list[Condition]:
 
 
 def parse_name_filter(text: str) -> list[Condition]:
-    """Of experiments, by their `name` alone. Raises BadSearch."""
+    """Return the conditions of a search for experiments, only on `name`. Raises BadSearch."""
     found = parse_filter(text)
     if any((one.entity, one.key) != (Entity.ATTRIBUTE, "run_name") for one in found):
-        raise BadSearch("experiments are searched by their name")
+        raise BadSearch("experiments can only be searched by name")
     return found
 
 
 def parse_order(texts: Sequence[str]) -> list[Ordering]:
-    """Raises BadSearch."""
+    """Return the orderings. Raises BadSearch."""
     found = []
     for text in texts:
         tokens = _Tokens(text)
         entity, key = _key(tokens)
         direction = tokens.take_word("ASC", "DESC")
         if tokens:
-            raise BadSearch(f"an ordering is a key, then ASC or DESC, and not {text!r}")
+            raise BadSearch(f"an ordering must be a key followed by ASC or DESC, not {text!r}")
         found.append(Ordering(entity, key, direction == "DESC"))
     return found
 
@@ -147,14 +147,14 @@ def _key(tokens: _Tokens) -> tuple[Entity, str]:
     kind, text = tokens.take("a key such as metrics.loss")
     prefix, _, key = text.partition(".")
     entity = _ENTITIES.get(prefix.lower()) if kind == "name" else None
-    if kind in ("word", "text"):  # an attribute may come without its prefix
+    if kind in ("word", "text"):  # an attribute needs no prefix
         entity, key = Entity.ATTRIBUTE, text
     if entity is None:
-        raise BadSearch(f"{text!r} is no key: begin it with metrics, params, tags or attributes")
+        raise BadSearch(f"{text!r} is not a key: begin it with metrics, params, tags or attributes")
     key = key[1:-1] if key[0] in "`\"'" else key
     if entity is Entity.ATTRIBUTE:
         if key not in _ATTRIBUTES:
-            raise BadSearch(f"there is no attribute {key!r}; there are {', '.join(_ATTRIBUTES)}")
+            raise BadSearch(f"there is no attribute {key!r}, only {', '.join(_ATTRIBUTES)}")
         key = _ATTRIBUTES[key]
     return entity, key
 
@@ -167,7 +167,7 @@ def _condition(tokens: _Tokens) -> Condition:
     is_numeric = entity is Entity.METRIC or key in _NUMERIC_ATTRIBUTES
     known = _NUMERIC if is_numeric else _TEXTUAL
     if operator not in known:
-        raise BadSearch(f"{key!r} is compared by {', '.join(known)}, and not by {operator!r}")
+        raise BadSearch(f"{key!r} can be compared by {', '.join(known)}, not by {operator!r}")
     if operator.endswith("IN"):
         return Condition(entity, key, operator, _texts(tokens))
     kind, text = tokens.take("a value")
@@ -176,9 +176,9 @@ def _condition(tokens: _Tokens) -> Condition:
         try:
             return Condition(entity, key, operator, float(number))
         except ValueError:
-            raise BadSearch(f"{key!r} is compared with a number, and not with {text!r}") from None
+            raise BadSearch(f"{key!r} must be compared with a number, not with {text!r}") from None
     if kind != "text":
-        raise BadSearch(f"{key!r} is compared with a text in quotes, and not with {text!r}")
+        raise BadSearch(f"{key!r} must be compared with a text in quotes, not with {text!r}")
     value = _unquoted(text)
     if operator.endswith("LIKE") and len(value) > MAX_PATTERN:
         raise BadSearch(f"a pattern of {operator} has at most {MAX_PATTERN} characters")
@@ -186,15 +186,15 @@ def _condition(tokens: _Tokens) -> Condition:
 
 
 def _texts(tokens: _Tokens) -> tuple[str, ...]:
-    """`('a', 'b')`"""
+    """Return the texts of a list such as `('a', 'b')`."""
     found: list[str] = []
     expected = "("
     while True:
         if tokens.take("a list of texts in brackets")[1] != expected:
-            raise BadSearch("IN is followed by texts in brackets: ('a', 'b')")
+            raise BadSearch("IN must be followed by texts in brackets: ('a', 'b')")
         kind, text = tokens.take("a text")
         if kind != "text":
-            raise BadSearch(f"IN takes texts in quotes, and not {text!r}")
+            raise BadSearch(f"IN must be followed by texts in quotes, not {text!r}")
         found.append(_unquoted(text))
         if tokens.take_word(")"):
             return tuple(found)

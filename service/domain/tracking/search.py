@@ -11,9 +11,9 @@
                | ( "last" | "min" | "max" ) "(" field ")"
     literal    = number | text | "true" | "false"
 
-A name with `/` is a metric, one of `COLUMNS` a column of the job, `labels.x` and `metrics.x` are
-what they say, and the others are fields of the document. A condition on something that a job does
-not have is false, also with `!=`; `not` turns it round.
+A name with `/` is a metric, and a name in `COLUMNS` a column of the job. `labels.x` is a label,
+`metrics.x` a metric, and other names are fields of the document. A condition on a field that a job
+does not have is false, also with `!=`. `not` negates a condition.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from service.domain.tracking.search_tree import (
 
 MAX_CHARS = 4000
 MAX_DEPTH = 32
-"""Parentheses and `not` within each other."""
+"""Most nested parentheses and `not`."""
 MAX_CONDITIONS = 32
 MAX_LITERALS = 100
-"""In the parentheses of one `in`."""
+"""Most literals in the parentheses of one `in`."""
 MAX_METRIC = 512
 POINTER = "/where"
 
 
 def parse_search(text: str) -> SearchNode:
-    """The expression as a tree. InvalidSearch names the first column at fault, from 1."""
+    """Return the expression as a tree. Raises InvalidSearch with the column (from 1) at fault."""
     if len(text) > MAX_CHARS:
         raise InvalidSearch(
-            f"the expression has {len(text):,} characters, and {MAX_CHARS:,} are taken",
+            f"the expression has {len(text):,} characters, but at most {MAX_CHARS:,} are allowed",
             pointer=POINTER,
         )
     return _Parser(_tokens(text)).whole()
@@ -89,7 +89,7 @@ class _Token:
 
     @property
     def word(self) -> str:
-        """The word in small letters; empty of what is none."""
+        """The word in lower case; empty if the token is not a word."""
         return self.text.lower() if self.kind is _Kind.NAME else ""
 
     @property
@@ -133,12 +133,12 @@ def _why_no_token(text: str, at: int) -> str:
     return f"{text[at]!a} has no meaning here"
 
 
-def _refuse(at: int, said: str, hint: str | None = None) -> NoReturn:
-    raise InvalidSearch(f"column {at}: {said}", pointer=POINTER, hint=hint)
+def _refuse(at: int, message: str, hint: str | None = None) -> NoReturn:
+    raise InvalidSearch(f"column {at}: {message}", pointer=POINTER, hint=hint)
 
 
 class _Parser:
-    """Recursive descent, of bounded depth."""
+    """A recursive-descent parser of bounded depth."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
@@ -162,7 +162,7 @@ class _Parser:
         return token
 
     def _takes(self, *signs: str) -> _Token | None:
-        """The next token, if it is one of these signs or words."""
+        """Take and return the next token if it is one of these signs or words."""
         token = self._token
         is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
         return self._take() if is_one else None
@@ -197,7 +197,7 @@ class _Parser:
     def _deeper(self, opening: _Token, parse: Callable[[], SearchNode]) -> SearchNode:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            _refuse(opening.at, f'more than {MAX_DEPTH} "(" and "not" are within each other')
+            _refuse(opening.at, f'more than {MAX_DEPTH} "(" and "not" are nested')
         node = parse()
         self._depth -= 1
         return node
@@ -246,7 +246,7 @@ class _Parser:
         return IsOneOf(field, literals)
 
     def _literal(self, field: SearchField) -> Literal:
-        """A literal that the field may be equal to."""
+        """Return a literal to which the field may be equal."""
         token = self._token
         match field:
             case JobColumn(name):
@@ -263,7 +263,7 @@ class _Parser:
                 return self._text("a number, a text in quotes, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """A literal that the field may be above or below."""
+        """Return a literal that the field may be above or below."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()
@@ -272,7 +272,7 @@ class _Parser:
         )
         if has_no_order or self._token.kind is _Kind.TEXT:
             at = sign.at if has_no_order else self._token.at
-            _refuse(at, f'texts are compared by =, != and "in", and not by {sign.text}')
+            _refuse(at, f'texts can be compared by =, != and "in", not by {sign.text}')
         return self._number("a number")
 
     def _of_column(self, kind: ColumnKind, name: str) -> Literal:
@@ -285,7 +285,7 @@ class _Parser:
                 at = self._token.at
                 state = self._text('a state in quotes, such as "RUNNING"').upper()
                 if state not in JobState.__members__:
-                    _refuse(at, f"there is no such state; there are {', '.join(JobState)}")
+                    _refuse(at, f"there is no such state, only {', '.join(JobState)}")
                 return state
             case ColumnKind.TEXT:
                 return self._text("a text in quotes")
@@ -313,7 +313,7 @@ class _Parser:
             time = datetime.fromisoformat(text)
             return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            _refuse(at, "is no time: write 2026-01-31, or 2026-01-31T12:00:00Z")
+            _refuse(at, "is not a time: write 2026-01-31 or 2026-01-31T12:00:00Z")
 
     def _field(self) -> SearchField:
         token = self._token
@@ -324,13 +324,13 @@ class _Parser:
             inner_at = self._token.at
             inner = self._field()
             if not isinstance(inner, MetricField):
-                _refuse(inner_at, f"{token.text} is taken of metrics alone")
+                _refuse(inner_at, f"{token.text} can only be used with metrics")
             self._need(")")
             return MetricField(inner.key, Of(token.word))
         return _field_of(token, self._parts())
 
     def _parts(self) -> list[str | int]:
-        """Each part of the field in brackets: a number of a list, or the name of an entry."""
+        """Return the parts of a field in brackets: indices of lists and names of entries."""
         parts: list[str | int] = []
         while self._takes("["):
             token = self._token
@@ -347,7 +347,7 @@ class _Parser:
 def _unquoted(token: _Token) -> str:
     text = re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL)
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        _refuse(token.at, "the text holds a character that no job has: NUL, or half of one")
+        _refuse(token.at, "the text has an invalid character: NUL or a lone surrogate")
     return text
 
 
@@ -365,9 +365,9 @@ def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
     if head not in _DOCUMENT or "/" in name:
         known = (*COLUMNS, EXPERIMENT, "tags", "labels", "metrics", *_DOCUMENT)
         close = get_close_matches(head, known, n=1)
-        said = f"; did you mean {close[0]}?" if close else ""
+        guess = f"; did you mean {close[0]}?" if close else ""
         hint = f'a metric without "/" is written metrics.{name[:40]}'
-        _refuse(token.at, f"there is no field {token.shown}{said}", hint)
+        _refuse(token.at, f"there is no field {token.shown}{guess}", hint)
     names = [*name.split("."), *parts]
     if "" in names:
         _refuse(token.at, f"{token.shown} has an empty part")
@@ -376,7 +376,7 @@ def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
 
 
 def _named(token: _Token, head: str, names: Sequence[str | int]) -> SearchField:
-    """A label or a metric by its name."""
+    """Return a label or a metric by its name."""
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         example = 'labels.team, or labels["my/team"]' if head == "labels" else 'metrics["loss"]'
         _refuse(token.at, f"expected a name after {head}: {example}")

@@ -1,4 +1,4 @@
-"""Search expressions once they are parsed: fields of jobs, and conditions on them."""
+"""Parsed search expressions: fields of jobs, and conditions on them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import datetime
 from enum import StrEnum
 
 EXPERIMENT = "experiment"
-"""The label that groups jobs; as a field short for `labels.experiment`."""
+"""The label that groups jobs. As a field it is short for `labels.experiment`."""
 
 
 class ColumnKind(StrEnum):
-    """Kind of value of a column, and of the literals that go with it."""
+    """The kind of a column's values, and of the literals that it is compared with."""
 
     TEXT = "a text"
     STATE = "a state"
@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 class Of(StrEnum):
-    """Which value of a series: the newest one, or an extreme."""
+    """Which value of a series counts: the newest or an extreme."""
 
     LAST = "last"
     MIN = "min"

@@ -1,1 +1,1 @@
-"""Attempts that were started: they are followed, told commands, and their replies are stored."""
+"""Follows started attempts, sends them commands, and stores their replies."""

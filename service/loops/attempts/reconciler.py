@@ -1,8 +1,8 @@
-"""The reconciler: a loop that finds out what became of each live attempt, and stores it.
+"""The reconciler: a loop that polls each live attempt, and stores its replies and its outcome.
 
-Each live attempt has a follower, a task that long-polls it and has every reply stored together with
-the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
-process or by the next one. SQL says which attempts live, not the memory of this process.
+Each live attempt has a follower, a task that long-polls it and stores every reply together with the
+cursor in one transaction. So a reply that was not stored is requested again, by this process or by
+the next leader. SQL determines which attempts are live, not the memory of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.ingest.attempt_results import Received
-from service.loops.attempts.reply_writer import Leniency, ReplyWriter
+from service.loops.attempts.reply_writer import ReplyReduction, ReplyWriter
 from service.loops.shared import queue_view
 from service.loops.shared.term import LoopContext
 from service.loops.shared.timings import rest_after
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Of all attempts together: each may have a reply that waits to be stored."""
+"""Most bytes of the replies of all attempts: each may have a reply that waits to be stored."""
 
 
 class Reconciler:
@@ -53,19 +53,19 @@ class Reconciler:
         self._writer = ReplyWriter(context.database, storage, context.prices)
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
-        """Where each followed attempt is now: a group that grows comes to other nodes."""
+        """The current nodes of each followed attempt: a group that grows gets other nodes."""
         self._closed: set[tuple[str, int]] = set()
-        """Attempts whose end was stored since the live ones were read."""
+        """Attempts whose end was stored since the live attempts were read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # Threads of its own: a storage that hangs must not use up those of everybody.
+        # Own threads: a storage that hangs must not use up the threads of the whole process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
-        """Commands that the cluster took, by attempt and name. Only this process remembers: after a
-        restart of the service they are sent again, which is harmless."""
+        """Commands that the cluster accepted, by attempt and name. Only this process remembers
+        them: they are sent again after a restart of the service, which is harmless."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
-        """Until cancelled; the followers end with it."""
+        """Run until cancelled, and then cancel the followers."""
         try:
             with self._signals.subscribe(ATTEMPTS) as woken:
                 while True:
@@ -73,7 +73,7 @@ class Reconciler:
                     try:
                         await self.run_once()
                     except Exception:
-                        logger.exception("the reconciler failed a round; it goes on")
+                        logger.exception("a round of the reconciler failed; the loop continues")
                     await rest_after(began)
                     await woken.wait(self._settings.scheduler_tick_s)
         finally:
@@ -85,7 +85,7 @@ class Reconciler:
             self._storage_readers.shutdown(wait=False, cancel_futures=True)
 
     async def run_once(self) -> None:
-        """Start the missing followers, pass on commands, end attempts that nobody owns."""
+        """Start the missing followers, send commands, end attempts that no job owns."""
         self._closed.clear()
         live, cursors = await self._database.read(self._look)
         for attempt in live:
@@ -106,8 +106,7 @@ class Reconciler:
     def _look(
         self, session: Session, now: datetime
     ) -> tuple[list[queue_view.FollowedAttempt], Mapping[tuple[str, int], Mapping[str, int]]]:
-        """The live attempts that are launched, and up to where the reports of those are stored that
-        nobody follows yet."""
+        """The launched live attempts, and the stored cursors of the attempts without a follower."""
         found = queue_view.followed(session, now)
         live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
         new = [attempt.job_id for attempt in live if attempt.key not in self._followers]
@@ -126,8 +125,8 @@ class Reconciler:
         self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
-        """Run the chore beside the loop, once at a time: one supervisor that does not answer must
-        not keep the others waiting."""
+        """Run the chore concurrently with the loop, but not twice at a time: a supervisor that does
+        not answer must not delay the others."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
@@ -148,10 +147,9 @@ class Reconciler:
         await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def _follow(self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]) -> None:
-        """Poll one attempt from this cursor on and have stored what it says, until its outcome is
-        stored."""
-        key, said = attempt.key, ""
-        loop, leniency = asyncio.get_running_loop(), Leniency()
+        """Poll the attempt from this cursor on, and store its replies, until it has ended."""
+        key, logged = attempt.key, ""
+        loop, reduction = asyncio.get_running_loop(), ReplyReduction()
         claimed_at = loop.time() - attempt.age_s
         given_up = False
         while True:
@@ -161,29 +159,29 @@ class Reconciler:
                     ref, cursor, self._settings.poll_wait_s, self._reply_bytes
                 )
                 if reply.outcome is not None and ref != self._refs[key]:
-                    continue  # it came to other nodes meanwhile, which were not asked
-                if not given_up and _was_never_there(reply):
+                    continue  # the group got other nodes meanwhile, which were not polled
+                if not given_up and _was_never_seen(reply):
                     given_up = await self._give_up(ref, asked_at - claimed_at)
-                    continue  # it may have come while it was given up
+                    continue  # it may have started while it was given up
             except ClusterUnavailable as error:
-                if str(error) != said:
-                    said = str(error)
-                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, logged)
                 await self._pause()
                 continue
             try:
                 in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
                 received = Received(ref.job_id, ref.attempt, reply, cursor, in_storage)
-                recorded = await self._writer.store(leniency.reduce(received))
+                recorded = await self._writer.store(reduction.reduce(received))
             except Exception as error:
-                leniency.note(error)
-                logger.exception("could not store a reply of %s; asking again", ref.job_id)
+                reduction.note(error)
+                logger.exception("could not store a reply of %s; requesting it again", ref.job_id)
                 await self._pause()
                 continue
             if not recorded.live:  # the end is stored, by this process or by another
                 return await self._close(ref)
             cursor = recorded.cursor
-            leniency.reset()
+            reduction.reset()
             if not reply.more and reply.phase is not Phase.ENDED:
                 took_s = loop.time() - asked_at
                 await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))
@@ -195,11 +193,11 @@ class Reconciler:
         return min(MAX_REPLY_BYTES, max(MIN_REPLY_BYTES, share))
 
     async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
-        """See to it that an attempt without a supervisor does not come late; False, after a
-        pause, while it may be one that is just being launched.
+        """Prevent an attempt without a supervisor from starting late. Return False, after a pause,
+        while the attempt may still be launched.
 
-        This process knows when its own launches are over; others may be under way in another
-        process, or in a gateway that outlives the service that was killed.
+        This process knows when its own launches are over. Other launches may be under way in
+        another process, or in a gateway that outlived a service that was killed.
         """
         ours = self._launches.is_ours(ref.job_id, ref.attempt)
         if not ours and age_s < self._timings.launch_grace_s:
@@ -209,8 +207,8 @@ class Reconciler:
         return True
 
     async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
-        """Reports of the attempt's checkpoints in the storage, since a lost node takes unread
-        reports along: the newest first, as many as the storage lists in time."""
+        """Reports of the attempt's checkpoints in the storage, the newest first, as many as the
+        storage lists in time. Reports that were not read are lost with their node."""
         if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then every report was read
             return []
         found: list[Frame] = []
@@ -224,14 +222,14 @@ class Reconciler:
             # Not wait_for, which drops a cancellation that comes together with the result.
             async with asyncio.timeout(self._timings.storage_limit_s):
                 await searching
-        except Exception as error:  # the job must come to its end all the same
-            said = "%s attempt %d ends without a whole list of its checkpoints in the storage: %r"
-            logger.warning(said, ref.job_id, ref.attempt, error)
+        except Exception as error:  # the job must end nevertheless
+            text = "%s attempt %d ends without a full list of its checkpoints in the storage: %r"
+            logger.warning(text, ref.job_id, ref.attempt, error)
         return list(found)
 
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
-        the search for orphans does it."""
+        `_end_unowned` repeats it."""
         key = (ref.job_id, ref.attempt)
         self._closed.add(key)
         self._sent = {which for which in self._sent if which[:2] != key}
@@ -244,10 +242,10 @@ class Reconciler:
         self._signals.publish(QUEUE)
 
     async def _end_unowned(self) -> None:
-        """End attempts that the cluster still has and SQL has closed.
+        """End attempts that the cluster still has although they ended in SQL.
 
-        SQL is asked last: an attempt is claimed before it is launched, so one that the cluster
-        lists and that SQL then does not call live has ended.
+        SQL is read last: an attempt is claimed before it is launched, so an attempt that the
+        cluster listed and that is not live in SQL afterwards has ended.
         """
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
@@ -257,8 +255,8 @@ class Reconciler:
             for ref in known:
                 key = (ref.job_id, ref.attempt)
                 if key not in owned:
-                    logger.warning("ending %s attempt %d, which nobody owns", *key)
-                    with contextlib.suppress(ClusterUnavailable):  # the supervisor may be stopped
+                    logger.warning("ending %s attempt %d, which no job owns", *key)
+                    with contextlib.suppress(ClusterUnavailable):  # its process may be suspended
                         await self._cluster.send(ref, Stop())
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
@@ -266,25 +264,25 @@ class Reconciler:
             self._unowned_at = 0.0
 
     async def _drop_deleted(self) -> None:
-        """Have the nodes delete their files of jobs that were deleted.
+        """Let the nodes delete their files of deleted jobs.
 
-        The nodes say which jobs they keep files of, so a node that was away is told later. SQL is
-        asked last: a job is stored before a node hears of it.
+        The nodes list the jobs whose files they keep, so a node that was away is notified later.
+        SQL is read last: a job is stored before any node knows of it.
         """
         self._deleted_at = asyncio.get_running_loop().time() + self._timings.deleted_period_s
         try:
             kept = await self._cluster.kept_jobs()
             known = await self._database.read(lambda s, _: repository.existing(s, kept))
             if deleted := sorted(set(kept) - known):
-                logger.info("the nodes drop what they keep for deleted jobs: %s", deleted)
+                logger.info("the nodes delete the files of deleted jobs: %s", deleted)
                 await self._cluster.drop_jobs(deleted)
         except ClusterUnavailable:
             await self._pause()
             self._deleted_at = 0.0
 
 
-def _was_never_there(reply: PollReply) -> bool:
-    """Whether there is no supervisor, and never was anything of the attempt as far as we know."""
+def _was_never_seen(reply: PollReply) -> bool:
+    """Whether there is no supervisor, and nothing of the attempt was ever reported."""
     lost = reply.outcome is not None and reply.outcome.cause is Cause.SUPERVISOR_LOST
     return lost and not reply.cursor
 

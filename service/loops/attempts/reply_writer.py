@@ -1,8 +1,8 @@
-"""Stores the replies of attempts. Those that come while a transaction is written share the next.
+"""Stores the replies of attempts. Replies that arrive during a transaction share the next one.
 
-Each report is checked when it is decoded, so a reply that can't be stored takes an error of ours.
-Yet an attempt whose reply is asked for again for ever would keep its slots for ever, also when it
-is cancelled: so `Leniency` leaves reports out.
+Each report is checked when it is decoded, so only a bug in dray makes a reply impossible to store.
+But an attempt whose reply is requested again forever would keep its slots forever, even after it is
+cancelled. So `ReplyReduction` omits reports.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
-"""Replies of one transaction, and those of attempts that have reported anything, which take longer:
-SQLite has one writer, and others wait for it."""
+"""Most replies of one transaction, and most of them from attempts that have reported before, which
+take longer: SQLite has one writer, and others wait for it."""
 MAX_FRAMES = 2000
-"""Frames of one transaction of several replies. A reply with more has a transaction of its own,
-beside the others where the database has several writers: it may write to the storage."""
+"""Most frames of one transaction of several replies. A reply with more has its own transaction,
+concurrent with others if the database has several writers: it may write to the storage."""
 TRIES = 3
-"""Times that a reply fails before it is stored without the ranks' reports, and as many more before
-without any."""
+"""Failures of a reply before it is stored without the ranks' reports; after twice as many it is
+stored without any reports."""
 
 _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
 
 class ReplyWriter:
-    """For one event loop."""
+    """Stores replies in batches. Belongs to one event loop."""
 
     def __init__(self, database: LoopDatabase, storage: Storage, prices: PricesFile) -> None:
         self._database = database
@@ -47,7 +47,7 @@ class ReplyWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def store(self, received: Received) -> Recorded:
-        """The effect of the reply, once it is stored."""
+        """Store the reply, and return its effect."""
         began = asyncio.get_running_loop().time()
         recorded = await self._store(received)
         self._database.meter.add(meter.REPLY_DELAY, asyncio.get_running_loop().time() - began)
@@ -64,7 +64,7 @@ class ReplyWriter:
         return await answer
 
     async def close(self) -> None:
-        """Ends with the followers, whose replies are asked for again."""
+        """Cancel the writing; the replies that wait are requested again later."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -85,7 +85,7 @@ class ReplyWriter:
                     answer.set_result(recorded)
 
     def _next_batch(self) -> list[_Waiting]:
-        """The first that waits, and the next ones of other jobs that go with it."""
+        """Take the first waiting reply, and replies of other jobs that fit into its transaction."""
         batch: list[_Waiting] = []
         left: list[_Waiting] = []
         jobs: set[str] = set()
@@ -114,24 +114,24 @@ class ReplyWriter:
 
 
 @dataclass
-class Leniency:
-    """Takes out of the replies of one attempt the reports that keep them from being stored."""
+class ReplyReduction:
+    """Removes reports from the replies of one attempt after they could not be stored."""
 
     _failures: int = 0
     _why: str = ""
 
     def note(self, error: Exception) -> None:
-        """A reply could not be stored."""
+        """Count a reply that could not be stored."""
         if is_of_values(error):
             self._failures += 1
             self._why = type(error).__name__
 
     def reset(self) -> None:
-        """A reply was stored."""
+        """Forget the failures, since a reply was stored."""
         self._failures = 0
 
     def reduce(self, received: Received) -> Received:
-        """The reply, without what can't be stored."""
+        """Return the reply without the reports that may prevent storing it."""
         if self._failures < TRIES:
             return received
         frames = received.reply.frames
@@ -139,8 +139,8 @@ class Leniency:
         kept = tuple(frame for frame in frames if keeps_some and is_from_supervisor(frame))
         number = len(frames) - len(kept) + len(received.in_storage)
         message = (
-            f"{number} reports of this attempt are left out: they can't be stored ({self._why}); "
-            "the log of the service has the whole error"
+            f"{number} reports of this attempt are omitted: they can't be stored ({self._why}); "
+            "the service's log has the full error"
         )
         reply = replace(received.reply, frames=kept)
         return replace(received, reply=reply, in_storage=(), left_out=message)

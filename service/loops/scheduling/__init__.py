@@ -1,1 +1,1 @@
-"""The queue and the cluster are watched, plans are made, and what they say is done."""
+"""Watches the queue and the cluster, makes plans, and carries them out."""

@@ -1,7 +1,7 @@
-"""The autoscaler's loop: waiting jobs have Ray asked for nodes, and the request is withdrawn again.
+"""The autoscaler: a loop that requests nodes from Ray for waiting jobs, and withdraws the request.
 
-The scheduler hands in each plan; a loop of its own sends what follows from it, so that no round
-waits for Ray. It is sent again now and then: a new Ray, or a new gateway, knows nothing of it.
+The scheduler passes each plan to it; a loop of its own sends the request, so that no round waits
+for Ray. The request is repeated periodically, since a new Ray or a new gateway lacks it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from service.loops.shared.timings import LoopTimings
 logger = logging.getLogger(__name__)
 
 WITHDRAWAL_LIMIT_S = 5.0
-"""How long a service that stops waits for Ray and the database to take its demand back."""
+"""Most seconds for which a stopping service waits until its request is withdrawn."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class _Wanted:
 
 
 class Autoscaler(Stage):
-    """Without types of nodes in the settings it asks for nothing, and withdraws what a service with
-    other settings has asked for."""
+    """Requests and releases nodes. If the settings name no node types, it requests no nodes, and
+    withdraws the request of a service with other settings."""
 
     def __init__(
         self, database: LoopDatabase, cluster: Cluster, settings: Settings, timings: LoopTimings
@@ -57,27 +57,30 @@ class Autoscaler(Stage):
         self._idle = timedelta(seconds=settings.autoscale_idle_s)
         self._timings = timings
         self._wanted: _Wanted | None = None if self._types else _Wanted()
-        """None before the first plan: the request of an old leader stands until then."""
+        """None before the first plan: the request of the previous leader stays until then."""
         self._is_asking = False
         """Whether Ray may have a request of this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes that the gateway may have released, as far as it was told."""
+        """Nodes whose release was sent to the gateway, and may have arrived."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
-        """By job that waits for nodes that are to come, since when."""
+        """When nodes were first requested for each job."""
         self._session = ""
-        self._were_there: frozenset[str] = frozenset()
-        """Nodes of the session's first plan: the head is among them, or nodes of other kinds."""
+        self._first_nodes: frozenset[str] = frozenset()
+        """Nodes of the session's first plan: they may be the head or nodes of other types."""
         self._memory: Mapping[int, float] = {}
-        """By the place of a type in the setting, of the largest node that came."""
+        """The memory of the largest node that came, by the node type's index in the setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
-        """By node that carries nothing and that no waiting job needs."""
+        """Since when each node has carried nothing, and no waiting job has needed it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
-        """The cluster with the nodes as released that are about to be, so that nothing starts on
-        them: the snapshot may be older than the request. A job that needs one has it taken back."""
+        """Return the cluster with the nodes marked as released that are about to be released.
+
+        No job starts on such a node: the snapshot may be older than the request. If a job needs the
+        node, the release is withdrawn.
+        """
         wanted = () if self._wanted is None else self._wanted.released
         leaving = self._sent_released.union(wanted)
         if cluster is None or not leaving:
@@ -89,8 +92,8 @@ class Autoscaler(Stage):
         return replace(cluster, nodes=tuple(nodes))
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add the nodes that can't be used yet and may come. A node that is refused may be mended
-        or replaced, so it does not count as one of those that are there."""
+        """Add the nodes that may become usable. A refused node may be repaired or replaced, so it
+        does not count as a node of the cluster."""
         cluster = seen.cluster
         if not self._types or cluster is None:
             return
@@ -100,8 +103,7 @@ class Autoscaler(Stage):
         seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
     async def after(self, seen: SchedulerRound) -> None:
-        """Ask for what the plan lacks, from now on, and add to each decision what was asked for its
-        job."""
+        """Request the nodes that the plan lacks, and add the request to the decisions' reasons."""
         cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
             return
@@ -122,15 +124,15 @@ class Autoscaler(Stage):
         self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
         requests = {job.job_id: job.request for job in snapshot.queue}
-        seen.decisions = [self._told(decision, found, requests) for decision in decisions]
+        seen.decisions = [self._with_request(decision, found, requests) for decision in decisions]
 
     def _learn(self, present: Sequence[policy.Node], session: str) -> None:
-        """Of nodes that came since: how much memory those of each type really have. Known to this
-        process alone, so that it is learned anew once the setting was corrected."""
+        """Learn the real memory of each node type from the nodes that came since. Only this process
+        remembers it, so that it is learned again after the setting was corrected."""
         if session != self._session:
             self._session = session
-            self._were_there = frozenset(node.id for node in present)
-        came = [node for node in present if node.id not in self._were_there]
+            self._first_nodes = frozenset(node.id for node in present)
+        came = [node for node in present if node.id not in self._first_nodes]
         if came:
             self._memory = autoscaling.memory_seen(self._types, came, self._memory)
             self._real_types = autoscaling.as_seen(self._types, self._memory)
@@ -148,13 +150,13 @@ class Autoscaler(Stage):
             self._changed.set()
         self._wanted = wanted
 
-    def _told(
+    def _with_request(
         self,
         decision: policy.Decision,
         demand: autoscaling.Demand,
         requests: Mapping[str, policy.Request],
     ) -> policy.Decision:
-        """A job that waits, or a group that stands by, says what was asked for it."""
+        """Add to the reason of a waiting job or group which nodes were requested for it."""
         if not isinstance(decision, policy.Wait | policy.Stay):
             return decision
         job_id, reason = decision.job_id, decision.reason
@@ -171,7 +173,7 @@ class Autoscaler(Stage):
         return replace(decision, reason=replace(reason, message=f"{reason.message}; {more}"))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         if self._types:
             await self._changed.wait()
         elif not await self._is_anything_left():
@@ -182,21 +184,21 @@ class Autoscaler(Stage):
             try:
                 await self._send()
             except ClusterUnavailable as error:
-                logger.info("Ray can't be asked for nodes now: %s", error)
+                logger.info("nodes can't be requested from Ray now: %s", error)
                 pause_s = self._timings.unavailable_pause_s
             except Exception:
-                logger.exception("the autoscaler failed a round; it goes on")
+                logger.exception("a round of the autoscaler failed; the loop continues")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
 
     async def _is_anything_left(self) -> bool:
-        """Whether a service with other settings has asked for anything; once the database says."""
+        """Whether a service with other settings requested nodes. Waits for the database."""
         while True:
             try:
                 return await self._database.read(_was_asked)
             except Exception:
-                logger.exception("what Ray was asked for could not be read; it is tried again")
+                logger.exception("the last request to Ray could not be read; it is tried again")
             await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def withdraw(self) -> None:
@@ -210,7 +212,7 @@ class Autoscaler(Stage):
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
-        # A request may have come to Ray though its answer is lost.
+        # A request may have reached Ray even if its answer is lost.
         self._is_asking = self._is_asking or bool(bundles)
         self._sent_released = self._sent_released.union(wanted.released)
         await self._cluster.request_nodes(bundles, wanted.released)
@@ -250,7 +252,7 @@ def _is_joining(node: ClusterNode) -> bool:
 
 
 def _is_used(node: ClusterNode, is_shared: bool) -> bool:
-    """Whether anything is on it that is not among our attempts."""
+    """Whether the node carries anything besides our attempts."""
     return bool(node.quarantined) or (is_shared and _is_taken(node.resources, node.available))
 
 

@@ -1,4 +1,4 @@
-"""Stages that carry out decisions of a round, other than starts."""
+"""Stages that carry out the decisions of a round, except starts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
 LONG_QUEUE = 200
-"""Waiting jobs from which on the reasons why they wait are stored each `NOTE_PERIOD`."""
+"""If more jobs wait, their reasons are stored only every `NOTE_PERIOD`."""
 NOTE_PERIOD = timedelta(seconds=1)
 
 
 class UnansweredRecalls(Stage):
-    """Withdraws recalls of slots that were not answered in time. The next round's plan goes by what
-    is held then."""
+    """Withdraws recalls of slots that were not answered in time. The next round plans with the
+    slots that are held then."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -40,13 +40,13 @@ class UnansweredRecalls(Stage):
 
 
 class ImpossibleJobs(Stage):
-    """A job found impossible waits a while for the cluster to become whole again, and one that has
-    run there before as long as it takes."""
+    """Lets an impossible job wait for a while, since missing nodes may return. A job that has run
+    before waits without a limit."""
 
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)
         self._since: dict[str, datetime] = {}
-        """By job, when it was found impossible first."""
+        """When each job was first found to be impossible."""
 
     async def after(self, seen: SchedulerRound) -> None:
         have_run = {job.job_id for job in seen.snapshot.queue if job.attempt > 0}
@@ -58,10 +58,10 @@ class ImpossibleJobs(Stage):
         self._since = {job_id: self._since.get(job_id, seen.now) for job_id in impossible}
         failing = {job for job, since in self._since.items() if seen.now - since >= self._grace}
         seen.decisions = [
-            policy.Wait(decision.job_id, decision.reason, place)
+            policy.Wait(decision.job_id, decision.reason, position)
             if isinstance(decision, policy.Impossible) and decision.job_id not in failing
             else decision
-            for place, decision in enumerate(seen.decisions, start=1)
+            for position, decision in enumerate(seen.decisions, start=1)
         ]
 
 
@@ -72,7 +72,7 @@ class StoredDecisions(Stage):
         self._database = context.database
         self._grace_s = context.settings.preempt_grace_s
         self._noted_at: datetime | None = None
-        """When it was last stored why each job waits."""
+        """When the reasons of all waiting jobs were last stored."""
 
     async def after(self, seen: SchedulerRound) -> None:
         decisions = self._without_late_waits(seen.decisions, seen.now) if seen.planned else ()
@@ -89,7 +89,7 @@ class StoredDecisions(Stage):
         attempts, grace_s = seen.attempts, self._grace_s
 
         def work(session: Session, now: datetime) -> None:
-            touch(session)  # jobs that wait as before did not change
+            touch(session)  # jobs with an unchanged reason did not change
             transitions.note_waiting(session, waits, now)
             resizing.note_stays(session, stays)
             for decision in others:
@@ -108,8 +108,8 @@ class StoredDecisions(Stage):
     def _without_late_waits(
         self, decisions: Sequence[policy.Decision], now: datetime
     ) -> Sequence[policy.Decision]:
-        """Leave out why each job of a long queue waits, unless it was stored long ago: each start
-        changes the places of all jobs behind it."""
+        """Omit the reasons of a long queue's jobs unless they were stored long ago: each start
+        changes the positions of all jobs behind it."""
         num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
         since = None if self._noted_at is None else now - self._noted_at
         if num_waits > LONG_QUEUE and since is not None and timedelta(0) <= since < NOTE_PERIOD:
@@ -119,7 +119,7 @@ class StoredDecisions(Stage):
 
 
 class Grants(Stage):
-    """Grants slots to groups that are still as they were; the reconciler passes each grant on."""
+    """Grants slots to groups that have not changed; the reconciler sends each grant."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted
@@ -136,7 +136,7 @@ class Grants(Stage):
 
 
 class BatchChanges(Stage):
-    """Gives groups that keep their size another batch, where that gains clearly."""
+    """Changes the batch size of groups that keep their number of workers, if the gain is clear."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted

@@ -1,7 +1,7 @@
-"""The cluster watcher: a loop that keeps the newest snapshot of the cluster, here and in SQL.
+"""The cluster watcher: a loop that keeps the newest snapshot of the cluster, in memory and in SQL.
 
-The scheduler plans with the snapshot in memory, so that a submission waits for no call to Ray; the
-API answers from the one in SQL.
+The scheduler plans with the snapshot in memory, so that no submission waits for a call to Ray; the
+API reads the snapshot in SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_ASKED = "the cluster was not asked yet"
 
 
 class ClusterWatcher:
-    """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
+    """Holds `latest`, or None while the cluster does not answer; the reason is in `problem`."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -35,12 +35,12 @@ class ClusterWatcher:
         self.problem: str | None = NOT_ASKED
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("the cluster watch failed a round; it goes on")
+                logger.exception("a round of the cluster watcher failed; the loop continues")
             is_steady = self.latest is not None and all(
                 node.accepted or node.is_released or node.drained_by is not None
                 for node in self.latest.nodes
@@ -49,7 +49,7 @@ class ClusterWatcher:
             await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)
 
     async def run_once(self) -> None:
-        """Ask the cluster, store what changed, wake the scheduler, clear nodes that will go."""
+        """Poll the cluster, store changes, wake the scheduler, clear nodes that are drained."""
         before = (self.latest, self.problem)
         try:
             self.latest, self.problem = await self._cluster.snapshot(), None
@@ -66,7 +66,7 @@ class ClusterWatcher:
         await self._clear_drained()
 
     async def _clear_drained(self) -> None:
-        """Ask the attempts on a node that is about to go to save and leave, while they can."""
+        """Ask the attempts on drained nodes to save and leave while they can."""
         latest, grace_s = self.latest, self._settings.preempt_grace_s
         if latest is not None and any(node.drained_by is not None for node in latest.nodes):
             await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

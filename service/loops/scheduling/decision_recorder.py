@@ -1,4 +1,4 @@
-"""The recorder: a loop that keeps what the scheduler saw and decided, beside the scheduler."""
+"""The decision recorder: a loop that stores the inputs and decisions of the scheduler's rounds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from service.outlook.decisions import Record, SeenRound
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Rounds that wait to be kept; of more the oldest are not kept. The scheduler never waits."""
+"""Most rounds that wait to be stored; older rounds are dropped. The scheduler never waits."""
 MOST_JOBS = 20_000
-"""Waiting jobs of all these rounds together."""
+"""Most waiting jobs of all these rounds together."""
 FORGET_S = 60.0
-"""Between two searches for rounds that are too old or too many."""
+"""Seconds between two deletions of rounds that are too old or too many."""
 
 
 class DecisionRecorder(Stage):
-    """A loop beside the scheduler, which hands it its rounds."""
+    """Stores the rounds that the scheduler passes to it."""
 
     def __init__(self, database: LoopDatabase, timings: LoopTimings) -> None:
         self._database = database
@@ -42,7 +42,7 @@ class DecisionRecorder(Stage):
             self.note(SeenRound(seen.asked or seen.snapshot, tuple(seen.planned), seen.now))
 
     def note(self, seen: SeenRound) -> None:
-        """Keep a round that changed something, soon."""
+        """Queue a round to be stored, if it changed anything."""
         if seen.changes:
             self._rounds.append(seen)
             while len(self._rounds) > 1 and self._num_jobs() > MOST_JOBS:
@@ -53,16 +53,16 @@ class DecisionRecorder(Stage):
         return sum(len(seen.snapshot.queue) for seen in self._rounds)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._woken.wait()
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("a round of the scheduler could not be kept; it goes on")
+                logger.exception("a round of the scheduler could not be stored; the loop continues")
 
     async def run_once(self) -> int:
-        """Keep the rounds that wait; answers how many."""
+        """Store the waiting rounds; return how many there were."""
         self._woken.clear()
         rounds = [self._rounds.popleft() for _ in range(len(self._rounds))]
         try:
@@ -71,7 +71,7 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            self._rounds.extend([*rounds, *newer])  # they are kept with the next one
+            self._rounds.extend([*rounds, *newer])  # they are stored with the next one
             raise
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:
@@ -83,7 +83,7 @@ class DecisionRecorder(Stage):
         records, took_s = await asyncio.to_thread(_timed, rounds)
         for answer in await together_or_alone(records, self._store):
             if isinstance(answer, Exception):
-                logger.error("a round of the scheduler could not be kept", exc_info=answer)
+                logger.error("a round of the scheduler could not be stored", exc_info=answer)
         rest_s = self._timings.record_rest * took_s
         await asyncio.sleep(max(rest_s, self._timings.record_period_s))
 
@@ -93,11 +93,11 @@ class DecisionRecorder(Stage):
 
 
 def _timed(rounds: Sequence[SeenRound]) -> tuple[list[Record], float]:
-    """The records, and the time of the processor that they took."""
+    """Return the records, and the CPU seconds that they took."""
     began, records = time.thread_time(), []
     for seen in rounds:
         try:
             records.append(decisions.record(seen))
         except Exception:
-            logger.exception("a round of the scheduler could not be kept")
+            logger.exception("a round of the scheduler could not be stored")
     return records, time.thread_time() - began

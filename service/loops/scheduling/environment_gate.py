@@ -1,7 +1,7 @@
-"""The gate of the scheduler's plans: jobs start where their environment and code are ready.
+"""The environment gate: jobs start only where their environment and code are ready.
 
-A job whose needs are not ready on each node of a plan waits, and holds no slot meanwhile; the
-policy is asked again without it.
+A job whose needs are not ready on each node of a plan waits without holding slots; the round plans
+again without the job.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_PLANS = 5
-"""How often a round plans anew without jobs whose needs are not ready; those that the last plan
-would start wait for the next round, which begins without the others."""
+"""Most plans of a round, each without the jobs whose needs were not ready before. If the last plan
+still starts such jobs, they wait for the next round, which begins without the others."""
 PLANNED_ANEW_S = 30.0
-"""How long a job waits for the nodes of one plan, before it may be planned on others."""
+"""Seconds that a job waits for the nodes of one plan before it may be planned on other nodes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Awaited:
 
     node_ids: tuple[str, ...]
     until: float
-    """By the loop's clock."""
+    """A time of the event loop's clock."""
 
 
 _PLACED = (policy.Start, policy.Wait, policy.Grow)
@@ -43,45 +43,45 @@ _PLACED = (policy.Start, policy.Wait, policy.Grow)
 
 
 class EnvironmentGate(Stage):
-    """Asks the policy, and lets jobs start whose needs are ready on every node of the plan."""
+    """Runs the policy, and starts only jobs whose needs are ready on every node of the plan."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
         self._preparations = Preparations(context.cluster, context.signals)
         self._settings = context.settings
         self._needs: dict[str, NodeNeeds | None] = {}
-        """By job, of those that were about to start and have not gone."""
+        """The needs of each job that was about to start and is still in the queue or growing."""
         self._awaited: dict[str, _Awaited] = {}
-        """Of the jobs and groups that are held."""
+        """The nodes for which each held job or group waits."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
+        """Jobs that have an event about their preparation."""
         self._not_planned: set[tuple[str, type[Exception]]] = set()
-        """Jobs, and their errors, that the log has already."""
+        """Jobs and their kinds of errors that were already logged."""
 
     def close(self) -> None:
         self._preparations.close()
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Forget the jobs that do not wait any more, and have nodes end what they prepare for no
-        other ones."""
+        """Forget the jobs that no longer wait, and let nodes end preparations for them alone."""
         snapshot = seen.snapshot
-        there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
-        self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
-        self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in there}
-        self._told &= there
-        self._not_planned = {each for each in self._not_planned if each[0] in there}
-        self._preparations.keep(there)
+        kept = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
+        self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in kept}
+        self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in kept}
+        self._noted &= kept
+        self._not_planned = {each for each in self._not_planned if each[0] in kept}
+        self._preparations.keep(kept)
 
     async def plan(self, seen: SchedulerRound) -> None:
-        """Decide as `policy.plan`; but a job whose needs are not ready takes no slot and waits, and
-        one whose environment can't be installed, or whose code can't be fetched, fails."""
+        """Decide with `policy.plan`. A job whose needs are not ready waits without taking slots. A
+        job whose environment can't be installed, or whose code can't be fetched, fails."""
         snapshot, cluster = seen.snapshot, seen.cluster
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             seen.asked = held_back(snapshot, waiting)
-            # A long queue takes long, and callers wait for this thread.
+            # Planning a long queue takes long, and callers wait for this thread.
             plan = functools.partial(policy.plan, on_error=self._note_error)
             decisions = await asyncio.to_thread(plan, seen.asked, seen.now)
             held = await self._held(decisions, attempts, names)
@@ -100,7 +100,7 @@ class EnvironmentGate(Stage):
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
-        """Why those that an earlier round held still wait for the nodes of that plan."""
+        """Return the reasons of the jobs that an earlier round held and that still wait."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
         now = asyncio.get_running_loop().time()
         waiting = {}
@@ -116,7 +116,7 @@ class EnvironmentGate(Stage):
                 continue
             waiting[job_id] = readiness.waiting
             if job_id in attempts:
-                await self._tell(job_id, attempts[job_id], readiness, readiness.waiting)
+                await self._note(job_id, attempts[job_id], readiness, readiness.waiting)
         return waiting
 
     async def _held(
@@ -125,8 +125,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Why each of the jobs that would start, now or once others have made room, or grow, may
-        not yet."""
+        """Return, by job, why a job of these decisions may not start or grow yet. This includes
+        jobs for which others are to release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:
@@ -146,7 +146,7 @@ class EnvironmentGate(Stage):
                 continue
             failure = readiness.failure
             if isinstance(decision, policy.Wait) and not failure and decision.job_id in self._ready:
-                continue  # it was ready, and is asked anew: it keeps its promised slots meanwhile
+                continue  # it was ready, and is checked again: it keeps its promised slots
             why_not = "" if failure is None else environment_events.sentence_of(failure)
             reason = readiness.waiting or why_not
             held[decision.job_id] = reason
@@ -154,25 +154,26 @@ class EnvironmentGate(Stage):
                 until = asyncio.get_running_loop().time() + PLANNED_ANEW_S
                 self._awaited[decision.job_id] = _Awaited(tuple(node_ids), until)
             if not isinstance(decision, policy.Grow):
-                await self._tell(decision.job_id, attempts[decision.job_id], readiness, reason)
+                await self._note(decision.job_id, attempts[decision.job_id], readiness, reason)
                 if failure is not None:
                     self._preparations.forget_failure(needs, node_ids)
         return held
 
-    async def _tell(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
+    async def _note(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
+        """Fail the job if a node failed; else add an event, once, if the preparation is long."""
         failure = readiness.failure
         if failure is not None:
             await self._database.write(
                 lambda s, at: environment_events.fail(s, job_id, attempt, failure, at)
             )
-        elif readiness.is_long and job_id not in self._told:
-            self._told.add(job_id)
+        elif readiness.is_long and job_id not in self._noted:
+            self._noted.add(job_id)
             await self._database.write(
                 lambda s, at: environment_events.note_preparing(s, job_id, reason, at)
             )
 
     async def note_ready(self, job_id: str, attempt: int) -> None:
-        """Put into the job's history what it found, once it was claimed."""
+        """Add an event about the ready environments to the job, after it was claimed."""
         answers = self._ready.pop(job_id, None)
         if answers:
             await self._database.write(
@@ -181,7 +182,7 @@ class EnvironmentGate(Stage):
 
 
 def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
-    """Whether it gives slots to one of these jobs, or makes room for it."""
+    """Whether the decision gives slots to one of these jobs, or frees slots for it."""
     if isinstance(decision, policy.Preempt | policy.Shrink):
         return decision.because_of in jobs
     return decision.job_id in jobs
@@ -190,7 +191,7 @@ def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
 def _stays(
     growing: Sequence[policy.Growing], waiting: Mapping[str, str]
 ) -> Iterator[policy.Decision]:
-    """Of the groups that could grow and wait for a node: it is no reason for others to wait."""
+    """Return a decision for each group that waits for a node to grow. Other jobs need not wait."""
     for group in growing:
         if group.job_id in waiting:
             reason = policy.Reason("preparing_environment", waiting[group.job_id])

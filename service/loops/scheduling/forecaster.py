@@ -1,7 +1,7 @@
-"""The forecaster: a loop that says when jobs will start and end, and measures how far off it was.
+"""The forecaster: a loop that predicts when jobs start and end, and measures its errors.
 
-It plays the policy forward from what the scheduler saw last. A play of a long queue takes seconds,
-so it goes on step by step beside the other loops, which get most of the time.
+It simulates the policy from the scheduler's last round on. The simulation of a long queue takes
+seconds, so it runs step by step, with rests in which the other loops run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class Forecaster(Stage):
-    """A loop next to the scheduler, which hands it each of its rounds."""
+    """Forecasts from the rounds that the scheduler passes to it."""
 
     def __init__(self, database: LoopDatabase, signals: Signals, timings: LoopTimings) -> None:
         self._database = database
         self._latest: SchedulerRound | None = None
-        """The newest round, as it was read."""
+        """The newest round before other stages changed it."""
         self._signals = signals
         self._timings = timings
         self._forecasts = forecasts.Forecasts()
@@ -47,7 +47,7 @@ class Forecaster(Stage):
         self._latest = replace(seen)  # the round's own snapshot changes
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         loop = asyncio.get_running_loop()
         with self._signals.subscribe(QUEUE) as woken:
             while True:
@@ -55,28 +55,28 @@ class Forecaster(Stage):
                 try:
                     await self.run_once()
                 except Exception:
-                    logger.exception("the forecaster failed a round; it goes on")
-                    # It may be stored though the answer was lost: read it anew.
+                    logger.exception("a round of the forecaster failed; the loop continues")
+                    # The forecast may be stored although the answer was lost: read it again.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began
                 await asyncio.sleep(max(took_s, self._timings.forecast_pause_s))
                 await woken.wait(self._timings.forecast_period_s)
 
     async def run_once(self) -> int:
-        """One forecast; answers how many starts and ends it changed."""
+        """Make one forecast; return how many starts and ends it changed."""
         view = self._latest
         if view is None:
             return 0
         known = await self._database.read(self._read)
-        there = await asyncio.to_thread(_situation, view, known)
-        # First, so that questions about now are answered by it while the play goes on.
-        stored = await asyncio.to_thread(lambda: codec.encode(there.first_jobs()))
+        situation = await asyncio.to_thread(_situation, view, known)
+        # Stored first: requests about the current state use it while the simulation runs.
+        stored = await asyncio.to_thread(lambda: codec.encode(situation.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.now, stored))
-        plays = await asyncio.to_thread(ranges.plays, there, view.now)
+        plays = await asyncio.to_thread(ranges.plays, situation, view.now)
         for play in plays:
             while await self._restful(play.step):
                 pass
-        starts, ends = ranges.expected(there, plays), forecasts.ends(known, view.now)
+        starts, ends = ranges.expected(situation, plays), forecasts.ends(known, view.now)
         pieces = await asyncio.to_thread(self._forecasts.changes, known, starts, ends, view.now)
         for changes in pieces:
             await self._store(changes, view.now)
@@ -88,7 +88,7 @@ class Forecaster(Stage):
         self._forecasts.stored(changes)
 
     async def _restful(self, step: Callable[[], bool]) -> bool:
-        """One step in a thread, and a rest after it."""
+        """Run one step in a thread, and rest after it; return whether there are more steps."""
         goes_on, took_s = await asyncio.to_thread(_timed, step)
         await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on
@@ -99,7 +99,7 @@ class Forecaster(Stage):
 
 
 def _put(session: Session, made_at: datetime, situation: bytes) -> None:
-    touch(session)  # no answer about a job's state has changed
+    touch(session)  # no job has changed
     repository.put_situation(session, made_at, situation)
 
 

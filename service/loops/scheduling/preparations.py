@@ -1,8 +1,8 @@
-"""Prepares nodes for the jobs that are about to start there: their environments, and fetched code.
+"""Prepares nodes for the jobs that are about to start there: their environments and fetched code.
 
-A job whose needs are not ready on each of these nodes waits, and holds no slot meanwhile. The
-nodes are asked beside the scheduler's rounds, so a node that does not answer holds up the jobs that
-would start there and no others.
+A job whose needs are not ready on each of these nodes waits without holding slots. The nodes are
+asked concurrently with the scheduler's rounds, so a node that does not answer delays only the jobs
+that would start there.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""How long an answer counts before the node is asked again. It is much less than the time for
-which a node keeps an environment that nobody uses."""
+"""Seconds for which an answer is valid before the node is asked again: much less than the time for
+which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""After how long without a job that is about to start there a node is asked seldom."""
+"""Seconds without a job that is about to start on a node, after which it is asked less often."""
 SELDOM_S = 15.0
-"""Pause between two questions then, by which the node knows that a job in the queue needs it. It is
-much less than `environments.turns.WANTED_S`."""
+"""Seconds between two questions then, by which the node knows that a queued job still needs the
+preparation: much less than `environments.turns.WANTED_S`."""
 BUILDING_S = 0.1
-"""Before a node that builds is asked again; its answer takes a while by itself."""
+"""Seconds before a node that builds is asked again, besides the time of its answer."""
 MAX_MESSAGE = 2000
-"""Characters of an installer's own sentence, and of all that is told of why a job waits."""
+"""Most characters of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Before a node that did not answer, or met an index that did not, is asked again."""
+"""Seconds before a node is asked again if it did not answer, or its index or repository did not."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -57,7 +57,7 @@ IS_PREPARED: Mapping[JobNeed, str] = {
 
 
 def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> NodeNeeds | None:
-    """The part of a job's document that nodes prepare; None if there is nothing to prepare."""
+    """Return the needs of a job that nodes prepare, or None if there is nothing to prepare."""
     script = document.get("script") or {}
     try:
         environment = _environment_of(document.get("environment"))
@@ -66,7 +66,7 @@ def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> Nod
         if isinstance(source, Mapping):
             code = node_policies.code_of(RemoteCode.model_validate(source), settings)
     except ValidationError:
-        return None  # of another release; the claim refuses the document
+        return None  # a document of another release, which the claim refuses
     if environment is None and code is None:
         return None
     keeps_all = document.get("script") is None
@@ -82,7 +82,7 @@ def _environment_of(found: object) -> dict[str, Any] | None:
     index_secret = environment.index is not None and environment.index.secret is not None
     if not (environment.is_built or environment.secrets or index_secret):
         return None
-    # Variables are no business of the node's agent.
+    # The node's agent does not need the variables.
     return environment.model_dump(mode="json", exclude={"env"})
 
 
@@ -98,9 +98,9 @@ class _Question:
     needs: NodeNeeds
     node_id: str
     wanted_at: float
-    """When a job needed the answer last, by the loop's clock."""
+    """When a job last needed the answer, by the event loop's clock."""
     jobs: set[str]
-    """Those that have needed the answer, and are still in the queue."""
+    """Jobs that have needed the answer, and are still in the queue."""
     answer: NodeEnvironment | None = None
     answered_at: float = 0.0
     silent: str = "has not answered yet"
@@ -116,21 +116,21 @@ class _Question:
         )
 
     def is_over(self, now: float) -> bool:
-        """Whether it has to be asked anew: its answer is old, or nobody asks for it any more."""
+        """Whether the question must be repeated: its answer is old, or its task has ended."""
         if self.is_settled:
             return now - self.answered_at > BELIEVED_S
         return self.task is not None and self.task.done()
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is about to meet, as far as it has said."""
+        """The need that the node is preparing, as far as it has answered."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
 
     @property
     def sentence(self) -> str:
-        """How far the node is."""
+        """The progress of the node."""
         if self.answer is None:
             return self.silent
         if self.answer.state is BuildState.UNREACHABLE:
@@ -140,16 +140,15 @@ class _Question:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The nodes of a plan and what a job needs there."""
+    """The readiness of a plan's nodes for a job."""
 
     environments: tuple[NodeEnvironment, ...]
-    """Of the nodes that are ready; empty if the job has none."""
+    """The environments on the nodes that are ready; empty if the job has none."""
     failure: NodeEnvironment | None
     waiting: str | None
     """Why the job waits; None if all nodes are ready or one has failed."""
-
     is_long: bool
-    """Whether a node has said that it takes a while."""
+    """Whether a node has answered that it is still preparing."""
 
     @property
     def is_ready(self) -> bool:
@@ -157,8 +156,8 @@ class Readiness:
 
 
 def _storable(answer: NodeEnvironment) -> NodeEnvironment:
-    """The answer with texts that a database can hold: indexes, repositories and installers have
-    words of their own in it."""
+    """Return the answer with texts that a database can store: they may contain messages of indexes,
+    repositories and installers."""
     return replace(
         answer,
         message=clean(answer.message)[:MAX_MESSAGE],
@@ -169,30 +168,32 @@ def _storable(answer: NodeEnvironment) -> NodeEnvironment:
 
 
 class Preparations:
-    """Answers of nodes on what jobs need. For one event loop."""
+    """Questions to nodes about the needs of jobs, and their answers. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, signals: Signals) -> None:
         self._cluster = cluster
         self._signals = signals
         self._questions: dict[tuple[str, str], _Question] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """Of questions that no job needs any more, until their nodes know it."""
+        """Tasks of questions that no job needs any more, until their nodes are notified."""
 
     def check(
         self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """How far these nodes are with what a job needs; those that have not said are asked.
-        names: hosts by node."""
+        """Return the readiness of these nodes for a job; nodes without an answer are asked.
+
+        `names` has the hostname of each node.
+        """
         found = {node_id: self._question(job_id, needs, node_id) for node_id in node_ids}
         answers = [q.answer for q in found.values() if q.is_settled and q.answer is not None]
         failure = next((a for a in answers if a.state is BuildState.FAILED), None)
         missing = {node: question for node, question in found.items() if not question.is_settled}
         waiting = None
         if missing and failure is None:
-            told = "; ".join(f"{names.get(n, n)} {q.sentence}" for n, q in missing.items())
+            why = "; ".join(f"{names.get(n, n)} {q.sentence}" for n, q in missing.items())
             needs_now = {question.need for question in missing.values()}
             need = min(needs_now, key=list(IS_PREPARED).index)
-            waiting = f"{IS_PREPARED[need]}: {told}"[:MAX_MESSAGE]
+            waiting = f"{IS_PREPARED[need]}: {why}"[:MAX_MESSAGE]
         ready = tuple(
             a for a in answers if a.state is BuildState.READY and a.need is JobNeed.ENVIRONMENT
         )
@@ -200,7 +201,7 @@ class Preparations:
         return Readiness(ready, failure, waiting, is_long)
 
     def keep(self, job_ids: Set[str]) -> None:
-        """Only these jobs wait and may need something: nodes end what they prepare for others."""
+        """Let nodes end preparations that none of these jobs, the only ones that wait, needs."""
         for key, question in list(self._questions.items()):
             question.jobs &= job_ids
             if question.jobs or question.task is None or question.task.done():
@@ -214,9 +215,9 @@ class Preparations:
         try:
             await self._cluster.forget(question.node_id, question.needs)
         except ClusterUnavailable:
-            pass  # a node ends by itself what is not asked for
+            pass  # a node itself ends a preparation that no question asks for
         except Exception:
-            logger.exception("a node could not be told what no job needs any more")
+            logger.exception("a node could not be notified of a preparation that no job needs")
 
     def _question(self, job_id: str, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()
@@ -239,7 +240,7 @@ class Preparations:
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
-        """A job has failed for it: the next one is another try."""
+        """Forget a failure for which a job has failed, so that the next job tries again."""
         digest = _digest_of(needs)
         for node_id in node_ids:
             question = self._questions.get((digest, node_id))
@@ -247,8 +248,8 @@ class Preparations:
                 del self._questions[(digest, node_id)]
 
     async def _ask(self, question: _Question) -> None:
-        """Ask until the node is ready or has failed, or no job is left that needs it. The node is
-        told of that after its last answer, so that no question comes later."""
+        """Ask until the node is ready or has failed, or no job needs the answer. In the last case
+        the node is notified after its last answer, so that no question arrives afterwards."""
         loop = asyncio.get_running_loop()
         while question.jobs:
             try:
@@ -257,7 +258,7 @@ class Preparations:
             except ClusterUnavailable as error:
                 question.answer, question.silent = None, clean(f"does not answer: {error}")
             except Exception:
-                logger.exception("a node could not be asked what it has")
+                logger.exception("a node could not be asked for its preparations")
                 question.answer, question.silent = None, "could not be asked"
             question.answered_at = loop.time()
             if question.is_settled:

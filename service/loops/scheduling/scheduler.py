@@ -1,7 +1,7 @@
 """The scheduler: a loop that decides which waiting job starts where, and starts it.
 
 Each round takes a snapshot, plans, claims and launches. `service.domain.scheduling.policy.plan`, a
-pure function, decides; the stages of a round add to what it sees, and carry out what it decides. A
+pure function, decides. The stages of a round add to its snapshot, and carry out its decisions. A
 claim that finds the job changed is no error: another process was faster.
 """
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Wakes when the queue or the cluster changes, and at the latest each tick."""
+    """Runs a round when the queue or the cluster changes, and at least every tick."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Scheduler:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         with contextlib.ExitStack() as closing:
             for stage in self._stages:
                 closing.callback(stage.close)
@@ -93,18 +93,15 @@ class Scheduler:
                 try:
                     starting_s = await self.run_once()
                 except Exception:
-                    logger.exception("the scheduler failed a round; it goes on")
+                    logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # Starts are the work itself: a rest for them would leave slots empty.
+                # The time of starts does not count: a rest for it would leave slots empty.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> float:
-        """Plays one round, unless the scheduler is halted.
-
-        Returns the seconds that were spent on claims and launches.
-        """
+        """Run one round unless the scheduler is halted; return the seconds spent on starts."""
         if self._halted.is_set():
             return 0.0
         cluster = self._autoscaler.as_left(self._watch.latest)

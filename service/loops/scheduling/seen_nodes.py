@@ -1,4 +1,4 @@
-"""The nodes of the cluster as the plan sees them: which slots of each may be taken now."""
+"""The nodes of the cluster for the plan, with the slots of each node that are free now."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
 
 RAY_LAGS = timedelta(seconds=5)
-"""How long Ray may show slots as taken that an attempt has left."""
+"""How long Ray may still show slots as taken after an attempt has left them."""
 
 
 class SeenNodes(Stage):
-    """Remembers, of the newest snapshot of the cluster, its sum and the nodes of which nothing is
-    held: they are the same from round to round. Belongs to one loop."""
+    """Adds the nodes to the snapshot. Caches the sum of the newest snapshot of the cluster and its
+    nodes without held slots, which stay the same from round to round. Belongs to one loop."""
 
     def __init__(self) -> None:
         self._cluster: ClusterSnapshot | None = None
@@ -60,7 +60,7 @@ class SeenNodes(Stage):
         *,
         shares_gpus: bool,
     ) -> tuple[policy.Node, ...]:
-        """alive: attempts whose slots are among those of the holders."""
+        """Return the nodes for the plan. `alive`: attempts whose slots the holders include."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         nodes = []
@@ -84,8 +84,7 @@ class SeenNodes(Stage):
 
 
 class LeftSlots(Stage):
-    """While slots may be free that a shared Ray still shows as taken, no more jobs are asked to
-    leave theirs."""
+    """Prevents further preemptions while a shared Ray may still show freed slots as taken."""
 
     def __init__(self) -> None:
         self._held: Mapping[tuple[str, int], int] = {}
@@ -116,12 +115,15 @@ def _seen(
     alive: Collection[tuple[str, int]],
     parts: Sequence[tuple[float, int]] | None,
 ) -> policy.Node:
-    """ours: what our attempts hold there. parts: of its GPUs, by holder; None if none
-    is shared."""
-    # Where nobody else takes slots our own books are exact, and Ray's lag behind.
+    """Return the node for the plan.
+
+    `ours`: resources that our attempts hold there. `parts`: parts of its GPUs, by holder; None if
+    no GPU is shared.
+    """
+    # If only dray takes slots, our own records are exact, and Ray's lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
-    # Those of an attempt that lives are among the slots that it holds.
+    # A live attempt's quarantined slots are among the slots that it holds.
     held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
     free = slots.offered(node.resources, available, held)
     if parts is not None:

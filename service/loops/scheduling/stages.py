@@ -15,23 +15,23 @@ from service.loops.shared.queue_view import LiveAttempt
 
 @dataclass
 class SchedulerRound:
-    """The facts that a round goes by, and its decisions. The stages change both."""
+    """The inputs of a round and its decisions. The stages change both."""
 
     cluster: ClusterSnapshot | None
     snapshot: policy.Snapshot
     live: Sequence[LiveAttempt]
     now: datetime
-    """By the database's clock."""
+    """The time of the database's clock."""
     total: Mapping[str, float] = field(default_factory=dict)
     """The sum of the resources of the accepted nodes."""
     asked: policy.Snapshot | None = None
-    """The snapshot of the last question to the policy: without jobs that wait for a node."""
+    """The snapshot of the last call of the policy: without jobs that wait for a node."""
     planned: Sequence[policy.Decision] = ()
     """The decisions of the policy."""
     decisions: Sequence[policy.Decision] = ()
-    """The decisions that are carried out."""
+    """The decisions to carry out."""
     is_over: bool = False
-    """Set by a stage before the plan to end the round."""
+    """Whether a stage has ended the round before the plan."""
     starting_s: float = 0.0
     """Seconds spent on claims and launches."""
 
@@ -52,17 +52,17 @@ class Stage:
         """Add to the snapshot, in the transaction that reads the round."""
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Change the snapshot before the policy is asked."""
+        """Change the snapshot before the plan."""
 
     async def after(self, seen: SchedulerRound) -> None:
         """Change the decisions, or carry them out."""
 
     def close(self) -> None:
-        """Release what the stage holds: the scheduler has ended."""
+        """Release the stage's resources after the scheduler has ended."""
 
 
 def held_back(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
-    """The snapshot in which these jobs take no slots. waiting: what each of them waits for."""
+    """Return the snapshot in which these jobs take no slots. `waiting`: the reason of each."""
     if not waiting:
         return snapshot
     queue = (

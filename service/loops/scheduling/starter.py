@@ -1,4 +1,4 @@
-"""Starts: jobs that the plan starts are claimed for new attempts, and those are launched."""
+"""Claims the jobs that the plan starts for new attempts, and launches these attempts."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_CLAIMS = 200
-"""Jobs that are claimed in one transaction: SQLite has one writer, and others wait for it."""
+"""Most claims in one transaction: SQLite has one writer, and others wait for it."""
 MAX_LAUNCHES = 16
-"""Launches that are under way at once."""
+"""Most concurrent launches."""
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
-"""Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
-machines."""
+"""Causes that count as losses of workers. A job saves before preemptions, and user errors do not
+depend on the machines."""
 OVERLOAD = "the machine is overloaded"
 """Words of `machine_pace` in the reason of an attempt that ended because its machines were too
-slow: nothing of it was lost."""
+slow: no worker was lost."""
 LOOK_BACK = timedelta(days=30)
-"""The attempts by which a launch tells its ranks how often workers are lost."""
+"""Age of the attempts from which a launch estimates how often workers are lost."""
 
 
 class Starter(Stage):
@@ -84,7 +84,7 @@ class Starter(Stage):
         seen.starting_s = asyncio.get_running_loop().time() - began
 
     async def _start(self, wanted: Sequence[Wanted], cluster_session: str) -> None:
-        """Claim these jobs for new attempts, and launch those."""
+        """Claim these jobs for new attempts, and launch the attempts."""
         for one in wanted:
             self._launches.begin(one.job_id, one.attempt_seen + 1)
         under_way = {one.job_id: one.attempt_seen + 1 for one in wanted}
@@ -103,7 +103,7 @@ class Starter(Stage):
                     try:
                         await self._launch(each)
                     except Exception:
-                        # The others go on. The reconciler ends the attempt if it did not come.
+                        # The others go on. The reconciler ends the attempt if it did not start.
                         logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
                 self._signals.publish(ATTEMPTS)
@@ -136,10 +136,10 @@ class Starter(Stage):
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # Nobody knows whether the attempt started. The reconciler finds out, and ends it if it
-            # did not; a gateway that is still launching says so when it is polled.
+            # The attempt may have started. The reconciler finds out, and ends the attempt if it did
+            # not; a gateway that is still launching reports so when it is polled.
             logger.warning(
-                "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
+                "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )
 
 
@@ -149,12 +149,12 @@ def _wanted(job: policy.WaitingJob, start: policy.Start) -> Wanted:
 
 
 def saves_by_losses(document: Mapping[str, Any]) -> bool:
-    """Whether the job saves by how often workers are lost."""
+    """Whether the job's checkpoint interval depends on how often workers are lost."""
     return bool(document["checkpoint"]["every_steps"] == "auto")
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
-    """Seconds between two losses of one worker, by the attempts of the last weeks."""
+    """Estimate the seconds between two losses of one worker, from the attempts of `LOOK_BACK`."""
     ended = repository.ended(session, since=now - LOOK_BACK)
     return worker_mtbf_s(
         _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S

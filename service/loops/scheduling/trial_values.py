@@ -1,4 +1,4 @@
-"""Values for the trials of sweeps whose sampler is asked when a trial starts."""
+"""Values for the trials of sweeps whose sampler is called when a trial starts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from service.sweeps.optuna_sampler import EarlierTrial, Told
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
-"""After a sampler failed."""
+"""Seconds before a sampler that failed is asked again."""
 PATIENCE_S = 2.0
-"""How long slots wait for an answer; most come in a fraction of a second."""
+"""How long slots wait for an answer; most answers take a fraction of a second."""
 NUM_THREADS = 4
 MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
@@ -51,12 +51,11 @@ class _SamplerQuestion:
 
 
 class TrialValues(Stage):
-    """Asks the samplers beside the scheduler's rounds, that of a sweep one question at a time: it
-    may take a second, and must see the trials that were asked for before.
+    """Asks the samplers concurrently with the scheduler's rounds. The sampler of a sweep gets one
+    question at a time: an answer may take a second, and depends on the earlier trials.
 
-    The slots of a trial wait for its first answer for `PATIENCE_S`. A sampler that takes longer, or
-    fails, keeps none: the trials of its sweep that lack values are passed over until it has
-    answered.
+    The slots of a trial wait for its first answer for `PATIENCE_S`. If the sampler takes longer or
+    fails, the trials of its sweep that lack values take no slots until it has answered.
     """
 
     def __init__(self, database: LoopDatabase, signals: Signals) -> None:
@@ -64,13 +63,13 @@ class TrialValues(Stage):
         self._signals = signals
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By sweep."""
-        # Threads of its own: samplers that hang must not use up those of everybody.
+        """Locks by sweep."""
+        # Own threads: samplers that hang must not use up the threads of the whole process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}
-        """By sweep, why its sampler has no values."""
+        """The reason why a sampler has no values, by sweep."""
         self._passed_over: dict[str, str] = {}
-        """By job, why a trial takes no slots in this round."""
+        """The reason why a trial takes no slots in this round, by job."""
 
     def close(self) -> None:
         for task in self._asking.values():
@@ -78,7 +77,7 @@ class TrialValues(Stage):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Trials whose sampler is late or has failed take no slots until it has answered."""
+        """Keep trials whose sampler is late or has failed from taking slots until it answers."""
         late, lacking = dict(self._late), {}
         if late:
             lacking = await self._database.read(lambda s, _: repository.without_values_of(s, late))
@@ -90,20 +89,22 @@ class TrialValues(Stage):
             seen.decisions = seen.planned = [self._reason(each) for each in seen.planned]
 
     def _reason(self, decision: policy.Decision) -> policy.Decision:
-        """Give the reason why such a trial waits."""
-        said = self._passed_over.get(decision.job_id)
-        if said is None or not isinstance(decision, policy.Wait):
+        """Replace the reason of a trial that is passed over."""
+        why = self._passed_over.get(decision.job_id)
+        if why is None or not isinstance(decision, policy.Wait):
             return decision
-        return replace(decision, reason=policy.Reason(UNAVAILABLE, said))
+        return replace(decision, reason=policy.Reason(UNAVAILABLE, why))
 
     def is_asked_for(self, job_id: str) -> bool:
-        """Whether its sampler has not answered yet."""
+        """Whether the trial's sampler has not answered yet."""
         return job_id in self._asking
 
     async def ask(self, job_ids: Iterable[str]) -> None:
-        """Ask the samplers of those of these jobs that lack values, for which they could not be
-        claimed. The scheduler is woken when they have answered. Never raises: who is not asked now
-        fails its next claim, too, and others are about to be launched."""
+        """Ask the samplers for the values of these jobs, if they lack any and so were not claimed.
+
+        The answers wake the scheduler. Never raises, since other jobs are about to be launched; a
+        job that is not asked for now fails its next claim, too.
+        """
         asked = list(job_ids)
         try:
             lacking = await self._database.read(lambda s, _: repository.without_values(s, asked))
@@ -138,17 +139,17 @@ class TrialValues(Stage):
             await answering
         except Exception as error:  # also where this service lacks Optuna: another may have it
             logger.warning("no values for the trial %s: %r", job_id, error)
-            said = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
-            await self._pass_over(job_id, sweep_id, said)
+            why = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
+            await self._pass_over(job_id, sweep_id, why)
             return False
         finally:
             answering.cancel()
         return True
 
-    async def _pass_over(self, job_id: str, sweep_id: str, said: str) -> None:
-        """Let others have the slots until the sampler has answered."""
-        self._late[sweep_id] = said
-        await self._database.write(lambda s, at: _note(s, job_id, said, at))
+    async def _pass_over(self, job_id: str, sweep_id: str, why: str) -> None:
+        """Let other jobs have the slots until the sampler has answered."""
+        self._late[sweep_id] = why
+        await self._database.write(lambda s, at: _note(s, job_id, why, at))
         self._signals.publish(QUEUE)
 
     async def _answer(self, job_id: str) -> None:
@@ -165,7 +166,7 @@ class TrialValues(Stage):
 
 
 def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
-    """None of a trial that has its values by now, or no longer waits."""
+    """Return the question for a trial; None if it has its values by now, or no longer waits."""
     trial = repository.trial(session, job_id)
     row = None if trial is None else repository.get(session, trial.array_id)
     if trial is None or row is None or trial.parameters is not None:
@@ -189,10 +190,11 @@ def _set_values(
 
 
 def _earlier(row: repository.ToldRow) -> EarlierTrial:
-    return EarlierTrial(row.parameters, _told(row.state, row.reason_code), row.value, row.last_step)
+    outcome = _outcome(row.state, row.reason_code)
+    return EarlierTrial(row.parameters, outcome, row.value, row.last_step)
 
 
-def _told(state: JobState, reason: str) -> Told:
+def _outcome(state: JobState, reason: str) -> Told:
     if reason == STOPPED_EARLY:
         return Told.STOPPED_EARLY
     if state is JobState.SUCCEEDED:
@@ -201,8 +203,8 @@ def _told(state: JobState, reason: str) -> Told:
 
 
 def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The trial's document. One that is refused is stored as it is: the claim fails the trial for
-    it, and says why."""
+    """Return the trial's document. An invalid document is stored unchanged: the claim fails the
+    trial, with the reason."""
     document = with_values(base, values)
     try:
         return check(document).model_dump(mode="json")
@@ -210,6 +212,6 @@ def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
         return document
 
 
-def _note(session: Session, job_id: str, said: str, now: datetime) -> None:
-    reason = policy.Reason(UNAVAILABLE, said)
+def _note(session: Session, job_id: str, why: str, now: datetime) -> None:
+    reason = policy.Reason(UNAVAILABLE, why)
     transitions.note_waiting(session, [policy.Wait(job_id, reason, 1)], now)

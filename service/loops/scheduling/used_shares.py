@@ -1,4 +1,4 @@
-"""How much each queue and its users have used: shares of the cluster, and budgets."""
+"""The use of each queue and its users: shares of the cluster, and budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_READ = 100_000
 
 
 class QueuesAndBudgets(Stage):
-    """The queues, and those whose budget is used up."""
+    """Adds the queues to the snapshot, and the queues whose budget is used up."""
 
     def __init__(self, prices: PricesFile) -> None:
         self._budgets = UsedUpBudgets(prices)
@@ -36,19 +36,20 @@ class QueuesAndBudgets(Stage):
 
 
 class UsedShares(Stage):
-    """Reads each attempt once, when it has ended; belongs to one loop.
+    """Adds the used shares to the snapshot. Reads each attempt once, when it has ended.
 
-    An attempt counts with the slots that it held at its end, from its claim on.
+    An attempt counts from its claim on, with the slots that it held at its end. Belongs to one
+    loop.
     """
 
     def __init__(self) -> None:
         self._used = Used()
         self._has_looked_back = False
         self._lived: set[tuple[str, int]] = set()
-        """Attempts whose end was not read yet."""
+        """Attempts whose end has not been read yet."""
 
     def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """These attempts have begun, and may end before anybody sees them alive."""
+        """Record attempts that have begun, since they may end before `look` sees them alive."""
         self._lived.update(attempts)
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
@@ -63,7 +64,7 @@ class UsedShares(Stage):
         live: Sequence[LiveAttempt],
         total: Mapping[str, float],
     ) -> dict[Account, float]:
-        """Cluster-seconds; total: resources of the cluster as it is now."""
+        """Return the cluster-seconds of each account. `total`: the cluster's current resources."""
         lives = {(attempt.job_id, attempt.attempt) for attempt in live}
         if self._has_looked_back:
             gone = [*repository.ended_slots_of(session, self._lived - lives)]

@@ -1,1 +1,1 @@
-"""The parts that all loops share: the fenced database, the jobs as loops see them, their pace."""
+"""Modules that all loops share: the fenced database, the loops' view of jobs, and their timings."""

@@ -1,4 +1,4 @@
-"""Many items in one transaction, unless one of them spoils it for the others."""
+"""Stores many items in one transaction, or each alone if one of them fails."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 ALONE_S = 2.0
-"""Seconds after which no more items are tried alone, if an error of the domain was among them."""
+"""Seconds after which no more items are stored alone, if one of them failed with a DomainError."""
 
 
 async def together_or_alone(
     items: Sequence[T], store: Callable[[Sequence[T]], Awaitable[Sequence[R]]]
 ) -> Sequence[R | Exception]:
-    """Store all items at once; if that fails, each alone. Answers for each what `store` does, or
-    why it could not be stored.
+    """Store all items at once; if that fails, each alone. Return, for each item, the result of
+    `store` or the exception.
 
-    A database that does not answer is the trouble of all items, so DatabaseUnavailable is raised.
-    Another error of the domain may be that of one item, or of all, as of a storage that does not
-    answer: this takes long, and then the rest is not tried.
+    Raises DatabaseUnavailable, since it concerns all items. Another DomainError may concern one
+    item or all of them. If a storage does not answer, each try takes long; then the remaining items
+    are not tried.
     """
     try:
         return await store(items)
@@ -36,7 +36,8 @@ async def together_or_alone(
         if len(items) == 1:
             return [error]
         logger.warning(
-            "%d items are stored one by one, since together they fail: %r", len(items), error
+            "%d items are stored one by one, since storing them together failed: %r",
+            *(len(items), error),
         )
     return await _each_alone(items, store)
 

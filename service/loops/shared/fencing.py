@@ -1,4 +1,4 @@
-"""The database as the loops use it: by its own clock, and only while they hold their lease."""
+"""The database of the loops, with its own clock; it accepts writes only under a valid lease."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Work = Callable[[Session, datetime], T]
 
 
 class LeaseLost(Exception):
-    """Another process may run the loops by now: nothing was written."""
+    """The lease is lost, so another process may run the loops; nothing was written."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """The fencing token that a process writes under."""
+    """The fencing token of a process's writes."""
 
     holder: str
     number: int
@@ -37,9 +37,9 @@ class LoopDatabase:
     def __init__(self, database: Database, term: Term | None = None) -> None:
         self._database = database
         self._term = term
-        """None where no other process could run the loops, so that there is no lease."""
+        """None if no other process can run the loops, so that there is no lease."""
         self.lost = asyncio.Event()
-        """Set when a write found that the lease is gone."""
+        """Set when a write found that the lease is lost."""
 
     @property
     def meter(self) -> Meter:
@@ -49,10 +49,10 @@ class LoopDatabase:
         return await self._database.read(lambda s: work(s, self._database.time(s)))
 
     async def write(self, work: Work[T]) -> T:
-        """The result of `work`, once it is committed under the lease.
+        """Return the result of `work` after it was committed under the lease.
 
-        Does not return if the lease is lost: the leader sees `lost` and cancels the loops, so that
-        none of them goes on with a state that another process may have changed.
+        Does not return if the lease is lost: the leader waits for `lost` and cancels the loops, so
+        that no loop continues with a state that another process may have changed.
         """
         try:
             return await self._database.write(lambda s: self._fenced(s, work))

@@ -1,6 +1,6 @@
-"""The jobs as the loops see them: those that wait, and those that live.
+"""The loops' view of jobs: waiting jobs and live attempts.
 
-Every round of the loops reads them, so only the columns that are needed, without objects of rows.
+Every round of the loops reads them, so the queries fetch only the needed columns, without objects.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from service.lifecycle.preemption import HOLDING
 from service.outlook.step_times import Kind, Runs
 
 SLOW_START_S = 900.0
-"""For an attempt to come to its first step. One that hangs before may be asked for its slots after
-this time and the minimum run time."""
+"""Seconds that an attempt gets to reach its first step. An attempt that hangs before it may be
+preempted after this time and the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 @dataclass(frozen=True)
 class FollowedAttempt:
-    """An attempt that has not been seen gone, and what is asked of it."""
+    """An attempt that is not known to be gone, and the commands to it."""
 
     job_id: str
     attempt: int
@@ -46,9 +46,9 @@ class FollowedAttempt:
     age_s: float
     """Seconds since the claim."""
     node_ids: tuple[str, ...]
-    """Nodes that may have files or processes of the attempt, also those that it left."""
+    """Nodes that may have files or processes of the attempt, including nodes that it left."""
     commands: tuple[Command, ...]
-    """Commands to it that it has not confirmed yet."""
+    """Commands that the attempt has not confirmed yet."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -57,7 +57,7 @@ class FollowedAttempt:
 
 @dataclass(frozen=True)
 class LiveAttempt:
-    """An attempt that has not been seen gone, as planning goes by it."""
+    """An attempt that is not known to be gone, as the plan needs it."""
 
     job_id: str
     attempt: int
@@ -75,23 +75,23 @@ class LiveAttempt:
     runtime_used_s: float
     """Running time of the attempts before this one."""
     node_ids: tuple[str, ...]
-    """Nodes that may have files or processes of the attempt, also those that it left."""
+    """Nodes that may have files or processes of the attempt, including nodes that it left."""
     is_recall_unanswered: bool = False
-    """It was asked too long ago to give slots back, and still holds them."""
+    """Whether it was asked too long ago to release slots, and still holds them."""
     growing: policy.Growing | None = None
-    """Set while the group could use more slots and may be granted some."""
+    """Set while the group could use more slots, and may be granted some."""
     running: policy.RunningJob | None = None
-    """Set while it could be asked to leave its slots, or was."""
+    """Set while the job could be asked to leave its slots, or was asked."""
     array_id: str | None = None
 
 
 def snapshot(
     session: Session, now: datetime, earlier: Runs | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """The waiting jobs, in the order of submission by priority, and every attempt that may still
-    hold slots.
+    """Return the waiting jobs, by priority and submission, and every attempt that may still hold
+    slots.
 
-    earlier: what is known of jobs that are done; None where nobody asks how long these have left.
+    `earlier` has the run times of finished jobs; None if the remaining times are not needed.
     """
     jobs = planned_jobs.in_state(session, UNFINISHED)
     runs = {} if earlier is None else earlier
@@ -122,7 +122,7 @@ def snapshot(
 
 
 def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
-    """Every attempt that may still hold slots, however many jobs wait."""
+    """Return every attempt that may still hold slots. The cost does not depend on waiting jobs."""
     attempts = attempts_repository.followed_columns(session)
     drills = _drills(session) if attempts else {}
     return tuple(
@@ -139,8 +139,8 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
 
 
 def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
-    """Commands to the attempt of this row. A job that is being cancelled gets no others, and a
-    group that leaves its slots neither gets nor gives any."""
+    """Return the commands to the attempt of this row. A job that is being cancelled gets only
+    `Stop`, and a group that leaves its slots is not resized."""
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
     if row.preempt_grace_s is not None:
@@ -152,7 +152,7 @@ def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
 def _live(
     session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
 ) -> tuple[LiveAttempt, ...]:
-    """jobs: theirs, and perhaps others."""
+    """Return the live attempts. `jobs` contains at least the jobs of these attempts."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     return tuple(
@@ -181,7 +181,7 @@ def _live(
 
 
 def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:
-    """Of these rows; None of a job that holds no slots."""
+    """Return the running job of these rows; None if it holds no slots."""
     if job.state not in (*HOLDING, JobState.CANCELLING):
         return None
     slices = resizing.as_slices(attempt.slices)
@@ -220,8 +220,8 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
-    """For how long the attempt has had its slots to train. One that starts slowly is given time for
-    it, or it would be pushed out before its first step, each time anew."""
+    """Seconds for which the attempt has had its slots to train. An attempt that starts slowly gets
+    `SLOW_START_S` more; otherwise each attempt would be preempted before its first step."""
     is_starting = job.state is JobState.STARTING
     ran_at = None if is_starting else attempt.running_at
     since: datetime = ran_at or attempt.started_at or attempt.created_at
@@ -230,18 +230,18 @@ def _held_s(job: Any, attempt: Any, now: datetime) -> float:
 
 
 def _ends_within_s(job: Any) -> float | None:
-    """An attempt is ended once all have run for `max_runtime_s` together."""
+    """Seconds that the job's attempts may still run: `max_runtime_s` limits their sum."""
     return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
 
 
 def _waited_s(job: Any, now: datetime) -> float:
-    """Since it was submitted, without the time in which it ran or was kept back."""
+    """Seconds since the job was submitted, without the time in which it ran or was kept back."""
     since = job.kept_back_since
     kept_back_s = float(job.kept_back_s)
     if since is not None:
         kept_back_s += (now - since).total_seconds()
-    there_s: float = (now - job.created_at).total_seconds()
-    return there_s - float(job.runtime_used_s) - kept_back_s
+    age_s: float = (now - job.created_at).total_seconds()
+    return age_s - float(job.runtime_used_s) - kept_back_s
 
 
 def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
@@ -253,7 +253,7 @@ def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
 
 
 def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
-    """By job or array, what it waits for. jobs: all that have not ended."""
+    """Return the dependencies of each job or array. `jobs`: all jobs that have not ended."""
     found: dict[str, tuple[Dependency, ...]] = {}
     rows = dependencies_repository.all_open(session)
     if not rows:
@@ -273,7 +273,7 @@ def _array_limit(job: Row[Any]) -> ArrayLimit | None:
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
-    """By attempt, those whose fault was not injected yet."""
+    """Return, for each attempt, the drills whose fault was not injected yet."""
     drills: dict[tuple[str, int], list[Drill]] = {}
     for drill in faults_repository.waiting_drills(session):
         asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)

@@ -1,4 +1,4 @@
-"""The things that the loops of one term share; loops of different terms share nothing."""
+"""Objects that the loops of one term share; loops of different terms share nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from service.loops.shared.timings import LoopTimings
 
 
 class Launches:
-    """Written by the scheduler, and asked by the reconciler before it takes an attempt for lost."""
+    """The launches of this process. The scheduler records them, and the reconciler reads them
+    before it considers an attempt lost."""
 
     def __init__(self) -> None:
         self._under_way: set[tuple[str, int]] = set()
@@ -23,16 +24,16 @@ class Launches:
         self._all_answered.set()
 
     def begin(self, job_id: str, attempt: int) -> None:
-        """The attempt is about to be claimed and launched."""
+        """Record that the attempt is about to be claimed and launched."""
         self._under_way.add((job_id, attempt))
         self._all_answered.clear()
 
     def claimed(self, job_id: str, attempt: int) -> None:
-        """The claim succeeded: no other process launches this attempt."""
+        """Record that the claim succeeded: no other process launches this attempt."""
         self._ours.add((job_id, attempt))
 
     def answered(self, job_id: str, attempt: int) -> None:
-        """The launch was answered, or the claim failed."""
+        """Record that the launch was answered, or that the claim failed."""
         self._under_way.discard((job_id, attempt))
         if not self._under_way:
             self._all_answered.set()
@@ -42,12 +43,12 @@ class Launches:
         await self._all_answered.wait()
 
     def ended(self, job_id: str, attempt: int) -> None:
-        """The end of the attempt is stored."""
+        """Record that the end of the attempt is stored."""
         self._ours.discard((job_id, attempt))
 
     def is_under_way(self, job_id: str, attempt: int) -> bool:
-        """Whether the attempt is not to be polled yet, since a supervisor that does not exist yet
-        looks like one that died."""
+        """Whether the attempt must not be polled yet: a supervisor that does not exist yet looks
+        like a dead supervisor."""
         return (job_id, attempt) in self._under_way
 
     def is_ours(self, job_id: str, attempt: int) -> bool:
@@ -57,7 +58,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class LoopContext:
-    """The things that loops are built from; each loop takes those that it needs."""
+    """The objects from which loops are built."""
 
     database: LoopDatabase
     cluster: Cluster
@@ -67,5 +68,5 @@ class LoopContext:
     prices: PricesFile
     deployment_id: str
     halted: asyncio.Event
-    """Set once nothing is to be started any more."""
+    """Set when no more jobs may be started."""
     launches: Launches = field(default_factory=Launches)

@@ -1,4 +1,4 @@
-"""The choice of a division: those that fit, the fastest of them, and what would make one fit."""
+"""The choice of a division: which fit, which is the fastest, and a change that makes one fit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from service.planning.model.shapes import Shapes
 
 GIB = 1 << 30
 MOST_WORKERS = 1024
-"""Divisions are compared up to as many; beyond, only the document's own is considered."""
+"""Divisions are compared up to this many workers. For larger jobs only one is considered."""
 OVERHEAD_BYTES = 1 * GIB
-"""Of a GPU's memory, the part that CUDA, its libraries and NCCL take before the first tensor."""
+"""GPU memory that CUDA, its libraries and NCCL take before the first tensor."""
 
 MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "B200": (178,),
@@ -33,8 +33,7 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of a new GPU, rounded down, by Ray's accelerator type; both sizes of a type that
-comes in two."""
+"""Free memory of an unused GPU, rounded down, by Ray's type; some types come in two sizes."""
 
 
 class NoDivision(Exception):
@@ -49,7 +48,7 @@ class Candidate:
     memory: Memory
     time: StepTime
     missing_bytes: int | None
-    """0 if it fits; None if nobody knows how much memory there is."""
+    """0 if the division fits; None if the workers' memory is unknown."""
 
     @property
     def name(self) -> str:
@@ -63,7 +62,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
-    """The divisions that fit, the fastest first; then the others, by how much they lack."""
+    """The divisions that fit, the fastest first; then the others by missing memory."""
     available_bytes: int | None
     machine: Machine
     change: str | None
@@ -71,12 +70,12 @@ class Plan:
 
     @property
     def chosen(self) -> Candidate | None:
-        """None if nothing fits."""
+        """None if no division fits."""
         first = self.candidates[0]
         return first if first.fits else None
 
     def why(self, candidate: Candidate) -> str:
-        """In a sentence."""
+        """A phrase that explains the candidate's rank among the others."""
         if candidate.missing_bytes:
             return f"lacks {human(candidate.missing_bytes)} of memory on each worker"
         best = self.candidates[0]
@@ -103,8 +102,8 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """all_of_them: every division that `meshes` finds, and not the document's alone. Raises
-    NoDivision."""
+    """Plan the job. Raises NoDivision. all_of_them: whether to compare all divisions of `meshes`,
+    not only the document's own."""
     specs = [spec]
     if all_of_them and _may_divide(spec):
         few = spec.resources.num_workers <= MOST_WORKERS
@@ -119,8 +118,7 @@ def plan_of(
 
 
 def least_divided(spec: JobSpec) -> JobSpec:
-    """The document as it is if it leaves no axis open, else with the most replicas. Raises
-    NoDivision."""
+    """The document with the most replicas, or unchanged if no axis is `auto`. Raises NoDivision."""
     if not spec.parallel.auto:
         return spec
     return _divisions(spec)[0]
@@ -140,22 +138,22 @@ def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int |
 
 
 def _may_divide(spec: JobSpec) -> bool:
-    """An elastic job has no fixed size to divide."""
+    """Whether the job can be divided: an elastic job has no fixed size."""
     return spec.elastic is None
 
 
 class _Change(NamedTuple):
     words: str
     spec: JobSpec
-    """The document with it."""
+    """The document with the change."""
 
 
 def smallest_change(
     spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
 ) -> str | None:
-    """The cheapest change that makes the job fit; None if no single one does.
+    """The cheapest change that makes the job fit; None if no single change does.
 
-    all_of_them: the document's own division has been tried with all others.
+    all_of_them: whether all divisions were tried, not only the document's own.
     """
     divides_anew = all_of_them and _may_divide(spec)
 
@@ -170,10 +168,10 @@ def smallest_change(
 
 
 def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
-    """Kinds of changes; within a kind the later ones help more, and cost more.
+    """Yield kinds of changes; within a kind the later changes save more memory and cost more.
 
-    First the changes that leave the model and its numbers as they are. divides: the same workers
-    may divide the model in another way.
+    The first kinds leave the model and its results unchanged. divides: whether the same workers may
+    divide the model in another way.
     """
     train, parallel = spec.train, spec.parallel
 
@@ -182,7 +180,7 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
         for parts in changes:
             new = _with(spec, parts)
             if new is None and "parallel.shard" in parts:
-                parts = {**parts, "parallel.zero": 1}  # such as for lamb
+                parts = {**parts, "parallel.zero": 1}  # for optimizers such as lamb
                 new = _with(spec, parts)
             if new is not None:
                 found.append(_Change(_words(parts), new))
@@ -234,12 +232,12 @@ def _more_workers(spec: JobSpec, factor: int) -> dict[str, Any]:
 
 
 def _words(parts: Mapping[str, Any]) -> str:
-    said = ((path, v if isinstance(v, str) else json.dumps(v)) for path, v in parts.items())
-    return " with ".join(f"{path} {value}" for path, value in said)
+    shown = ((path, v if isinstance(v, str) else json.dumps(v)) for path, v in parts.items())
+    return " with ".join(f"{path} {value}" for path, value in shown)
 
 
 def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
-    """The document with these fields; None if that is no valid document."""
+    """The document with these fields; None if the result is invalid."""
     document: dict[str, Any] = spec.model_dump(mode="json")
     for path, value in parts.items():
         *outer, field = path.split(".")
@@ -252,7 +250,7 @@ def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
 
 
 def human(size: float) -> str:
-    """1.5 GiB."""
+    """A size such as `1.5 GiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

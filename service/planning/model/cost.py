@@ -1,9 +1,9 @@
-"""The time of a step: a short model, whose constants can be given.
+"""The time of a step: a simple model, whose constants the request may give.
 
-Time of a step = computing + sending that nothing hides + idling of a pipeline. Computing is the
-floating point operations of the products, forward, backward (twice the forward pass) and again
-where blocks are recomputed. Sending counts, for each axis, the bytes that each rank sends in a
-step with ring algorithms: 2 (n - 1) / n of an all-reduce, (n - 1) / n of a gather or a scatter.
+Time of a step = computing + sending that no computing hides + idling of a pipeline. Computing
+counts the floating point operations of matrix products: the forward pass, the backward pass (twice
+the forward pass), and recomputed blocks. Sending counts, for each axis, the bytes that each rank
+sends with ring algorithms: 2 (n - 1) / n for an all-reduce, (n - 1) / n for a gather or scatter.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from service.planning.model.shapes import Shapes
 
 FP32 = 4
 AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
-"""Forward passes that are done again; selective repeats all but the products."""
+"""Fraction of the forward pass that is recomputed; selective repeats all but matrix products."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The speeds that the times are computed with."""
+    """The speeds from which times are computed."""
 
     flops_per_s: float
-    """Of a GPU, or of a core of a CPU, in training: not the peak that is printed on its box."""
+    """Speed of a GPU, or of a CPU core, in training; less than its nominal peak."""
     bandwidth_bytes_per_s: float
-    """Of each worker while all of them send."""
+    """Bandwidth of each worker while all of them send."""
     latency_s: float
-    """Of a collective operation."""
+    """Latency of a collective operation."""
     source: str
-    """Where the numbers come from."""
+    """Where the numbers come from, for people."""
 
 
 CPU = Machine(20e9, 1e9, 1e-4, "default for a core of a CPU: not measured here")
@@ -84,7 +84,7 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
 
 
 def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
-    """Operations of a sample's forward pass: two for each weight and place where it is used."""
+    """Operations of a sample's forward pass: two for each use of a weight."""
     model = spec.model
     if isinstance(model, Gpt):
         length, width = model.context_length, model.width
@@ -98,7 +98,7 @@ def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
 
 
 def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
-    """(bytes, operations) that each rank sends in a step."""
+    """Return (bytes, messages) that each rank sends in a step."""
     parallel, pieces = spec.parallel, pieces_of(spec)
     model = spec.model
     of_ranks = traces_of(spec, shapes, on_gpu=False)
@@ -134,18 +134,18 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if parallel.tensor > 1:  # two gathers and two scatters in a layer, forward and backward
         size += 8 * layers * values * (parallel.tensor - 1) / parallel.tensor
         messages += 8 * layers * pieces.count
-    if parallel.context > 1:  # three to heads and one back, forward and backward
+    if parallel.context > 1:  # q, k, v to heads and the output back, forward and backward
         size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
         messages += 8 * layers * pieces.count
     return size, messages
 
 
 def weights_bytes(of_ranks: Iterable[Iterable[OpTrace]]) -> float:
-    """Of the rank that holds most of the weights, in fp32."""
+    """Bytes of the weights, in fp32, on the rank that holds the most of them."""
     return FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
 
 
 def _given_on(trace: OpTrace) -> float:
-    """Bytes that a stage sends to the next."""
+    """Bytes that a stage sends to the next stage."""
     last = trace.segments[-1].ops[-1]
     return trace.gradient_bytes[last.output] if last.passes_on else 0.0

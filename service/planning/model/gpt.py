@@ -1,4 +1,4 @@
-"""The trace of a GPT's stage, as one rank has it; see `ray_workers.recipes.models.gpt`."""
+"""The trace of a GPT's stage on one rank; see `ray_workers.recipes.models.gpt`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class StageShare:
     is_first: bool = True
     is_last: bool = True
     is_stage: bool = False
-    """Whether it is a stage of a pipeline, which keeps the stage's output until its backward
-    pass."""
+    """Whether a pipeline runs it, and keeps the stage's output until the backward pass."""
 
 
 @functools.lru_cache(maxsize=256)
 def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu: bool) -> OpTrace:
-    """half: autocast to two bytes. The trace is cached: callers must not add to it."""
+    """Record the trace, which callers must not change: it is cached. half: two-byte autocast."""
     trace = OpTrace(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = share.tensor
     places = share.samples * model.context_length / share.context
     values = places * model.width
     stream = values * FP32 / split
-    """Between the blocks, ranks of a tensor group have each a share of the places."""
+    # Between blocks, each rank of a tensor group has a share of the positions.
     trace.begin(is_block=False)
     if share.is_first:
         ids = trace.given(places * INDEX)
@@ -49,7 +48,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
         )
         hidden = _dropped(trace, hidden, stream, model.dropout, on_gpu)
     else:
-        hidden = trace.given(0.0, wants_gradient=True, gradient=stream)  # among what is received
+        hidden = trace.given(0.0, wants_gradient=True, gradient=stream)  # counted as received
     for times in _alike(share.num_layers):
         trace.begin(is_block=True, times=times)
         hidden = _block(trace, hidden, model, share, low, on_gpu)
@@ -64,8 +63,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
 
 
 def _alike(num_layers: int) -> list[int]:
-    """How many layers each block of the trace stands for: if there are many, the third stands for
-    most of them."""
+    """The number of layers that each block stands for; with more than four, the third has most."""
     return [1] * num_layers if num_layers <= 4 else [1, 1, num_layers - 3, 1]
 
 
@@ -76,7 +74,7 @@ def _block(
     places = share.samples * model.context_length / share.context
     values = places * width
     stream = values * FP32 / split
-    mine = values * low / split  # of the heads that this rank computes
+    mine = values * low / split  # the heads that this rank computes
     normed = _normed(trace, hidden, stream, values, width, split, low)
     qkv = _linear(trace, normed, 3 * mine, width, 3 * width, split)
     turned = trace.add([qkv], 2 * mine, gradient=3 * mine, temporary_bytes=mine)
@@ -98,7 +96,7 @@ def _block(
     )
     if share.context > 1:
         mixed = trace.add([mixed], mine, temporary_bytes=2 * mine)
-    elif not on_gpu:  # whose kernels give the heads in an order that needs no copy
+    elif not on_gpu:  # the kernels of GPUs return the heads in an order that needs no copy
         mixed = trace.add([mixed], mine)
     out = _linear(trace, mixed, values * low, width, width, split)
     out = _reduced(trace, out, values * low, split)
@@ -138,7 +136,7 @@ def _head(
 def _normed(
     trace: OpTrace, hidden: int, stream: float, values: float, width: int, split: int, low: int
 ) -> int:
-    """The norm, its places gathered where they were divided, in the type of the matrices."""
+    """Add the norm, a gather of divided positions, and a cast to the type of the matrices."""
     places = stream / width / FP32
     normed = trace.add(
         [hidden], stream, saves=[hidden], own_bytes=2 * places * FP32, parameters=2 * width
@@ -167,7 +165,7 @@ def _linear(
 
 
 def _reduced(trace: OpTrace, out: int, size: float, split: int) -> int:
-    """Added up over the ranks of a tensor group, each with a share of the places."""
+    """Add the sum over the ranks of a tensor group, each of which keeps a share of the result."""
     if split == 1:
         return out
     return trace.add([out], size / split, temporary_bytes=size)

@@ -21,7 +21,7 @@ def record(
     on_gpu: bool,
     stage: tuple[int, int] = (0, 1),
 ) -> OpTrace:
-    """half: autocast to two bytes. stage: of a pipeline, (number, of how many)."""
+    """half: whether autocast uses two bytes. stage: (number, count) of a pipeline's stages."""
     network = _Network(samples, half=half, on_gpu=on_gpu)
     match spec.model:
         case Cnn():
@@ -38,17 +38,17 @@ def record(
 
 
 class _Network:
-    """Records layer by layer; a value is (tensor, channels, height, width, bytes of a number)."""
+    """Records a network layer by layer. A value is the number of its tensor in the trace."""
 
     def __init__(self, samples: int, *, half: bool, on_gpu: bool) -> None:
         self.trace = OpTrace(cast_bytes=2 if half else 0)
         self.samples = samples
         self.low = 2 if half else FP32
         self.norm = FP32 if on_gpu or not half else 2
-        """Bytes of a norm's output: on a GPU autocast computes norms in four."""
+        """Bytes of an element of a norm's output: autocast computes norms in fp32 on a GPU."""
         self.on_gpu = on_gpu
         self._width: dict[int, int] = {}
-        """Bytes of a number, by tensor; four where the tensor is missing."""
+        """Bytes of an element, by tensor; four if the tensor is missing."""
 
     def cnn(self, model: Cnn, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
@@ -79,7 +79,7 @@ class _Network:
             before = self.samples * inputs * height * width * self.norm
             if level > 0 and of_level == 0:
                 height, width = -(-height // 2), -(-width // 2)
-            if number == first and stage > 0:  # among what is received
+            if number == first and stage > 0:  # counted as received
                 value = self.trace.given(0.0, wants_gradient=True, gradient=before)
                 self._width[value] = self.norm
             if number >= first:
@@ -98,11 +98,11 @@ class _Network:
         changed = self._convolved(value, inputs, outputs, height, width)
         changed = self._convolution(changed, outputs, outputs, height, width)
         changed = self._normed(changed, outputs, height, width)
-        beside = value
+        shortcut = value
         if inputs != outputs:
-            beside = self._convolution(value, inputs, outputs, height, width, kernel=1)
+            shortcut = self._convolution(value, inputs, outputs, height, width, kernel=1)
         size = self.samples * outputs * height * width * self.norm
-        value = self.trace.add([beside, changed], size, passes_on=True)
+        value = self.trace.add([shortcut, changed], size, passes_on=True)
         return self._active(value, outputs, height, width)
 
     def unet(self, model: Unet, shapes: Shapes) -> None:
@@ -143,7 +143,7 @@ class _Network:
         size = self.samples * shapes.outputs * height * width * FP32
         if self.low < FP32:
             scores = self.trace.add([scores], size)
-        # Cross entropy and Dice, of the same scores.
+        # Cross entropy and Dice loss, both computed from the scores.
         entropy = self.trace.add([scores], size, saves_output=True)
         targets = self.trace.given(self.samples * height * width * INDEX)
         entropy = self.trace.add([entropy], FP32, saves=[entropy, targets])
@@ -166,7 +166,7 @@ class _Network:
         return self.trace.given(self.samples * channels * height * width * FP32)
 
     def _convolved(self, value: int, inputs: int, outputs: int, height: int, width: int) -> int:
-        """Convolution, norm and ReLU, as `convolution` of `ray_workers.recipes.models`."""
+        """Add a convolution, norm and ReLU, as `convolution` of `ray_workers.recipes.models`."""
         value = self._convolution(value, inputs, outputs, height, width)
         return self._active(self._normed(value, outputs, height, width), outputs, height, width)
 
@@ -191,7 +191,7 @@ class _Network:
             parameters=elements,
             cast=elements,
             is_costly=True,
-            # A convolution that doubles the sides reads one pixel for each that it gives.
+            # A convolution that doubles the sides reads one pixel for each pixel of its output.
             flops=2 * places * inputs * outputs * (1 if kernel == 2 else kernel**2),
         )
         self._width[value] = self.low
@@ -222,7 +222,7 @@ class _Network:
         return value
 
     def _pooled(self, value: int, channels: int, height: int, width: int) -> int:
-        """height, width: after it."""
+        """height, width: size of the output."""
         count = self.samples * channels * height * width
         value = self.trace.add([value], count * self.norm, saves=[value], own_bytes=count * INDEX)
         self._width[value] = self.norm
@@ -244,7 +244,7 @@ class _Network:
         return value
 
     def _low(self, value: int) -> int:
-        """The input of a product as autocast converts it."""
+        """Return the input of a product, as autocast converts it."""
         size = self.trace.bytes[value]
         is_low = self._width.get(value, FP32) == self.low
         return value if is_low else self.trace.add([value], size / 2)

@@ -1,4 +1,4 @@
-"""The memory of a rank at the fullest moment of a step."""
+"""The peak memory of a rank during a step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from service.planning.model.shapes import Shapes
 
 PIECES_PER_STAGE = 2  # as ray_workers.training.parallel.model_parallel.pipeline.PER_STAGE
 STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
-"""Tensors as large as the parameters that the optimizer keeps; with momentum, sgd has one."""
+"""Optimizer state in multiples of the parameters' size; with momentum, sgd has 1."""
 BUCKET_BYTES = 64 << 20  # as ray_workers.training.parallel.optim.optimizer_offload.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
-"""Tensors as large as the parameters that its step makes, besides one for the current parameter."""
+"""Temporary memory of a step in multiples of the parameters' size, besides one parameter."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Memory:
     optimizer: int
     activations: int
     """Everything else at the peak: tensors for the backward pass, gathered weights, buffers. If the
-    peak comes before the last gradient, less the gradients that are still to come."""
+    peak comes before the last gradient, the gradients that are still missing are subtracted."""
 
     @property
     def total(self) -> int:
@@ -66,7 +66,7 @@ def pieces_of(spec: JobSpec) -> Pieces:
 
 
 def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
-    """The memory of the rank that holds the most, as the document divides the model."""
+    """The memory of the rank that holds the most."""
     on_gpu = spec.resources.gpus_per_worker > 0
     return max(
         (
@@ -78,7 +78,7 @@ def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
 
 
 def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
-    """Whether `memory_of` is at most that; faster where it is more."""
+    """Whether `memory_of` is at most `available_bytes`; faster than it if the job does not fit."""
     traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
     if any(_held(spec, each).total > available_bytes for each in traces):
         return False
@@ -86,7 +86,7 @@ def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
 
 
 def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTrace]]:
-    """For each place in the pipeline, the trace of each stage there."""
+    """The traces of the stages at each position of the pipeline."""
     half = spec.train.precision != "fp32"
     size = pieces_of(spec).size
     parallel, model = spec.parallel, spec.model
@@ -117,19 +117,19 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
 
 
 def _first_of(total: int, number: int, count: int) -> int:
-    """Where a share begins, as `ray_workers.training.data.sampler.share` cuts."""
+    """The index where a share begins, as in `ray_workers.training.data.sampler.share`."""
     return total * number // count
 
 
 class Held(NamedTuple):
-    """Bytes that a rank holds whatever is computed."""
+    """Bytes that a rank holds during the whole step."""
 
     weights: float
-    """Of all stages of the rank, whole."""
+    """All weights of the rank's stages, undivided."""
     own: float
-    """The part of them that the rank holds; their gradients take as much again."""
+    """The weights that the rank holds; their gradients take the same again."""
     stepped: float
-    """The part of them whose optimizer state the rank holds."""
+    """The weights whose optimizer state the rank holds."""
     largest: float
     """The largest parameter."""
     optimizer: float
@@ -203,7 +203,7 @@ class Agreeing:
 
     kept: float = 0.0
     passing: float = 0.0
-    """Beyond the gradients, when no activation is held any more."""
+    """Bytes in addition to the gradients, after all activations are freed."""
     is_by_hand: bool = False
     """Whether DDP, which would copy the gradients into its buckets, is not used."""
 
@@ -213,29 +213,29 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
-    if spec.is_exact:  # gradients of its own share; those of a slice from all ranks, and their sum
+    if spec.is_exact:  # gradients of the own share; gradients of a slice from all ranks; their sum
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:
-        # The weights of the last average; averages, in place of the gradients; outer gradients.
+        # The weights of the last average; averages instead of the gradients; outer gradients.
         outer = spec.outer is not None
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
     if isinstance(spec.sync, Gossip):
         return _of_gossip(spec.sync, spec.resources.num_workers, weights)
     name = spec.compression.name if spec.compression is not None else ""
-    if name == "powersgd":  # the unsent rest; the gradient as it was, and the new rest
+    if name == "powersgd":  # the unsent rest; the original gradient, and the new rest
         return Agreeing(weights, 2 * weights)
-    if name == "topk":  # the unsent rest, and velocities in place of the optimizer's
+    if name == "topk":  # the unsent rest, and velocities instead of the optimizer's
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
 
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # The copy, and as it was last read; what has changed, and two copies that average.
+        # The copy, and its state when last read; the difference, and two copies to average.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
-    # The copy that is sent, and those that come at once.
+    # The copy that is sent, and the copies that arrive at the same time.
     degrees = Counter(other for _, other in sync.edges or ())
     if sync.mode == "d_psgd":
         degrees += Counter(one for one, _ in sync.edges or ())
@@ -247,8 +247,7 @@ def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
 def _of_pipeline(
     spec: JobSpec, traces: list[OpTrace], at: int, how: MemorySimulation, count: int
 ) -> float:
-    """The activations of the micro-batches that are in flight at once, and the tensors that wait
-    to be sent."""
+    """Bytes of activations of the micro-batches in flight, and of tensors waiting to be sent."""
     saved = [saved_bytes(trace, how) for trace in traces]
     peaks = [peak_bytes(trace, how) for trace in traces]
     flying = in_flight(spec, at, count)
@@ -269,14 +268,14 @@ def _of_pipeline(
 
 
 def in_flight(spec: JobSpec, at: int, count: int) -> int:
-    """Forward passes of a stage that wait for their backward pass, at most."""
+    """The most forward passes of a stage that wait for their backward pass."""
     parallel = spec.parallel
     stages, each = parallel.pipeline, parallel.stages_per_rank
     if parallel.schedule == "gpipe":
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # One more than the schedules say, as measured: a stage frees one when the next has come.
+    # One more than in theory, as measured: a stage frees one after the next has arrived.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
     if parallel.schedule == "zero_bubble":  # gradients of weights wait, more on later stages
         warm_up += at
@@ -284,18 +283,18 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
 
 
 def _largest(traces: list[OpTrace]) -> float:
-    """Elements of the largest parameters that one operation has."""
+    """Elements of the parameters of the operation that has the most."""
     ops = (op for trace in traces for segment in trace.segments for op in segment.ops)
     return max(op.parameters for op in ops)
 
 
 def elements_of(trace: OpTrace) -> float:
-    """Elements of the weights."""
+    """The number of elements of the weights."""
     return trace.count(lambda op: op.parameters)
 
 
 def _states(spec: JobSpec) -> float:
-    """Tensors of four bytes an element that are kept between two steps, for each parameter."""
+    """fp32 tensors kept between steps, for each parameter."""
     chosen = spec.train.optimizer
     if chosen.offload:
         return 0.0
@@ -303,7 +302,7 @@ def _states(spec: JobSpec) -> float:
 
 
 def _fetched_bytes(spec: JobSpec, own: float) -> float:
-    """Bytes of offloaded or packed optimizer state that are fetched at a time."""
+    """Bytes of offloaded or packed optimizer state fetched at a time."""
     chosen = spec.train.optimizer
     is_fetched = chosen.offload or chosen.state_dtype == "bf16"
     return min(own, BUCKET_BYTES) * _moments(spec) if is_fetched else 0.0
@@ -313,5 +312,5 @@ def _moments(spec: JobSpec) -> float:
     chosen = spec.train.optimizer
     compression = spec.compression
     if chosen.name == "sgd" and compression is not None and compression.name == "topk":
-        return 0.0  # it takes the momentum over
+        return 0.0  # the compression keeps the momentum
     return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

@@ -1,4 +1,4 @@
-"""A simulation of the memory that a trace takes, forward and backward."""
+"""A simulation of the memory that a trace takes, in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Gradients(StrEnum):
     """Where the gradients go."""
 
     KEPT = "kept"
-    """Kept where the backward pass makes them."""
+    """Gradients stay where the backward pass makes them."""
     COPIED = "copied"
-    """Copied into DDP's buckets, which are held all the time."""
+    """Gradients are copied into DDP's buckets, which are always held."""
     SCATTERED = "scattered"
     """FSDP2: weights are gathered for a block at a time, and each rank keeps its part of the
     block's gradients."""
@@ -31,17 +31,17 @@ class MemorySimulation:
     recompute: str = "none"
     gradients: Gradients = Gradients.KEPT
     holders: int = 1
-    """SCATTERED: the number of ranks among which the weights are divided."""
+    """SCATTERED: the number of ranks that share the weights."""
     gathers_again: bool = True
     """SCATTERED: whether the weights are gathered again for the backward pass (ZeRO 3)."""
     adds_to_gradients: bool = False
-    """Whether gradients of earlier micro-batches exist already."""
+    """Whether gradients of earlier micro-batches already exist."""
     weight_bytes: int = FP32
     """SCATTERED: bytes of an element of the gathered weights, and of their gradients."""
     reduce_bytes: int = FP32
     """SCATTERED: bytes of an element of the gradients that are sent."""
     keeps_casts: bool = False
-    """Autocast's copies stay from before the forward pass until after the backward pass."""
+    """Whether autocast's copies exist before the forward pass and until after the backward pass."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -54,7 +54,7 @@ def saved_bytes(trace: OpTrace, how: MemorySimulation) -> float:
 
 @functools.lru_cache(maxsize=512)
 def peak_bytes(trace: OpTrace, how: MemorySimulation) -> float:
-    """The peak of a forward and a backward pass, without what is held all the time."""
+    """The peak of a forward and a backward pass, without memory that is always held."""
     simulator = _Simulator(trace, how)
     simulator.forward()
     simulator.backward()
@@ -68,9 +68,9 @@ class _Simulator:
         self.last_use = _last_uses(trace)
         self.gathered = 0.0
         self._casts: list[float] = []  # copies that only autocast holds
-        self._gradients: dict[int, list[float]] = {}  # by tensor: [bytes, how many share them]
-        self._scattered = 0.0  # gradients that the scatter before still reads
-        self._buffer = 0.0  # into which the block before was gathered
+        self._gradients: dict[int, list[float]] = {}  # by tensor: [bytes, reference count]
+        self._scattered = 0.0  # gradients that the previous scatter still reads
+        self._buffer = 0.0  # the buffer into which the previous block was gathered
         self._is_gathered_ahead = False
 
     def forward(self) -> None:
@@ -106,7 +106,7 @@ class _Simulator:
     def _forward(self, segment: Segment) -> None:
         own = self._weights(segment) if segment.is_block else 0.0
         if own and self._is_sharded:
-            # The buffer of the block before is freed once this block has its own.
+            # The previous block's buffer is freed once this block has its own.
             buffer = own if self.how.holders > 1 else 0.0
             self.memory.take(buffer)
             self.memory.free(self._buffer)
@@ -125,7 +125,7 @@ class _Simulator:
             self.memory.free(own)
 
     def _backward(self, segment: Segment, ahead: Segment | None) -> None:
-        """ahead: the segment whose turn is next."""
+        """ahead: the next segment of the backward pass."""
         own = self._weights(segment) if segment.is_block and self._is_sharded else 0.0
         if own and self.how.gathers_again:
             self.memory.take(own if self._is_gathered_ahead else 2 * own)
@@ -148,7 +148,7 @@ class _Simulator:
         return self.how.weight_bytes * sum(op.parameters for op in segment.ops)
 
     def _cast_bytes(self, op: Op) -> float:
-        """Nothing where the weights come as small as autocast would make them."""
+        """Bytes of autocast's copies: 0 if the gathered weights are small already."""
         return op.cast * self.trace.cast_bytes if self.how.weight_bytes == FP32 else 0.0
 
     def _root_weights(self) -> float:
@@ -176,7 +176,7 @@ class _Simulator:
         self.memory.release(t for t in set(op.inputs) if self.last_use.get(t) == id(op))
 
     def _again(self, segment: Segment) -> None:
-        """Do a block's operations once more, now with what they save."""
+        """Recompute a block's operations, now with the tensors that they save."""
         made = []
         for op in segment.ops:
             self._do(op, saves=True)
@@ -188,7 +188,7 @@ class _Simulator:
         self.memory.release(_outside(segment))
 
     def _backward_of(self, op: Op) -> None:
-        """The backward pass of one operation."""
+        """Simulate the backward pass of one operation."""
         memory, trace = self.memory, self.trace
         coming = self._gradients.pop(op.output, [0.0, 1])
         wanting = [t for t in op.inputs if trace.wants_gradient(t)]
@@ -210,14 +210,14 @@ class _Simulator:
         self._drop(coming)
 
     def _give(self, tensor: int, gradient: list[float]) -> None:
-        """Add a gradient to the one that the tensor has already."""
-        there = self._gradients.get(tensor)
-        if there is None:
+        """Add a gradient to the tensor's present gradient, if any."""
+        present = self._gradients.get(tensor)
+        if present is None:
             self._gradients[tensor] = gradient
             return
-        size = max(there[0], gradient[0])
+        size = max(present[0], gradient[0])
         self.memory.take(size)
-        self._drop(there)
+        self._drop(present)
         self._drop(gradient)
         self._gradients[tensor] = [size, 1]
 
@@ -250,11 +250,11 @@ class _Simulator:
 
 
 def _last_uses(trace: OpTrace) -> dict[int, int]:
-    """By tensor, the operation that reads it last."""
+    """The id of the operation that reads each tensor last."""
     return {t: id(op) for segment in trace.segments for op in segment.ops for t in op.inputs}
 
 
 def _outside(segment: Segment) -> Iterable[int]:
-    """Tensors of other segments that this one reads."""
+    """Tensors of other segments that this segment reads."""
     made = {op.output for op in segment.ops}
     return sorted({t for op in segment.ops for t in op.inputs} - made)

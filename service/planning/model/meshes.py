@@ -1,4 +1,4 @@
-"""The ways in which a job's workers can divide it."""
+"""The ways in which a job's workers can divide its model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dray.spec.training.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
-    """The document once for each division that it accepts, replicas first.
+    """Return the document with each division that it accepts, the most replicas first.
 
-    The axes that it leaves to the planner vary; if it leaves none, all of them do.
+    The axes that are `auto` vary; if none is, all axes vary.
     """
     left = [axis for axis in AXES if axis in (spec.parallel.auto or AXES)]
     name = spec.model.name if spec.model is not None else ""
@@ -26,17 +26,17 @@ def meshes(spec: JobSpec) -> list[JobSpec]:
 
 
 def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
-    """The document with these axes; None if it does not accept them.
+    """The document with these axes; None if the result is invalid.
 
-    Its other fields of `parallel` stay where they mean something.
+    Other fields of `parallel` are kept if they have a meaning with these axes.
     """
-    said = spec.parallel.model_dump(mode="json", exclude_defaults=True)
+    given = spec.parallel.model_dump(mode="json", exclude_defaults=True)
     meaningless = {"auto", "data", *AXES}
     if axes.get("pipeline", 1) == 1:
         meaningless |= {"schedule", "stages_per_rank"}
     if axes.get("shard", 1) * axes.get("context", 1) == 1:
         meaningless |= {"zero", "param_dtype", "reduce_dtype"}
-    kept = {name: value for name, value in said.items() if name not in meaningless}
+    kept = {name: value for name, value in given.items() if name not in meaningless}
     found = changed(spec, {"parallel": {**kept, **axes}})
     if found is None and axes.get("shard", 1) > 1 and "zero" not in kept:
         # Some optimizers, such as lamb, need whole layers.
@@ -45,7 +45,7 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
 
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
-    """The document with some parts replaced; None if that is no valid document."""
+    """The document with some parts replaced; None if the result is invalid."""
     try:
         return JobSpec.model_validate(document_with(spec, parts))
     except ValueError:
@@ -53,16 +53,16 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
 
 
 def document_with(spec: JobSpec, parts: dict[str, Any]) -> dict[str, Any]:
-    """The document with some parts replaced, not yet checked."""
+    """The document with some parts replaced, unchecked."""
     document = spec.model_dump(mode="json", exclude_defaults=True)
     document["recipe"] = spec.recipe
-    if spec.model is not None:  # whose name tells what it is, also where it is the default
+    if spec.model is not None:  # its name selects the class, even where it is the default
         document["model"] = {**document.get("model", {}), "name": spec.model.name}
     return {**document, **parts}
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:
-    """A name such as `data 2 x shard 4`, with the ZeRO stage where that is not 3."""
+    """A name such as `data 2 x shard 4`, with the ZeRO stage if it is not 3."""
     sizes = {"data": num_workers // parallel.num_parts}
     sizes |= {axis: getattr(parallel, axis) for axis in AXES}
     used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
@@ -71,7 +71,7 @@ def name_of(parallel: Parallel, num_workers: int) -> str:
 
 
 def _products(total: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Sizes of the axes whose product divides the total; what is left is `data`."""
+    """Yield sizes of the axes whose product divides the total; `data` gets the quotient."""
     if not axes:
         yield {}
         return

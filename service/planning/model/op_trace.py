@@ -1,7 +1,7 @@
-"""A step's operations in order, and how many bytes their tensors take.
+"""A step's operations in order, and the bytes of their tensors.
 
-Tensors live as long as autograd keeps them: while a later operation reads the tensor, or an earlier
-one has saved it for its backward pass. Parameters and optimizer state are counted elsewhere.
+A tensor lives as long as autograd keeps it: until the last operation has read it, and while an
+operation has saved it for the backward pass. Parameters and optimizer state are counted elsewhere.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. A tensor is the number that the trace gave it."""
+    """One operation. Tensors are numbers that the trace assigned."""
 
     inputs: tuple[int, ...]
     output: int
     saved: tuple[int, ...] = ()
-    """Tensors that its backward pass reads."""
+    """Tensors that the backward pass reads."""
     own_bytes: float = 0.0
-    """Also saved for the backward pass: means, masks, indices."""
+    """Bytes of other data saved for the backward pass: means, masks, indices."""
     parameters: float = 0.0
-    """Elements of the weights whose gradients it makes."""
+    """The number of elements of the operation's weights."""
     cast: float = 0.0
-    """Of them, elements that autocast makes a smaller copy of."""
+    """The number of elements of these weights that autocast copies to a smaller type."""
     temporary_bytes: float = 0.0
-    """Held while the operation runs, forward and backward."""
+    """Bytes held while the operation runs, forward and backward."""
     passes_on: bool = False
-    """The gradient of its output is that of its inputs: a view, or an addition."""
+    """Whether the output's gradient is also the inputs' gradient, as for a view or an addition."""
     is_costly: bool = False
     """Whether `recompute: selective` keeps its result."""
     flops: float = 0.0
-    """Of its forward pass, if it is a product."""
+    """Floating point operations of the forward pass, if the operation is a product."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Segment:
     ops: list[Op] = field(default_factory=list)
     is_block: bool = False
     times: int = 1
-    """How many equal segments in a row this one stands for."""
+    """The number of equal consecutive segments that this segment stands for."""
 
 
 class OpTrace:
-    """Recorded once for a micro-batch, then simulated for any number of them."""
+    """A trace, recorded once for a micro-batch, then simulated for any number of micro-batches."""
 
     def __init__(self, cast_bytes: int = 0) -> None:
-        """cast_bytes: of an element of autocast's copies of weights; 0 without autocast."""
+        """cast_bytes: bytes of an element of autocast's copies of weights; 0 without autocast."""
         self.cast_bytes = cast_bytes
         self.segments: list[Segment] = []
         self.bytes: list[float] = []
@@ -58,18 +58,21 @@ class OpTrace:
         self._wants_gradient: list[bool] = []
 
     def begin(self, *, is_block: bool, times: int = 1) -> None:
-        """Begin a segment. One that stands for several must have equal ones before and after it:
-        memory grows by the same amount with each, so that the peak is at one of those."""
+        """Begin a segment.
+
+        A segment with `times` above 1 must have equal segments before and after it. Memory grows by
+        the same amount with each of them, so that the peak is in one of its neighbours.
+        """
         self.segments.append(Segment(is_block=is_block, times=times))
 
     def count(self, of: Callable[[Op], float]) -> float:
-        """The sum over all operations."""
+        """The sum of a number over all operations."""
         return sum(each.times * sum(map(of, each.ops)) for each in self.segments)
 
     def given(
         self, size: float, *, wants_gradient: bool = False, gradient: float | None = None
     ) -> int:
-        """A tensor that no recorded operation makes."""
+        """Add a tensor that no recorded operation makes."""
         tensor = self._tensor(size, None, wants_gradient)
         if gradient is not None:
             self.gradient_bytes[tensor] = gradient
@@ -92,9 +95,9 @@ class OpTrace:
         flops: float = 0.0,
         gradient: float | None = None,
     ) -> int:
-        """Record an operation, and return its result.
+        """Record an operation and return its result.
 
-        size: bytes of the result; gradient: bytes of its gradient, if they differ.
+        size: bytes of the result. gradient: bytes of its gradient, if different.
         """
         wants = parameters > 0 or any(self._wants_gradient[each] for each in inputs)
         output = self._tensor(size, view_of, wants)
@@ -131,7 +134,7 @@ class OpTrace:
 
 
 class MemoryUse:
-    """The bytes that are held now, and the most that were held at once."""
+    """The bytes held now, and their peak."""
 
     def __init__(self, trace: OpTrace) -> None:
         self._tape = trace

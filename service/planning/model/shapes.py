@@ -1,4 +1,4 @@
-"""The shapes of a job's samples as its document gives them, without reading the data."""
+"""The shapes of a job's samples, known from its document alone."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ class Shapes:
     columns: int | None = None
     outputs: int = CLASSES
     assumed: tuple[str, ...] = ()
-    """Sentences about sizes that only the data could tell, and for which usual ones are taken."""
+    """Sentences about usual sizes that are assumed because only the data has the real ones."""
 
 
 class Unknown(Exception):
-    """Nothing can be said of the job before it runs; the message says why."""
+    """The job can't be planned before it runs; the message has the reason."""
 
 
 def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
-    """The shapes. Unknown for a script, for jobs whose memory and steps the planner does not know,
-    and where a size that everything depends on is only in the data. vocabulary: of the tokenizer,
-    where it is known.
+    """Return the shapes.
+
+    Raises Unknown for scripts, for jobs whose memory and steps the planner can't model, and if only
+    the data has a necessary size. vocabulary: the size of the tokenizer's vocabulary, if known.
     """
     if spec.script is not None:
-        raise Unknown("a script brings its own model, of which nothing is known before it runs")
+        raise Unknown("a script brings its own model, which is unknown before it runs")
     if spec.federated is not None:
         raise Unknown(
             "the job is federated: each rank has the whole model, and nothing is divided. Leave "
@@ -40,11 +41,11 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
-            "the planner knows neither the memory of parameter servers nor how long their steps "
-            "take. Leave sync out to plan for the model with all-reduce"
+            "the planner does not model the memory and the step time of parameter servers. Leave "
+            "sync out to plan for the model with all-reduce"
         )
     if isinstance(spec.model, Imported):
-        raise Unknown("nothing is known of a model of your own before it runs")
+        raise Unknown("a model of your own is unknown before it runs")
     if isinstance(spec.model, Gpt):
         return _of_text(spec.model, vocabulary)
     source, data = spec.data.source, spec.data

@@ -1,8 +1,8 @@
 """The choice of `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
-Only what is known counts as a reason: the paces of ranks that an earlier job has measured, and a
-bandwidth that somebody has given. A default for the network, and the time that a message takes,
-which is always one, give times and decide nothing.
+Only known facts count as reasons: the paces of ranks that an earlier job has measured, and a
+bandwidth that the user has given. Times are computed from defaults too (the network's bandwidth,
+and always the latency of a message), but a default never decides.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""How many times as fast as all-reduce a way must be to be taken instead: its copies differ, or its
-gradients are stale, so that a run may need more steps, and ends with other weights."""
+"""A way is chosen if it is at least this many times as fast as all-reduce: its copies differ or its
+gradients are stale, so that a run may need more steps, and ends with different weights."""
 MOST_MOMENTUM = 0.5
-"""Of sgd with stale updates, which act like momentum by themselves (Mitliagkas et al. 2016,
-arXiv:1605.09774): with 0.9 the job of `benchmarks/topologies` diverges."""
+"""The most momentum of sgd with stale updates, which act like momentum themselves (Mitliagkas et
+al. 2016, arXiv:1605.09774): with 0.9 the job of `benchmarks/topologies` diverges."""
 STRAGGLES, LARGE = 1.25, 0.25
-"""A rank that takes so many times as long as the middle one, and a share of a step that sending
-takes, which are told as reasons."""
+"""Bounds from which an explanation names a reason: how many times as long as the median rank the
+slowest rank takes, and the fraction of a step that sending takes."""
 LONGEST = 0.05
-"""Ways whose times differ by less count as equally fast: then the one nearer to all-reduce goes."""
+"""Ways whose times differ by a smaller fraction count as equal: the closest to all-reduce wins."""
 _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
 
 
 @dataclass(frozen=True)
 class SyncFacts:
-    """All that the choice goes by, besides the document."""
+    """The facts for the choice, besides the document."""
 
     work: Work
     network: str
     """Where the bandwidth comes from."""
     knows_network: bool
     num_nodes: int | None
-    """The fewest nodes that hold all workers; None where no cluster is known."""
+    """The fewest nodes that hold all workers; None if no cluster is known."""
     may_get_spot: bool
     """Whether workers may get nodes that can be taken away at any time."""
 
 
 @dataclass(frozen=True)
 class SyncCandidate:
-    """One way, and the reason for it or against it."""
+    """One way, and the reason for or against it."""
 
     name: str
     spec: JobSpec | None
-    """The document with it; None if it does not take it."""
+    """The document with this way; None if the document does not allow it."""
     sync: Mapping[str, Any]
     cost: SyncCost | None
     why: str
@@ -66,12 +66,12 @@ class SyncChoice:
     """All-reduce first."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
-    """Sentences about what the choice went by."""
+    """Sentences about the facts behind the choice."""
 
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
-    """spec: a document whose other parts are settled; its own `sync` does not count. facts: or the
-    reason why no other way can be compared with all-reduce."""
+    """spec: a document without `auto` elsewhere; its own `sync` is ignored. facts: the facts, or
+    the reason why no other way can be compared with all-reduce."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())
@@ -101,27 +101,26 @@ def _only_all_reduce(spec: JobSpec, why: str) -> SyncCandidate:
 
 
 def _as_all_reduce(spec: JobSpec) -> JobSpec:
-    """Only a document with `auto` is to be changed; any other takes all-reduce as it is, or has
-    chosen another way."""
+    """The document with all-reduce in place of `auto`; other documents are returned unchanged."""
     if not isinstance(spec.sync, AutoSync):
         return spec
     return check_as(JobSpec, document_with(spec, {"sync": ALL_REDUCE}))
 
 
 def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | None, str | None]:
-    """The document with this way, and None; or None and the reason why it can't be."""
+    """Return (document with this way, None), or (None, the reason why that is impossible)."""
     if cost.sync == ALL_REDUCE:
         return _as_all_reduce(spec), None
     try:
         found = check_as(JobSpec, document_with(spec, {"sync": dict(cost.sync)}))
     except Fault as fault:
         field = (fault.pointer or "").strip("/").replace("/", ".")
-        return None, f"this document does not take it: {field} {fault.detail}"
+        return None, f"this document does not allow it: {field} {fault.detail}"
     optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
-            f"with train.optimizer.momentum {optimizer.momentum:g} stale updates may diverge: it "
-            f"would be considered with {MOST_MOMENTUM} or less, or with adamw"
+            f"with train.optimizer.momentum {optimizer.momentum:g} stale updates may diverge: set "
+            f"{MOST_MOMENTUM} or less, or use adamw, to have it considered"
         )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (
@@ -132,7 +131,7 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
 
 
 def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
-    """How many times as fast as all-reduce each way is, also if only what is known takes time."""
+    """How many times as fast as all-reduce each way is; the lesser with and without defaults."""
     bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
     known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
     return [
@@ -153,28 +152,28 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
     if cost is first:
         return f"{takes}: {_reason(first, facts)}"
     if times <= 1.0:
-        return f"{takes}, no less than all-reduce"
+        return f"{takes}, no faster than all-reduce"
     if gain >= GAIN:
         longer = cost.step_time_s / best.step_time_s
-        return f"{takes}, {longer:.2f} times as long as the one that is chosen"
+        return f"{takes}, {longer:.2f} times as long as the chosen way"
     if times >= GAIN and facts.knows_network:
-        return f"{takes}, {times:.1f} times as fast as all-reduce, if a message takes as assumed"
+        return f"{takes}, {times:.1f} times as fast as all-reduce, with an assumed latency"
     if times >= GAIN:
         return (
-            f"{takes}, {times:.1f} times as fast as all-reduce, if the network is as assumed: give "
+            f"{takes}, {times:.1f} times as fast as all-reduce, if the network is as assumed: set "
             "sync.bandwidth_bytes_per_s to have it count"
         )
-    return f"{takes}, {times:.2f} times as fast as all-reduce: too little for copies that differ"
+    return f"{takes}, {times:.2f} times as fast as all-reduce: not enough for copies that differ"
 
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
-    """Why all-reduce takes long."""
+    """The reason why all-reduce takes long."""
     paces, share = facts.work.paces, 1 - first.compute_s / first.step_time_s
     reasons = []
     if paces.slowest >= STRAGGLES:
         reasons.append(
             f"the slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
-            f"middle one, as {paces.job_id} measured"
+            f"median rank, as {paces.job_id} measured"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
         reasons.append(f"sending is {share:.0%} of all-reduce's step")
@@ -192,12 +191,12 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
         found.append("the paces of the ranks count as equal: they are not measured on GPUs")
     elif work.paces.job_id is None:
         found.append(
-            "the paces of the ranks are not known, and count as equal: no job of this recipe and "
-            "with `sync` has succeeded on CPU of late"
+            "the paces of the ranks are not known, and count as equal: no recent job of this "
+            "recipe with `sync` has succeeded on CPU"
         )
     else:
         found.append(
-            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the middle one, as "
+            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the median rank, as "
             f"{work.paces.job_id} measured"
         )
     if facts.num_nodes is not None:

@@ -1,14 +1,13 @@
-"""The price of each way to keep copies in step: bytes, time and staleness of a step.
+"""The cost of each way to keep copies in step: bytes, time and staleness of a step.
 
-A step is a global batch. With n ranks, weights of W bytes, a computing time of c for a share of the
-batch on a middle worker, a bandwidth of B and a latency of L:
+A step is a global batch. With n ranks and weights of W bytes:
 
-- all-reduce in a ring sends 2 (n - 1) / n W per rank, in 2 (n - 1) messages one after another;
+- all-reduce in a ring sends 2 (n - 1) / n W per rank, in 2 (n - 1) consecutive messages;
 - ranks of gossip send W to each neighbour while they compute;
-- a worker of parameter servers pulls W and pushes W. Asynchronous ones do so for a whole batch.
+- a worker of parameter servers pulls W and pushes W. An asynchronous one does so for a whole batch.
 
-Where ranks wait for each other, the slowest one's pace is that of all; where they do not, the mean
-of their speeds is.
+Where ranks wait for each other, the slowest rank sets the speed; elsewhere the mean of the ranks'
+speeds counts.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from typing import Any
 
 ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
-"""Local steps between two averages: the fewest that make sending small."""
+"""Choices for the local steps between two averages: the fewest that make sending small."""
 SMALL = 0.1
-"""Of the time of a step, what sending may take to count as small."""
+"""Sending is small if it takes at most this fraction of a step's computing time."""
 WORKERS_OF_A_SERVER = 8
 
 
 @dataclass(frozen=True)
 class RankPaces:
-    """How much the paces of ranks differ, as an earlier job showed it."""
+    """How much the paces of ranks differ, as an earlier job measured them."""
 
     slowest: float = 1.0
-    """How many times as long as the middle rank the slowest one computes."""
+    """Computing time of the slowest rank, relative to the median rank."""
     mean_speed: float = 1.0
-    """The mean of the ranks' speeds, of which the middle one's is 1."""
+    """Mean speed of the ranks, relative to the median rank."""
     job_id: str | None = None
-    """The job that showed it; None where nothing is known, and ranks count as alike."""
+    """The job that measured the paces; None if no job did, and ranks count as equal."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Work:
     num_ranks: int
     weights_bytes: float
     compute_s: float
-    """Of a rank's share of a batch, on a middle worker."""
+    """Computing time of a rank's share of a batch, on a worker of median speed."""
     bandwidth_bytes_per_s: float
-    """Of each rank while all of them send."""
+    """Bandwidth of each rank while all of them send."""
     latency_s: float
     paces: RankPaces = RankPaces()
 
@@ -58,21 +57,21 @@ class Work:
 
 @dataclass(frozen=True)
 class SyncCost:
-    """One way, and the price of a step."""
+    """One way, and the cost of a step."""
 
     sync: Mapping[str, Any]
     """The field `sync` of a job document."""
     sent_bytes: float
-    """By all ranks together."""
+    """Bytes that all ranks together send."""
     compute_s: float
     """The time of a step if nothing had to be sent."""
     step_time_s: float
     staleness_steps: int
-    """Steps that may pass until an update of one rank is in the weights of every other."""
+    """Steps that may pass until a rank's update is in the weights of all other ranks."""
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """All-reduce first; the others by how near they are to it."""
+    """The costs of all ways: all-reduce first, then the others by similarity to it."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 
@@ -97,7 +96,7 @@ def _local_steps(work: Work) -> SyncCost:
 
 
 def _gossip(work: Work) -> Iterator[SyncCost]:
-    """Sending goes on beside computing: the longer of the two is a step's time."""
+    """Sending overlaps with computing: the longer of the two is a step's time."""
     num_ranks, weights_s = work.num_ranks, work.send_weights_s
     around = num_ranks // 2
     compute_s = work.compute_s * work.paces.slowest
@@ -125,17 +124,17 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     workers = max(1, work.num_ranks - servers)
     kind = {"kind": "parameter_server", "servers": servers}
     batch_s = work.compute_s * work.num_ranks
+    # The time in which a server receives a gradient, or sends its part of the weights.
     at_server_s = work.send_weights_s / servers
-    """A server receives a gradient, or sends its part of the weights, in this time."""
 
-    # Where there are several, server 0 counts the staleness before the others get their parts.
+    # With several servers, server 0 counts the staleness before the others get their parts.
     messages = 3 if servers == 1 else 4
     own_s = 2 * work.send_weights_s + messages * work.latency_s
     for mode, slowness, more in (
         ("bounded", work.paces.slowest, {"max_staleness": 4}),
         ("asynchronous", 1 / work.paces.mean_speed, {}),
     ):
-        # A worker that is always slow makes the others wait at the bound in the end.
+        # A worker that is always slow finally makes the others wait at the bound.
         compute_s = batch_s * slowness / workers
         step_s = max(compute_s + own_s / workers, at_server_s)
         sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}

@@ -1,1 +1,1 @@
-"""Jobs as runs of MLflow: written by a process of its own, and read by MLflow's client."""
+"""Jobs as runs of MLflow: written by a separate process, and read by MLflow's client."""

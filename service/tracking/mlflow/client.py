@@ -1,13 +1,13 @@
 """The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
-It has no database and decides nothing. The first line of its input are the addresses of MLflow and
-of the storage, which may hold passwords: every user of the machine can read arguments. Each further
-line is a call, and each line of its output the answer, in any order; it ends with its input. Every
-call may be made again: nothing is doubled then, since MLflow takes an equal point of a run once.
+It has no database and decides nothing. The first line of its input has the addresses of MLflow and
+the storage, which may contain passwords: every user of the machine could read them in arguments.
+Each further line is a call, and each line of the output an answer, in any order. The process ends
+with its input. Calls can be repeated, because MLflow stores equal points of a run once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
-    process -> service   [number, "ok" | "refused" | "away", answer or sentence]
+    process -> service   [number, "ok" | "refused" | "away", answer or message]
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from service.tracking.mlflow.process import MLFLOW_CALLS
 from service.tracking.mlflow.runs import JOB_TAG
 
 MOST_METRICS, MOST_OTHERS = 1000, 100
-"""Most of each kind that MLflow takes at a time."""
+"""The most metrics, and the most parameters or tags, that MLflow accepts in one request."""
 PIECE_BYTES = 8 << 20
 MOST_CHARS = 2000
-"""Of the reason for a failure, which may hold all that a server answered."""
+"""The most characters of an error message, which may contain a server's whole answer."""
 _CREDENTIALS_OR_LOAD = (401, 403, 408, 429)
 
 
 class Runs:
-    """The calls, each of which may be made in a thread of its own."""
+    """The calls. Each may run in its own thread."""
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
         self._client = MlflowClient(tracking_uri)
@@ -51,8 +51,7 @@ class Runs:
     def begin(
         self, experiment: str, name: str, job_id: str, start_time_ms: int, params: dict[str, str]
     ) -> str:
-        """The id of the job's run, which has the parameters. An earlier call may have created it,
-        and its answer been lost."""
+        """Create the job's run with its parameters, unless it exists, and return its id."""
         with self._creating:
             experiment_id = self._experiment_id(experiment)
             found = self._client.search_runs(
@@ -65,8 +64,8 @@ class Runs:
                     experiment_id, start_time_ms, {JOB_TAG: job_id}, name
                 )
                 run_id = created.info.run_id
-        if not run_id:  # something that is no MLflow answers everything with {}
-            raise RuntimeError("what answers at MLflow's address made no run")
+        if not run_id:  # a server that is not MLflow may answer everything with {}
+            raise RuntimeError("the server at MLflow's address created no run: is it MLflow?")
         for some in _in_parts([Param(*pair) for pair in params.items()], MOST_OTHERS):
             self._client.log_batch(run_id, params=some)
         return run_id
@@ -94,7 +93,7 @@ class Runs:
             self._client.set_terminated(run_id, status, end_time_ms)
 
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
-        """Upload an artifact under its path. Refused if its file is not in the storage."""
+        """Upload an artifact under its path. The call is refused if the file is missing."""
         key = self._storage.key_of(url)
         folder, name = posixpath.split(path)
         local = self._storage.local_path(key)
@@ -103,7 +102,7 @@ class Runs:
             if local is not None:
                 named.symlink_to(local.resolve(strict=True))
             else:
-                # The copy has no name, so that it is gone with this process however that ends.
+                # The copy has no name, so that it always disappears with this process.
                 for start in range(0, size_bytes, PIECE_BYTES):
                     copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
                 copy.flush()
@@ -111,7 +110,7 @@ class Runs:
             self._client.log_artifact(run_id, str(named), folder or None)
 
     def describe_model(self, run_id: str, config_url: str) -> None:
-        """Add the description by which MLflow loads the model of a recipe."""
+        """Add the description with which MLflow loads a recipe's model."""
         config = json.loads(self._storage.read_bytes(self._storage.key_of(config_url)))
         self._client.log_text(run_id, mlmodel(config, run_id), MLMODEL)
 
@@ -130,21 +129,21 @@ def _answer(runs: Runs, method: str, arguments: list[Any]) -> tuple[str, Any]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the failure has to do with the job, and not with MLflow or the way there."""
+    """Whether the failure is caused by the job, and not by MLflow or the connection to it."""
     if isinstance(error, MlflowException):
-        if error.error_code == "ENDPOINT_NOT_FOUND":  # what answers is no MLflow
+        if error.error_code == "ENDPOINT_NOT_FOUND":  # the server is not MLflow
             return False
         status = error.get_http_status_code()
     elif (answer := getattr(error, "response", None)) is not None:  # of requests, for an upload
         status = answer.status_code
     else:
-        return isinstance(error, (FileNotFoundError, LookupError, ValueError))  # of an artifact
+        return isinstance(error, (FileNotFoundError, LookupError, ValueError))  # in an artifact
     return 400 <= status < 500 and status not in _CREDENTIALS_OR_LOAD
 
 
 def main() -> None:
     tracking_uri, storage_url = json.loads(sys.stdin.readline())
-    # MLflow and its plugins may print; their words go to the service's log.
+    # MLflow and its plugins may print; their output goes to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     runs, writing = Runs(tracking_uri, storage_url), threading.Lock()
@@ -158,7 +157,7 @@ def main() -> None:
     with ThreadPoolExecutor(MLFLOW_CALLS) as pool:
         for line in sys.stdin:
             pool.submit(work, *json.loads(line))
-        os._exit(0)  # the service is gone: nobody wants the answers that are still to come
+        os._exit(0)  # the service is gone, so answers are no longer needed
 
 
 if __name__ == "__main__":

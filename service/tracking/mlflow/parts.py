@@ -1,4 +1,4 @@
-"""The next part of a job for its run in MLflow: read in one transaction, of a bounded size."""
+"""The next part of a job to export to MLflow: read in one transaction, and of bounded size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.tracking.mlflow.runs import (
 )
 
 MOST_POINTS = 10_000
-"""Points of all metrics in one part."""
+"""The most points of all metrics in one part."""
 
 Metric = tuple[str, float, int, int]
 """(key, value, Unix time in milliseconds, step)"""
@@ -53,7 +53,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class JobPart:
-    """Of a job what its run does not have yet."""
+    """Data of a job that its run does not have yet."""
 
     run: NewRun
     run_id: str | None
@@ -63,26 +63,26 @@ class JobPart:
     metrics: list[Metric]
     artifacts: list[ArtifactFile]
     model: ArtifactFile | None
-    """The file that describes the model of a recipe."""
+    """The file that describes a recipe's model."""
     is_changed: bool
     """Whether the status or the tags may have changed since the last part."""
     event_seq: int
     revision: int
-    """Of tags and notes."""
+    """The revision of tags and notes."""
     after_step: int
     last_steps: dict[str, int]
     has_more: bool
-    """Whether there are further points."""
+    """Whether more points exist."""
     is_over: bool
 
     @property
     def completes(self) -> bool:
-        """Whether the run has all of the job once it has this."""
+        """Whether the run is complete with this part."""
         return self.is_over and not self.has_more
 
 
 def next_part(session: Session, job_id: str) -> JobPart | None:
-    """None if the job is gone."""
+    """The next part; None if the job no longer exists."""
     job, row = jobs_repository.get(session, job_id), repository.get(session, job_id)
     if job is None or row is None or job.deleted_at is not None:
         return None
@@ -133,9 +133,9 @@ def _file(row: ArtifactRow) -> ArtifactFile:
 def _new_points(
     session: Session, job: JobRow, row: MlflowExportRow
 ) -> tuple[dict[str, Points], int, bool]:
-    """The next points of rank 0, the step after which later ones come, and whether there are more.
+    """Return the next points of rank 0, the step after which to continue, and whether more exist.
 
-    A step that a later attempt trains again keeps its first value: MLflow can't replace one.
+    A step that a later attempt trains again keeps its first value: MLflow can't replace values.
     """
     known: Mapping[str, int] = row.last_steps
     most = max(2, MOST_POINTS // max(1, job.num_metric_keys))
@@ -155,10 +155,10 @@ def _new_points(
     if end is not None:
         return series, end, True
     newest = max((steps[-1] for steps, _ in series.values()), default=row.after_step + 1)
-    after_step = max(row.after_step, newest - 1)  # more may follow of the newest step
+    after_step = max(row.after_step, newest - 1)  # the newest step may be incomplete
     if series or not job.state.is_terminal:
         return series, after_step, job.state.is_terminal
-    # Points at steps that the export has passed: each metric has its own last one.
+    # Points at steps that the export has already passed: each metric has its own last step.
     ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
     for key, (steps, _) in ends.items():
         if steps[-1] > known.get(key, -1):

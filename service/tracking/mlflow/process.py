@@ -1,5 +1,4 @@
-"""The process with MLflow's client, as its parent sees it: calls that end in time, whatever
-happens to the process."""
+"""The parent's side of the process with MLflow's client: all calls end within a time limit."""
 
 from __future__ import annotations
 
@@ -15,38 +14,38 @@ from pathlib import Path
 from typing import Any
 
 MLFLOW_CALLS = 4
-"""Calls that the process makes at a time."""
+"""The number of calls that the process makes at the same time."""
 LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
-"""For which the end of a killed process is waited for."""
+"""How long to wait for the end of a killed process."""
 DEFAULTS = {
-    # Its own patience would only hold up the answer: calls are repeated here, and end in time. The
-    # server may take long to store an upload after the last byte.
+    # Calls have a time limit and are repeated here, so the client should not retry. The server may
+    # take long to store an upload after the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    # A POST that is redirected becomes a GET, whose answer would count as MLflow's.
+    # A redirected POST becomes a GET, whose answer would be taken for MLflow's answer.
     "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may hold a password
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may contain a password
 }
-"""Settings of MLflow's client, unless the service's environment has others."""
+"""Default settings of MLflow's client, which the service's environment may override."""
 _ENDED = "the process that calls MLflow ended"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class MlflowAway(Exception):
-    """MLflow, or the process that calls it, does not answer: the call may be made again."""
+    """MLflow, or the process that calls it, does not answer. The call can be repeated."""
 
 
 class MlflowRefused(Exception):
-    """MLflow does not take what it was given."""
+    """MLflow refused a call."""
 
 
 class MlflowProcess:
-    """Starts the process with the first call, and again after it died or was ended.
+    """Starts the process with the first call, and again after it died or was killed.
 
-    A call that is not answered in time ends the process: its other calls fail too, and may all be
-    made again.
+    A call without an answer in time kills the process. Its other calls fail, too, and can be
+    repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
@@ -56,11 +55,11 @@ class MlflowProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process's id; None if no process runs."""
         return None if self._child is None or self._child.is_over else self._child.process.pid
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
-        """The answer of `client.Runs`. Raises MlflowAway or MlflowRefused."""
+        """Call a method of `client.Runs`. Raises MlflowAway or MlflowRefused."""
         async with self._starting:
             if self._child is None or self._child.is_over:
                 self._child = _Child(await _start())
@@ -76,15 +75,15 @@ class MlflowProcess:
             raise MlflowAway(_ENDED) from None
 
     async def stop(self) -> None:
-        """End the process; a later call starts another one."""
+        """Kill the process; a later call starts another one."""
         if self._child is not None:
             self._child.end()
-            # A process that waits for a file of a server that is gone can't be ended.
+            # A process that waits for a file server that is gone can't be killed.
             await asyncio.wait({self._child.reading}, timeout=END_LIMIT_S)
 
 
 class _Child:
-    """One process, with the calls that it has not answered. A later one has its own."""
+    """A process, with the calls that it has not yet answered."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -129,7 +128,7 @@ class _Child:
     def end(self) -> None:
         """Kill the process, and fail its calls."""
         self.is_over = True
-        # Not Process.kill(): that may reap the child itself, behind asyncio's back.
+        # Process.kill() may reap the child itself, which asyncio does not notice.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)

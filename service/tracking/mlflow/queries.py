@@ -1,4 +1,4 @@
-"""Jobs read as MLflow's experiments, runs, metric histories and artifacts."""
+"""Jobs as MLflow's experiments, runs and metric histories."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from service.tracking.mlflow.runs import (
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
-"""Most runs of one page, whatever the caller asks for."""
+"""The most runs on a page, whatever the caller requests."""
 MAX_POINTS = 25_000
-"""Of one page of a history: the number that MLflow's client asks for."""
+"""The most points on a page of a history, which is what MLflow's client requests."""
 _SCOPE = "mlflow"
 
 _STATES: dict[str, tuple[JobState, ...]] = {
@@ -69,7 +69,7 @@ class MlflowExperiment:
 class RunPage:
     jobs: list[views.Job]
     notes: Mapping[str, str]
-    """By job, of those that somebody has written about."""
+    """Notes by job; jobs whose tags and notes never changed are left out."""
     next_token: str | None
 
 
@@ -82,14 +82,14 @@ class HistoryPage:
 
 
 def experiment_id(name: str) -> str:
-    """MLflow's ids have letters and digits: a name that the label holds is hashed."""
+    """The id of an experiment. MLflow's ids have only letters and digits, so the name is hashed."""
     if name == DEFAULT_EXPERIMENT:
         return DEFAULT_ID
     return hashlib.sha256(name.encode()).hexdigest()[:18]
 
 
-def _is_place(found: Any, lowest: int) -> bool:
-    """Whether a page may begin there. A token can be forged, and True is an int of Python."""
+def _is_position(found: Any, lowest: int) -> bool:
+    """Whether a page may begin at `found`, which may be forged. True is an int, too."""
     return type(found) is int and lowest <= found < 2**63
 
 
@@ -99,7 +99,7 @@ class MlflowQueries:
         self._reading = reading
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
-        """The values of the label, and `Default` for jobs without it. Raises BadSearch."""
+        """The label's values, and `Default` for jobs without the label. Raises BadSearch."""
         filters = search.parse_name_filter(filter_)
         names = await self._database.read(
             lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
@@ -114,21 +114,20 @@ class MlflowQueries:
         max_results: int,
         token: str | None,
     ) -> RunPage:
-        """Runs of these experiments. Raises BadSearch, and BadCursor for a token of another
-        search."""
+        """Search runs. Raises BadSearch, and BadCursor for a token of another search."""
         filters, order = search.parse_filter(filter_), search.parse_order(order_by)
         limit = max(1, min(max_results, MAX_RUNS))
         asked = [sorted(experiment_ids), filter_, list(order_by)]
         scope = f"{_SCOPE}:{hashlib.sha256(json.dumps(asked).encode()).hexdigest()}"
-        place = 0 if token is None else decode_cursor(scope, token)
-        if not _is_place(place, 0):
-            raise BadCursor("the page token is not one that this search gave out")
+        position = 0 if token is None else decode_cursor(scope, token)
+        if not _is_position(position, 0):
+            raise BadCursor("the page token does not belong to this search")
         wanted = set(experiment_ids)
         names = {e.name for e in await self.experiments() if e.id in wanted}
 
         def work(session: Session) -> RunPage:
-            # Where nothing else is asked for, a place is a number: pages stay as they are while
-            # jobs are submitted.
+            # Without an explicit order, the position is a job's number, so that pages do not shift
+            # when jobs are submitted.
             by_number = not order
             rows = repository.page(
                 session,
@@ -137,36 +136,36 @@ class MlflowQueries:
                 unlabelled=DEFAULT_EXPERIMENT in names,
                 filters=filters,
                 order=order,
-                offset=0 if by_number else place,
-                before=(place or None) if by_number else None,
+                offset=0 if by_number else position,
+                before=(position or None) if by_number else None,
                 limit=limit + 1,
             )
             shown, more = rows[:limit], None
             if len(rows) > limit:
-                more = encode_cursor(scope, shown[-1].number if by_number else place + limit)
+                more = encode_cursor(scope, shown[-1].number if by_number else position + limit)
             notes = tracking.notes_of(session, [row.id for row in shown])
             return RunPage(serializers.jobs(session, shown), notes, more)
 
         return await self._database.read(work)
 
     async def notes(self, job_id: str) -> str | None:
-        """None of a job that nobody has written about."""
+        """The job's notes; None if its tags and notes never changed."""
         found = await self._database.read(lambda s: tracking.notes_of(s, [job_id]))
         return found.get(job_id)
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
-        """The series of rank 0, with the last point of each as its last."""
+        """The series of rank 0, reduced to few points, of which the last one is exact."""
         found = await self._reading.metrics(job_id, max_points=2, times=True)
         return found.series
 
     async def history(
         self, job_id: str, key: str, max_results: int, token: str | None
     ) -> HistoryPage:
-        """Points of a metric of rank 0 in order, each with its time."""
+        """The points of a metric of rank 0 in order, each with its time."""
         scope = f"{_SCOPE}:{job_id}:{key}"
         after_step = -1 if token is None else decode_cursor(scope, token)
-        if not _is_place(after_step, -1):
-            raise BadCursor("the page token is not one that this history gave out")
+        if not _is_position(after_step, -1):
+            raise BadCursor("the page token does not belong to this history")
         limit = max(1, min(max_results, MAX_POINTS))
         keys = [key] if storable(key) else []
         found = await self._reading.metrics(

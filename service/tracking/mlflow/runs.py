@@ -1,4 +1,4 @@
-"""A job as MLflow has it: the experiment, status, parameters and tags of its run."""
+"""A job in MLflow's terms: the experiment, status, parameters and tags of its run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
-"""The tag by which the run of a job is found."""
+"""The tag by which a job's run is found."""
 NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
-"""The tags with what people write about a job; MLflow shows the first as its description."""
+"""The tags with a job's notes, which MLflow shows as the description, and with a job's tags."""
 
 STATUS: Mapping[JobState, str] = {
     JobState.QUEUED: "SCHEDULED",
@@ -32,20 +32,20 @@ STATUS: Mapping[JobState, str] = {
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "KILLED",
 }
-"""The status of a run for each state of a job."""
+"""The status of a run, by the state of its job."""
 
 
 def experiment_of(labels: Mapping[str, str]) -> str:
-    return labels.get(EXPERIMENT) or DEFAULT_EXPERIMENT  # MLflow has none without a name
+    return labels.get(EXPERIMENT) or DEFAULT_EXPERIMENT  # MLflow's experiments need a name
 
 
 def milliseconds(time: datetime) -> int:
-    """As Unix time."""
+    """Unix time in milliseconds."""
     return int(1000 * time.timestamp())
 
 
 def params_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a document that are set, by their paths with dots, as MLflow takes them."""
+    """The fields of a document that are set, by dotted path, in the form that MLflow accepts."""
     return {
         key_of(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
         for path, value in _flat("", document)
@@ -61,9 +61,9 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_of(name: str) -> str:
-    """The name of a metric, parameter or tag as MLflow takes it. Names that differ still do."""
+    """Convert a name to a key that MLflow accepts. Different names stay different."""
     fits = re.sub(r"[^\w./ -]", "_", name)
-    # As a path it must be no other one.
+    # MLflow requires that the name is a normalised path.
     if posixpath.normpath(fits) != fits or fits == "." or fits.startswith(("..", "/")):
         fits = "_" + fits.replace("/", "_")
     if fits == name and len(fits) <= MAX_KEY_CHARS:
@@ -73,8 +73,7 @@ def key_of(name: str) -> str:
 
 
 def artifact_path_of(path: str) -> str:
-    """The path of an artifact as MLflow's client takes it: a part of a URL that it does not
-    quote."""
+    """Convert an artifact's path to one that MLflow's client can put into a URL unquoted."""
     fits = re.sub(r"[#?%]|^ ", "_", path)
     if fits == path:
         return path
@@ -83,13 +82,16 @@ def artifact_path_of(path: str) -> str:
 
 
 def _mark(name: str) -> str:
-    """The ending of a name whose characters were replaced, so that no other one becomes equal."""
+    """A suffix for a name whose characters were replaced, which keeps different names different."""
     return "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
 
 
 def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
-    """The labels, and facts of the job. notes: None of a job that nobody has written about; where
-    notes or tags were removed, an empty text takes the place of those that a run has."""
+    """The run's tags: the job's labels, and facts about the job.
+
+    notes: None if the job's tags and notes never changed. Otherwise they are written even if empty,
+    to replace the notes and tags that the run has.
+    """
     script = job.spec.get("script") or {}
     code = script.get("code")
     source = code if isinstance(code, Mapping) else {}

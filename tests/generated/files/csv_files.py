@@ -172,7 +172,7 @@ class CsvCase:
             found += self._refusals_of(at, lines)
         truths = self.truths()
         if not truths[self.target].values:
-            found.append(Refusal("has no row in which nothing is missing"))
+            found.append(Refusal("has no row without missing values"))
         if self.classifies and len({*truths[self.target].values}) == 1:
             found.append(Refusal("one class only"))
         return found
@@ -191,7 +191,7 @@ class CsvCase:
             row = tables.refused_row(values, self.kept_rows(), largest)
             if row is not None:
                 yield Refusal("not always finite")
-                yield Refusal(f"line {lines[1 + row]}:", "no finite number", name)
+                yield Refusal(f"line {lines[1 + row]}:", "not a finite number", name)
 
     # What dray makes of it.
 

@@ -43,8 +43,8 @@ BAD_MEMBERS = {"above": "../a/x.png", "absolute": "/a/x.png", "backslash": "a\\x
 BAD_TYPES = {
     "link": (tarfile.SYMTYPE, "is a link"),
     "hard link": (tarfile.LNKTYPE, "is a link"),
-    "pipe": (tarfile.FIFOTYPE, "is no regular file"),
-    "device": (tarfile.CHRTYPE, "is no regular file"),
+    "pipe": (tarfile.FIFOTYPE, "is not a regular file"),
+    "device": (tarfile.CHRTYPE, "is not a regular file"),
 }
 
 
@@ -142,7 +142,7 @@ class ImageCase:
             leads = "has a backslash" if self.bad_member == "backslash" else "out of the archive"
             return [Refusal(BAD_TYPES.get(self.bad_member, (b"", leads))[1])]
         if self.is_cut:
-            return [Refusal(f"set{self.container}", "or not a whole one")]
+            return [Refusal(f"set{self.container}", "or is incomplete")]
         found = []
         for one in self.used():
             name = PurePosixPath(one.path).name
@@ -157,7 +157,7 @@ class ImageCase:
         if self.layout == "one":
             found.append(Refusal("one class only"))
         if self.layout == "loose":
-            found.append(Refusal("is in no folder of its class"))
+            found.append(Refusal("is not in a folder of its class"))
             if self.container and self.top not in ("", "."):  # whose last folder is then the class
                 found.append(Refusal("one class only", PurePosixPath(self.top).name))
         if self.layout == "mixed":

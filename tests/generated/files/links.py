@@ -77,7 +77,7 @@ class LinkCase:
             elif to == "itself":
                 found.append(Refusal(f"set/{name}", "can't be followed"))
             elif to == "to the pipe":
-                found.append(Refusal(f"set/{name}", "is no regular file"))
+                found.append(Refusal(f"set/{name}", "is not a regular file"))
             elif to.startswith("..") and self.has_roots:
                 found.append(Refusal(f"set/{name}", "DRAY_DATA_ROOTS"))
         return found

@@ -173,7 +173,7 @@ class ParquetCase:
                 found.append(Refusal(f"row {values.index(None) + 1}:", "has no value", name))
         kept = self.kept()
         if not kept:
-            found.append(Refusal("has no row in which nothing is missing"))
+            found.append(Refusal("has no row without missing values"))
         if self.classifies and len({self.columns[0].values[row] for row in kept}) == 1:
             found.append(Refusal("one class only"))
         return found

@@ -146,7 +146,7 @@ def _header_alone(dice: random.Random) -> Made:
 
 def _nothing(dice: random.Random) -> Made:
     text, words = dice.choice(
-        (("", "is an empty file"), ("\n\r\n", "not even a header"), ("\ufeff", "not even a header"))
+        (("", "is an empty file"), ("\n\r\n", "has no header"), ("\ufeff", "has no header"))
     )
     return {"content": text.encode(), "refusal": Refusal(words)}
 
@@ -194,7 +194,7 @@ def _packed(dice: random.Random) -> Made:
         case "two gz":
             return good | {"content": gzip.compress(plain[:9]) + gzip.compress(plain[9:])}
         case "cut gz":
-            refusal = Refusal("can't be unpacked to its end")
+            refusal = Refusal("can't be unpacked completely")
             return {"content": gzip.compress(plain)[:-12], "refusal": refusal}
         case "bz2":
             packed, kind = bz2.compress(plain), "bzip2"
@@ -207,7 +207,7 @@ def _packed(dice: random.Random) -> Made:
             with zipfile.ZipFile(data, "w") as archive:
                 archive.writestr("table.csv", plain)
             packed, kind = data.getvalue(), "zip"
-    return {"content": packed, "refusal": Refusal(f"is packed by {kind}")}
+    return {"content": packed, "refusal": Refusal(f"is compressed as {kind}")}
 
 
 def _other_encoding(dice: random.Random) -> Made:
@@ -221,7 +221,7 @@ def _other_encoding(dice: random.Random) -> Made:
         case 1:
             return {"content": text.encode("utf-16-le"), "refusal": Refusal("utf-16-le")}
     content = _written(_rows(dice, 3)).encode("utf-16-le") + b"\x00\xd8"
-    refusal = Refusal("is not utf-16-le, as data.encoding says", f"offset {len(content) - 2:,}")
+    refusal = Refusal("is not utf-16-le, as data.encoding states", f"offset {len(content) - 2:,}")
     return {"content": content, "options": {"encoding": "utf-16-le"}, "refusal": refusal}
 
 
@@ -249,7 +249,7 @@ def _open_quote(dice: random.Random) -> Made:
     lines = _written(rows).splitlines(keepends=True)
     at = dice.randint(1, len(lines) - 1)
     lines[at] = lines[at].replace(rows[at - 1][2], '"' + rows[at - 1][2])
-    refusal = Refusal(f"line {at + 1}:", "has a quotation mark that no other one closes")
+    refusal = Refusal(f"line {at + 1}:", "has a quotation mark that is not closed")
     if len("".join(lines[at:]).encode()) > BLOCK_BYTES:
         refusal = Refusal("quotation mark")
     return {"content": "".join(lines).encode(), "refusal": refusal}

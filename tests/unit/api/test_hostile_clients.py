@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import Cause
 from ray_workers.training.clients.outside_client import LocalUpdate, OutsideClient
 from ray_workers.training.core.errors import RoundsError, cause_of
 from ray_workers.training.parallel.federated.outside import masked_collector, update_collector
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.api.federated_rounds import DOCUMENT, Clients, FederatedRun
 from tests.unit.api.serving import LiveServer
 from tests.unit.secure_aggregation.liars import Liar
@@ -49,6 +49,7 @@ LIES: dict[str, dict[str, Any]] = {
 OF_ALL = ("loss", "validation of no samples")
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("lie", "liars"),
     [
@@ -129,6 +130,7 @@ def run(
         return job, list(client.events(job.job_id))
 
 
+@ONE_SET
 @pytest.mark.parametrize("lie", ["shares", "own seed"])
 def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succeeds(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
@@ -143,6 +145,7 @@ def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succee
     assert events[-1].to_state is JobState.SUCCEEDED
 
 
+@SOAK
 def test_a_client_whose_secret_is_lost_by_its_own_lie_is_left_out_of_the_repetition(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +153,7 @@ def test_a_client_whose_secret_is_lost_by_its_own_lie_is_left_out_of_the_repetit
     job, events = run(server, tmp_path, monkeypatch, masked(5, 5, rounds=2))
     assert [job.metrics[step]["federated/updates"] for step in (1, 2)] == [4, 4]
     broken = [event for event in events if event.type == "round_broken"]
-    assert ["round 1 begins anew: the secret of 2 " in one.message for one in broken] == [True]
+    assert ["round 1 starts over: the secret of 2 " in one.message for one in broken] == [True]
     named = [event.data for event in events if event.type == "clients_left_out"]
     assert named == [{"round": 1, "clients": [2]}]
 
@@ -161,7 +164,7 @@ def test_a_job_without_enough_clients_that_follow_the_protocol_fails_by_their_nu
     lie_as(monkeypatch, {2: ("shares",)})
     job, events = run(server, tmp_path, monkeypatch, masked(3, 3))
     (said,) = job.log
-    assert said.startswith("1 of the 3 clients have lied in secure aggregation and are left out")
+    assert said.startswith("1 of the 3 clients have lied in secure aggregation and are excluded")
     assert events[-1].to_state is JobState.FAILED
 
 
@@ -182,15 +185,16 @@ def test_a_round_that_is_broken_again_and_again_fails_the_job(
     monkeypatch.setattr(OutsideClient, "answer", spoiling)
     job, events = run(server, tmp_path, monkeypatch, masked(3, 3))
     assert job.log == [
-        "round 1 of secure aggregation broke 3 times in a row. The last reason: the sum is not one "
-        "of updates within federated.max_update_norm and weights within http.max_samples: a client "
-        "has masked something else"
+        "round 1 of secure aggregation broke 3 times in a row. The last reason: the sum does not "
+        "consist of updates within federated.max_update_norm and weights within http.max_samples: "
+        "a client has masked other values"
     ]
     assert len([event for event in events if event.type == "round_broken"]) == 3
     assert events[-1].to_state is JobState.FAILED
     assert not [event for event in events if event.type == "clients_left_out"]
 
 
+@SOAK
 def test_a_client_that_vanishes_from_every_round_stops_no_job_that_has_others(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

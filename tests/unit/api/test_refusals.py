@@ -70,7 +70,7 @@ def home(tmp_path: Path) -> Path:
         (_no_database, "{path} is damaged (file is not a database): put a backup in"),
         (_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
         (_emptied, "{path} is damaged (it is empty): put a backup in"),
-        (_folder, "{path} is a folder and no file: move it away"),
+        (_folder, "{path} is a folder, not a file: move it away"),
         (_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
@@ -120,7 +120,7 @@ def test_a_home_that_is_or_lies_below_a_file_is_named(
 def test_a_storage_that_is_a_file_is_named(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     text = refused(tmp_path / "home", DRAY_STORAGE_URL=(tmp_path / "file").as_uri())
-    assert f"the storage {(tmp_path / 'file').as_uri()} is no folder" in text
+    assert f"the storage {(tmp_path / 'file').as_uri()} is not a folder" in text
 
 
 def test_a_folder_of_the_database_that_can_not_be_made_is_named(
@@ -129,7 +129,7 @@ def test_a_folder_of_the_database_that_can_not_be_made_is_named(
     (tmp_path / "file").write_text("")
     url = f"sqlite:///{tmp_path}/file/dray.db"
     text = refused(tmp_path / "home", DRAY_DATABASE_URL=url)
-    assert f"the folder of the database, {tmp_path}/file, is no folder" in text
+    assert f"the folder of the database, {tmp_path}/file, is not a folder" in text
 
 
 def test_a_server_of_the_database_that_does_not_answer_is_named(
@@ -144,7 +144,7 @@ def test_a_server_of_the_database_that_does_not_answer_is_named(
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "is on a disk without room"),
+        (errno.ENOSPC, "is on a full disk"),
         (errno.EROFS, "is on a read-only file system"),
         (errno.EACCES, "can't be read and written by this user"),
         (errno.EIO, "can't be used"),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dray.cli.exits import Exit
+from tests.marks import ONE_SET
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli, OnTerminal
 
@@ -108,6 +109,7 @@ def test_a_command_line_must_say_which_jobs_in_one_way(
     assert cli(command, *which, exits=2) == ""
 
 
+@ONE_SET
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("n\n", False), ("\n", False)])
 def test_on_a_terminal_a_deletion_is_asked_for(
     server: LiveServer, answer: str, deleted: bool

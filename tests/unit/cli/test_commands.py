@@ -22,6 +22,7 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli, as_process
 from tests.unit.service.helpers import hang, log, metrics, used
@@ -193,6 +194,7 @@ def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> 
     cli("download", finished, str(tmp_path), "--artifact", "none", exits=3)
 
 
+@SOAK
 def test_a_model_is_exported_from_a_folder_and_from_a_job(
     cli: Cli, server: LiveServer, finished: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dray.cli.exits import Exit
+from tests.marks import ONE_SET
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import OnTerminal, as_process
 from tests.unit.service.helpers import log, metrics
@@ -17,6 +18,7 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 HEAVY = {"httpx", "httpcore", "h11", "pydantic", "yaml", "rich", "asyncio", "ssl", "torch", "ray"}
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "command",
     ["watch {}", "logs -f {}", "events -f {}", "metrics -f {}", "get --wait {}", "wait {}"],

@@ -102,7 +102,7 @@ def test_jobs_are_held_released_moved_and_raised(cli: Cli, server: LiveServer) -
     held = cli("hold", "cli-one", "cli-two", "cli-nobody", exits=3).splitlines()
     assert held == [
         f"{job} QUEUED in default, priority 50: "
-        f"is held by anonymous; `dray release {job}` lets it go on"
+        f"is held by anonymous; `dray release {job}` releases it"
         for job in (one, two)
     ]
     assert "there is no job cli-nobody" in cli.err
@@ -135,5 +135,5 @@ def test_each_answer_is_also_json(cli: Cli, server: LiveServer) -> None:
 def test_a_job_that_runs_is_not_held(cli: Cli, server: LiveServer) -> None:
     job_id = server.trains()
     cli("hold", job_id, exits=3)
-    assert "only one that waits can be held" in cli.err
+    assert "only a waiting job can be held" in cli.err
     assert f"hint: `dray preempt {job_id}`" in cli.err

@@ -13,7 +13,7 @@ import pytest
 import dray
 from dray.cli.exits import Exit
 from ray_workers.shared.contracts import Cause
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli, as_process
 from tests.unit.service.helpers import log, metrics
@@ -166,6 +166,7 @@ def test_a_checkpoint_is_downloaded(cli: Cli, finished: str, tmp_path: Path) -> 
     cli("checkpoints", finished, "--download", "11", str(dest), exits=3)
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "command",
     [
@@ -185,6 +186,7 @@ def test_a_pipe_gets_no_escape_sequence(
     assert run.stdout
 
 
+@ONE_SET
 @pytest.mark.parametrize("command", ["logs {}", "metrics {} --csv", "events {}", "logs -f {}"])
 def test_a_closed_pipe_is_no_error(server: LiveServer, command: str) -> None:
     import subprocess

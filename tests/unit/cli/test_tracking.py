@@ -69,7 +69,7 @@ def test_what_keeping_in_step_cost_is_a_section(cli: Cli, server: LiveServer) ->
 
 def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     cli("compare", jobs[0], exits=2)
-    assert "is one job" in cli.err
+    assert "is a single job" in cli.err
     cli("experiment", "show", "none", exits=3)
     assert "no job has the experiment 'none'" in cli.err
     cli("experiment", "baseline", "s", exits=2)

@@ -19,6 +19,7 @@ from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.loops.webhook_sender import WebhookSender
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.cli.running import Cli
 
@@ -111,6 +112,7 @@ def test_the_receiver_of_the_page_takes_what_is_sent_and_nothing_else(
     client.delete_webhook(hook.id)
 
 
+@SOAK
 def test_every_command_of_the_page_does_what_it_says(
     server: LiveServer, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A node's cache for each test, and an object store for all of them."""
+"""A node's cache for each test, and an object store for all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data sets of every format, and files that were damaged as an attacker or a disk does it."""
+"""Small data sets of every format, and files damaged as by an attacker or a disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ray_workers import datasets
 from ray_workers.shared.node_needs import DataPolicy
 
 IMAGES = {f"{label}/{n}": n for label in "ab" for n in range(3)}
-"""Path of each image within the set, and what is drawn."""
+"""Path of each image within the set, and the image's content."""
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63, -1)
 
 Open = Callable[[Data, DataPolicy], Any]
@@ -31,7 +31,7 @@ Open = Callable[[Data, DataPolicy], Any]
 
 @dataclass(frozen=True)
 class Format:
-    """A sound file of a format, and who reads it."""
+    """A valid file of a format, and its reader."""
 
     name: str
     """Content of the file."""
@@ -41,7 +41,7 @@ class Format:
 
 
 def damaged(content: bytes, seed: int) -> bytes:
-    """The file with one to eight faults, always the same for a seed."""
+    """The file with one to eight faults, determined by the seed."""
     chance = random.Random(seed)
     found = bytearray(content)
     for _ in range(chance.choice((1, 1, 2, 4, 8))):
@@ -67,7 +67,7 @@ def damaged(content: bytes, seed: int) -> bytes:
 
 
 def formats() -> dict[str, Format]:
-    """One of each, by a name for people."""
+    """One file of each format, by a readable name."""
     table = {"format": None, "target": "y"}
     return {
         "npz table": Format("t.npz", npz(x=ROWS, y=LABELS), _table, {}),
@@ -102,7 +102,7 @@ def npz(**arrays: Any) -> bytes:
 
 
 def npz_with_header(header: str, data: bytes = b"\0" * 96) -> bytes:
-    """An archive whose array `x` has this header, whatever it says."""
+    """An archive whose array `x` has this header, valid or not."""
     padded = header.encode("latin-1")
     padded += b" " * (-(len(padded) + 11) % 64) + b"\n"
     array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded + data
@@ -130,7 +130,7 @@ def tarred(files: Mapping[str, bytes], mode: Any) -> bytes:
 
 
 def picture(kind: str, number: int = 0) -> bytes:
-    """An image file of Pillow's format of that ending."""
+    """An image file in Pillow's format with that suffix."""
     file = io.BytesIO()
     image = Image.fromarray(PIXELS[number])
     image.save(file, {"jpg": "jpeg", "tif": "tiff"}.get(kind, kind))

@@ -17,7 +17,7 @@ from tests.unit.datasets.test_masks import mask
 
 
 def laid(root: Path, *folders: str) -> Path:
-    """Two images in each folder, each of another grey."""
+    """Write two images into each folder, each with another grey."""
     names = [f"{folder}/{at}.png" for folder in folders for at in range(2)]
     return lay(root, {name: picture(10 + number) for number, name in enumerate(names)})
 
@@ -173,9 +173,7 @@ def built(path: Path, policy: DataPolicy) -> Any:
     return recipes.RECIPES["image_classification"].build(spec, policy)
 
 
-def test_the_recipe_trains_and_measures_as_the_folders_say(
-    tmp_path: Path, policy: DataPolicy
-) -> None:
+def test_the_recipe_trains_and_measures_by_the_folders(tmp_path: Path, policy: DataPolicy) -> None:
     folders = [f"{part}/{kind}" for part in ("train", "val", "test") for kind in ("a", "b")]
     work = built(laid(tmp_path / "set", *folders), policy)
     assert (len(work.train), len(work.validation)) == (4, 4)

@@ -1,6 +1,6 @@
 """A source with any bytes or names is read, or refused as bad data.
 
-An error of any other kind would be booked as the training code's, and the same file read again.
+An error of any other kind would be blamed on the training code, and the file would be read again.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ def raised_by(open_data: Open, *given: Any) -> Exception | None:
 
 
 def outcome(open_data: Open, data: Data, policy: DataPolicy) -> str | None:
-    """The sentence in which the source was refused; None if it was read."""
+    """The sentence with which the source was refused; None if it was read."""
     error = raised_by(open_data, data, policy)
     if error is None:
         return None
     assert cause_of(error) is Cause.BAD_DATA, repr(error)
-    said = str(error)
-    assert said.startswith(data.source), "the source is named"
-    assert said.isprintable(), "on one line, as text that every store takes"
-    assert len(said) < 1000 + len(data.source)
-    return said
+    message = str(error)
+    assert message.startswith(data.source), "the source is named"
+    assert message.isprintable(), "on one line, as text that every store takes"
+    assert len(message) < 1000 + len(data.source)
+    return message
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -121,21 +121,21 @@ def test_an_array_whose_header_is_not_true_is_bad_data(
 ) -> None:
     path = tmp_path / "t.npz"
     path.write_bytes(npz_with_header(UNTRUE_HEADERS[header]))
-    said = outcome(FORMATS[name].open, Data(source=path.as_uri()), policy)
-    assert said is not None
-    assert "'x'" in said
+    message = outcome(FORMATS[name].open, Data(source=path.as_uri()), policy)
+    assert message is not None
+    assert "'x'" in message
 
 
 def test_an_array_that_is_an_archive_itself_is_bad_data(tmp_path: Path, policy: DataPolicy) -> None:
     inner = hostile.npz(x=hostile.ROWS)
     (tmp_path / "t.npz").write_bytes(hostile.zipped({"x.npy": inner, "y.npy": inner, "z": b""}))
     data = Data(source=(tmp_path / "t.npz").as_uri())
-    said = outcome(FORMATS["npz table"].open, data, policy)
-    assert said is not None
-    assert "array 'x': is no array that can be read" in said
-    said = outcome(FORMATS["npz table"].open, data.model_copy(update={"target": "z"}), policy)
-    assert said is not None
-    assert "there is no array 'z', only 'x', 'y'" in said
+    message = outcome(FORMATS["npz table"].open, data, policy)
+    assert message is not None
+    assert "array 'x': is not a readable array" in message
+    message = outcome(FORMATS["npz table"].open, data.model_copy(update={"target": "z"}), policy)
+    assert message is not None
+    assert "there is no array 'z', only 'x', 'y'" in message
 
 
 @pytest.mark.parametrize("size", [-512, -1024, 2**62])
@@ -158,9 +158,9 @@ def test_an_extended_header_that_leads_back_is_bad_data(tmp_path: Path, policy: 
     content = member.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024
     (tmp_path / "t.tar").write_bytes(content)
     data = Data(source=(tmp_path / "t.tar").as_uri())
-    said = outcome(datasets.open_images, data, policy)
-    assert said is not None
-    assert "has the size -512" in said
+    message = outcome(datasets.open_images, data, policy)
+    assert message is not None
+    assert "has the size -512" in message
 
 
 def test_names_that_are_no_text_are_shown_by_escapes(tmp_path: Path, policy: DataPolicy) -> None:
@@ -170,9 +170,9 @@ def test_names_that_are_no_text_are_shown_by_escapes(tmp_path: Path, policy: Dat
     (tmp_path / "set" / "b").mkdir()
     Path(tmp_path, "set", "b", "0.png").write_bytes(picture("png"))
     data = Data(source=(tmp_path / "set").as_uri(), format="images")
-    said = outcome(datasets.open_images, data, policy)
-    assert said is not None
-    assert r"set/a\udcff\n\u202e/0.png: is no image that can be read" in said
+    message = outcome(datasets.open_images, data, policy)
+    assert message is not None
+    assert r"set/a\udcff\n\u202e/0.png: is not a readable image" in message
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "x/" * 2200, "a%ffb", "%0a", "loop", "."])
@@ -191,9 +191,9 @@ def test_a_nul_in_a_path_is_bad_data_also_in_a_document_of_an_older_version(
 ) -> None:
     data = Data(source="file:///t.csv", target="y")
     data = data.model_copy(update={"source": "file:///a%00b.csv"})
-    said = outcome(FORMATS["csv"].open, data, policy)
-    assert said is not None
-    assert "can't be followed: embedded null byte" in said
+    message = outcome(FORMATS["csv"].open, data, policy)
+    assert message is not None
+    assert "can't be followed: embedded null byte" in message
 
 
 LOCATIONS = (
@@ -214,14 +214,14 @@ def test_a_redirect_to_what_is_no_address_is_no_error_of_the_training_code(
         web.answers["/t.csv"] = Answer(status=302, headers={"Location": location})
         data = Data(source=web.url("/t.csv"), target="y")
         error = raised_by(FORMATS["csv"].open, data, policy)
-    if isinstance(error, SourceUnavailableError):  # a host may have an address another day
+    if isinstance(error, SourceUnavailableError):  # the host may have an address some day
         assert "\\" not in location
         return
     assert isinstance(error, DataError), repr(error)
     assert str(error).startswith(f"{data.source}: ")
     assert str(error).isprintable()
-    is_told = "no URL has a backslash" in str(error)
-    assert is_told == any(c in location for c in "\\ \t\x7f")
+    is_named = "a URL has no backslash" in str(error)
+    assert is_named == any(c in location for c in "\\ \t\x7f")
 
 
 NAMES = (
@@ -270,7 +270,7 @@ def test_a_tokenizer_may_not_ask_for_a_model_of_any_size(
 
 
 class PanicException(BaseException):
-    """Stands for the error that libraries in Rust raise."""
+    """Stands for the error that Rust libraries raise."""
 
 
 RAISED = (

@@ -1,4 +1,4 @@
-"""Files from web servers: fetched once, checked, and never from where nobody may read."""
+"""Files from web servers are fetched once, checked, and never read from forbidden addresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 
 @pytest.fixture
 def near(policy: DataPolicy) -> DataPolicy:
-    """The test's own server may be read from, by its address."""
+    """Allow the address of the test's own server."""
     return replace(policy, private_hosts=("127.0.0.1",))
 
 
@@ -97,12 +97,12 @@ def test_a_transfer_that_never_ends_well_is_given_up(web: Web, near: DataPolicy)
         (Answer(CSV), {"size_bytes": 17}, "has 16 bytes, but data.size_bytes is 17"),
         (Answer(CSV), {"sha256": "a" * 64}, f"but data.sha256 is {'a' * 64}"),
         (Answer(b""), {}, "is an empty file"),
-        (Answer(status=302, headers={"Location": "/t.csv"}), {}, "leads on more than 5 times"),
+        (Answer(status=302, headers={"Location": "/t.csv"}), {}, "redirects more than 5 times"),
         (Answer(status=302, headers={"Location": "file:///etc/passwd"}), {}, "to file://"),
         (Answer(status=302, headers={"Location": "gopher://x/"}), {}, "to gopher://"),
     ],
 )
-def test_what_is_wrong_with_a_web_source_is_said(
+def test_errors_name_the_fault_of_a_web_source(
     answer: Answer, options: dict[str, Any], fault: str, web: Web, near: DataPolicy
 ) -> None:
     web.answers["/t.csv"] = answer
@@ -113,7 +113,9 @@ def test_what_is_wrong_with_a_web_source_is_said(
 
 def test_a_source_larger_than_the_cache_is_not_fetched(web: Web, near: DataPolicy) -> None:
     web.answers["/t.csv"] = Answer(CSV * 1000)
-    with pytest.raises(DataError, match="has more than the 1,000 bytes that a node's cache"):
+    with pytest.raises(
+        DataError, match="has more than the 1,000 bytes that are allowed in a node's"
+    ):
         read(web.url("/t.csv"), replace(near, cache_limit_bytes=1000))
 
 
@@ -122,7 +124,9 @@ def test_a_server_that_announces_no_length_is_read_to_the_limit(web: Web, near: 
     assert len(read(web.url("/t.csv"), near).target) == 3
     web.answers["/long.csv"] = Answer(CSV * 1000, announced=-1)
     small = replace(near, cache_limit_bytes=1000)
-    with pytest.raises(DataError, match="has more than the 1,000 bytes that a node's cache"):
+    with pytest.raises(
+        DataError, match="has more than the 1,000 bytes that are allowed in a node's"
+    ):
         read(web.url("/long.csv"), small)
     assert list(Path(near.cache_dir or "", "scratch").iterdir()) == []
 
@@ -137,7 +141,7 @@ def test_no_redirect_leads_off_encryption(policy: DataPolicy) -> None:
     origin = http.HttpOrigin("https://example.org/t.csv", policy, {}, None)
     assert origin._next("http://example.org/a", "https://x.org/b") == "https://x.org/b"
     assert origin._next("https://example.org/a/b", "../c") == "https://example.org/c"
-    with pytest.raises(DataError, match="leads on from https:// to http://"):
+    with pytest.raises(DataError, match="redirects from https:// to http://"):
         origin._next("https://example.org/a", "http://example.org/a")
 
 
@@ -156,7 +160,7 @@ def test_no_redirect_leads_within(target: str, web: Web, near: DataPolicy) -> No
 def test_a_name_that_leads_within_is_found_out_when_it_is_connected_to(
     web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address counts, not the name that the job was submitted with."""
+    """The address counts, not the name with which the job was submitted."""
     look_up = socket.getaddrinfo
 
     def rebound(host: Any, *rest: Any, **options: Any) -> Any:
@@ -176,7 +180,7 @@ def test_a_name_that_leads_within_is_found_out_when_it_is_connected_to(
 def test_the_connection_itself_is_guarded(
     host: str, web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Literal addresses pass by no resolver, so this looks at the socket alone."""
+    """Literal addresses use no resolver, so this is checked at the socket alone."""
     monkeypatch.setattr(net_policy, "refused_host", lambda host, allowed: None)
     web.answers["/t.csv"] = Answer(CSV)
     with pytest.raises(DataError, match=r"127\.0\.0\.1 is the machine itself"):
@@ -195,7 +199,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
 
 
 def for_loopback(web: Web) -> dict[str, Any]:
-    """Headers for this server, as a file of credentials has them."""
+    """Headers for this server, as in a file of credentials."""
     host = urlsplit(web.url("/")).netloc
     return {"headers": {"X-Key": "s3cret"}, "hosts": [host], "plain_http": True}
 
@@ -206,7 +210,7 @@ def for_loopback(web: Web) -> dict[str, Any]:
         ({"hosts": None}, "not for which hosts"),
         ({"hosts": "127.0.0.1"}, "not for which hosts"),
         ({"hosts": ["0.0.1", "example.org"]}, "not for 127.0.0.1"),
-        ({"hosts": ["127.0.0.1"]}, r"not for 127.0.0.1:\d+: .* without a port is one at 80"),
+        ({"hosts": ["127.0.0.1"]}, r"not for 127.0.0.1:\d+: .* without a port is at port 80"),
         ({"hosts": ["127.0.0.1:1"]}, "not for 127.0.0.1"),
         ({"plain_http": False}, "https:// alone"),
     ],
@@ -248,7 +252,7 @@ def credentials(folder: Path, options: dict[str, Any], mode: int = 0o600) -> str
 def test_credentials_go_to_the_source_alone(
     web: Web, near: DataPolicy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not to where it redirects, and into no error."""
+    """They are neither sent to the target of a redirect nor shown in an error."""
     folder = credentials(tmp_path / "keys", for_loopback(web))
     known = replace(near, credentials_dir=folder)
     web.answers["/t.csv"] = Answer(CSV)
@@ -306,5 +310,5 @@ def test_a_tokenizer_may_come_from_elsewhere(
     with pytest.raises(DataError, match="may not be read from"):
         open_text(data, policy, web.url("/tokenizer.json"))
     web.answers["/tokenizer.json"] = Answer(b"{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json: is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: is not a readable tokenizer\.json"):
         open_text(data, near, web.url("/tokenizer.json"))

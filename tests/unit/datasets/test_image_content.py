@@ -1,6 +1,6 @@
-"""What an image shows is kept, or it is refused: transparency, pages, depth, numbers in masks.
+"""The content of an image is kept, or the image is refused: transparency, pages, depth, masks.
 
-The references are computed by numpy from the bytes that were written.
+The references are computed by numpy from the written bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def saved(image: Any, kind: str = "png", **options: Any) -> bytes:
 
 
 def png(bits: int, colour: int, rows: list[list[int]]) -> bytes:
-    """A PNG of samples of so many bits, by the specification alone."""
+    """A PNG with samples of this many bits, made by the specification alone."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + content))
@@ -51,7 +51,7 @@ def png(bits: int, colour: int, rows: list[list[int]]) -> bytes:
 
 
 def read(first: bytes, tmp_path: Path, policy: DataPolicy, ending: str = "png") -> Any:
-    """The pixels of an image next to another one of its size, and those that a prediction takes."""
+    """The pixels of an image next to another image of its size, and the pixels of a prediction."""
     files = {f"a/1.{ending}": first, "b/1.png": picture(7, (SIDE, SIDE))}
     folder = lay(tmp_path / "set", files)
     images = open_images(Data(source=folder.as_uri(), format="images"), policy)

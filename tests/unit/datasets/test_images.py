@@ -63,7 +63,7 @@ def test_images_are_scaled_when_asked(tmp_path: Path, policy: DataPolicy) -> Non
     images = read(folder, policy, image_size=(4, 5))
     assert images.pixels.shape == (4, 1, 4, 5)
     assert images.pixels[3].max() == images.pixels[3].min() == 40
-    with pytest.raises(DataError, match=r"2\.png: is 9 x 9 pixels .* give data\.image_size"):
+    with pytest.raises(DataError, match=r"2\.png: is 9 x 9 pixels .* set data\.image_size"):
         read(folder, policy)
 
 
@@ -119,7 +119,7 @@ def test_the_folder_of_one_class_is_not_left_out(tmp_path: Path, policy: DataPol
 def test_an_archive_without_its_end_is_refused(
     cut: int, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    """tarfile stops at a header that it can't read, as if the archive ended there."""
+    """tarfile stops at an unreadable header, as if the archive ended there."""
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in (TWO | {"dog/2.png": picture(40)}).items():
             member = tarfile.TarInfo(name)
@@ -128,7 +128,7 @@ def test_an_archive_without_its_end_is_refused(
         ends = archive.offset
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[: ends - cut])
-    with pytest.raises(DataError, match="is no zip or tar archive, or not a whole one"):
+    with pytest.raises(DataError, match="is not a zip or tar archive, or is incomplete"):
         read(tmp_path / "a.tar", policy)
 
 
@@ -148,7 +148,7 @@ def test_an_image_is_turned_upright(
 ) -> None:
     upright = np.zeros((16, 24), np.uint8)
     upright[:8, :8] = 200
-    turns = {3: 2, 6: 1, 8: 3}[orientation]  # by 90 degrees, against the clock
+    turns = {3: 2, 6: 1, 8: 3}[orientation]  # by 90 degrees, counterclockwise
     image = Image.fromarray(np.ascontiguousarray(np.rot90(upright, turns))).convert(mode)
     exif = image.getexif()
     exif[0x0112] = orientation
@@ -205,16 +205,16 @@ def huge_png() -> bytes:
     ("files", "fault"),
     [
         ({}, "is an empty folder"),
-        ({"1.png": picture()}, "1.png: is in no folder of its class"),
-        ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it takes two"),
-        (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is no image that can be read"),
-        (TWO | {"dog/2.png": b""}, "dog/2.png: is no image that can be read"),
-        (TWO | {"dog/2.png": b"GIF? no"}, "dog/2.png: is no image that can be read"),
+        ({"1.png": picture()}, "1.png: is not in a folder of its class"),
+        ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it needs two"),
+        (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is not a readable image"),
+        (TWO | {"dog/2.png": b""}, "dog/2.png: is not a readable image"),
+        (TWO | {"dog/2.png": b"GIF? no"}, "dog/2.png: is not a readable image"),
         (TWO | {"dog/2.png": picture(0, mode="I;16")}, "dog/2.png: has pixels of the mode I;16"),
         (TWO | {"dog/2.png": huge_png()}, "dog/2.png: is "),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(
+def test_errors_name_the_fault_of_a_folder(
     files: dict[str, bytes], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     (tmp_path / "set").mkdir()

@@ -17,11 +17,11 @@ from ray_workers.training.core.errors import DataError
 from tests.unit.datasets.test_images import arrays, lay, picture, zipped
 
 SIZE = (3, 2)
-"""(width, height) of every picture here, unless it says otherwise."""
+"""(width, height) of every picture here, unless stated otherwise."""
 
 
 def mask(*values: int, mode: str = "L", size: tuple[int, int] = SIZE, kind: str = "png") -> bytes:
-    """A picture of these values, row by row; what is left is 0."""
+    """A picture of these values, row by row; the remaining values are 0."""
     image = Image.new(mode, size)
     image.putdata(values)
     if mode == "P":
@@ -92,7 +92,7 @@ def test_a_scaled_mask_has_no_class_that_it_did_not_have(
     assert images.pixels.shape == (2, 1, 9, 7)
     assert images.masks.shape == (2, 9, 7)
     assert set(images.masks[0].ravel().tolist()) == {0, 2}
-    with pytest.raises(DataError, match=r"images/2\.png: is 2 x 3 pixels .* give data\.image_size"):
+    with pytest.raises(DataError, match=r"images/2\.png: is 2 x 3 pixels .* set data\.image_size"):
         read(folder, policy)
 
 
@@ -125,7 +125,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         (TWO | {"labels/1.png": mask(1)}, "labels/1.png: is neither in the folder images nor"),
         (
             TWO | {"masks/2.tif": mask(1, kind="tiff")},
-            "masks/2.tif: has the same name as masks/2.png, but for its ending",
+            "masks/2.tif: has the same name as masks/2.png except for its suffix",
         ),
         (
             TWO | {"masks/2.png": mask(1, size=(4, 4))},
@@ -134,7 +134,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         (TWO | {"masks/2.png": mask(7, 255)}, "masks/2.png: has a pixel of 255; the pixels of"),
         (
             {**TWO, "masks/1.png": mask(), "masks/2.png": mask()},
-            "has one class only: every pixel of its masks is 0; it takes two",
+            "has one class only: every pixel of its masks is 0; it needs two",
         ),
         (
             TWO | {"masks/2.png": picture((1, 1, 1), mode="RGB")},
@@ -148,15 +148,15 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
             TWO | {"masks/2.png": mask(1, kind="jpeg")},
             "masks/2.png: is a JPEG, which blurs the numbers of classes; give a PNG",
         ),
-        (TWO | {"images/2.png": b"no"}, "images/2.png: is no image that can be read"),
-        (TWO | {"masks/2.png": b""}, "masks/2.png: is no image that can be read"),
+        (TWO | {"images/2.png": b"no"}, "images/2.png: is not a readable image"),
+        (TWO | {"masks/2.png": b""}, "masks/2.png: is not a readable image"),
         (
             BIG | {"masks/1.png": noise("png")[:-200]},
             "masks/1.png: is a broken or truncated image",
         ),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said(
+def test_errors_name_the_fault_of_a_folder(
     files: dict[str, bytes], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     (tmp_path / "set").mkdir()
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_folder_is_said(
     assert fault in str(raised.value)
 
 
-def test_a_number_beyond_the_named_classes_is_told_with_its_mask(
+def test_an_error_names_the_mask_with_a_number_beyond_the_named_classes(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     folder = lay(tmp_path / "set", TWO)

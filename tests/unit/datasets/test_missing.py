@@ -1,4 +1,4 @@
-"""Values that are missing from a table: what counts as that, and which rows stay."""
+"""Missing values of a table: which notations count as missing, and which rows stay."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_what_pandas_takes_for_missing_is_missing(
     assert table.num_missing == {"x": 1, "colour": 1}
 
 
-def test_names_of_classes_and_of_categories_are_what_they_say_unless_asked(
+def test_names_of_classes_and_of_categories_are_kept_unless_asked(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
-    """Of Namibia, and of people without schooling."""
+    """For Namibia, and for people without schooling."""
     text = "x,country,y\n1,NA,none\n2,DE,some\n"
     assert read_csv(text, tmp_path, policy).vocabularies == (("DE", "NA"),)
     table = read_csv(text, tmp_path, policy, missing="drop", missing_columns={"country": "error"})
@@ -86,14 +86,14 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
 @pytest.mark.parametrize(
     ("text", "options", "fault"),
     [
-        ("x,y\n1,a\n,b\n", {}, "line 3: the column 'x' has no value; data.missing says what"),
+        ("x,y\n1,a\n,b\n", {}, "line 3: the column 'x' has no value; set data.missing to"),
         ("x,y\n1,a\n2,\n", {"missing": "mean"}, "line 3: the target 'y' has no value"),
-        ("x,y\n1,a\n2,\n", {"missing": "mean"}, "data.missing says what is done about it: drop"),
+        ("x,y\n1,a\n2,\n", {"missing": "mean"}, "set data.missing to drop"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "mean"}, "the column 'x' has no value in any row"),
         ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no value in any row; leave it out"),
-        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no row in which nothing is missing"),
-        ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, which is no finite number"),
-        (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, which is no"),
+        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no row without missing values"),
+        ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, not a finite number"),
+        (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, not a finite"),
         (
             "x,y\n1,a\n2,b\n",
             {"missing_columns": {"z": "mean"}},
@@ -101,7 +101,7 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         ),
     ],
 )
-def test_what_can_not_be_filled_in_is_said(
+def test_errors_name_values_that_can_not_be_filled_in(
     text: str, options: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     with pytest.raises(DataError) as raised:
@@ -109,7 +109,7 @@ def test_what_can_not_be_filled_in_is_said(
     assert fault in str(raised.value)
 
 
-def test_a_missing_value_beside_a_large_one_is_not_rounded(
+def test_a_missing_value_next_to_a_large_one_is_not_rounded(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     text = f"x,y\n{2**63 - 10},a\n,b\n"

@@ -1,4 +1,4 @@
-"""The node's cache: fetched once for all processes, bounded, and never removed while in use."""
+"""The node's cache is filled once for all processes, bounded, and never removed while in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ray_workers.datasets.sources.source import Source
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.integration.harness import ROOT
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.datasets.web import Answer, serving
 
 RANKS = """
@@ -64,9 +64,9 @@ def test_ranks_that_start_together_fetch_and_prepare_once(policy: DataPolicy) ->
             capture_output=True,
             text=True,
         )
-        *said, codes = ended.stdout.splitlines()
+        *outputs, codes = ended.stdout.splitlines()
         assert codes == "[0, 0, 0]", ended.stderr
-        assert (len(said), len(set(said))) == (3, 1)
+        assert (len(outputs), len(set(outputs))) == (3, 1)
         assert web.count("/t.csv") == 4, "three requests for the headers and one transfer"
     root = Path(policy.cache_dir or "")
     assert len(list((root / "prepared").iterdir())) == 1
@@ -154,7 +154,7 @@ def test_what_was_used_longest_ago_goes_first_and_what_is_in_use_stays(tmp_path:
     cache.sweep()
     assert [path.exists() for path in paths] == [True, False, False, True]
     cache.release(paths[0])
-    cache.sweep(room_bytes=100)
+    cache.sweep(free_bytes=100)
     assert [path.exists() for path in paths] == [False, False, False, True]
     assert cache.hold("objects", "file0") == paths[3]
     assert cache.hold("objects", "file10") is None
@@ -184,6 +184,7 @@ with cache.scratch() as scratch:
 """
 
 
+@SOAK
 def test_what_another_process_uses_stays_and_what_it_left_when_it_died_goes(
     tmp_path: Path,
 ) -> None:
@@ -280,7 +281,7 @@ def test_a_folder_where_one_file_is_meant(tmp_path: Path, policy: DataPolicy) ->
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.txt").write_text("a")
     data = Data(source=(tmp_path / "set").as_uri(), format="text", size_bytes=1)
-    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are of one file"):
+    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are for one file"):
         open_text(data, policy, None)
 
 
@@ -329,7 +330,7 @@ print(json.dumps({
 
 
 def write_large(path: Path) -> None:
-    """Some 240 MB once it is prepared."""
+    """Write a table of some 240 MB once prepared."""
     random = np.random.default_rng(0)
     match path.suffix:
         case ".csv":
@@ -341,13 +342,13 @@ def write_large(path: Path) -> None:
                 file.write("a,b,colour,y\n")
                 for _ in range(115):
                     file.write(block)
-        case ".parquet":  # of one row group, the largest piece that a writer may make
+        case ".parquet":  # one row group, the largest unit that a writer may make
             count = 12_000_000
             numbers = {name: random.random(count) for name in ("a", "b")}
             colours = pyarrow.DictionaryArray.from_arrays(np.arange(count) % 2, ["red", "blue"])
             table = pyarrow.table({**numbers, "colour": colours, "y": np.arange(count) % 3})
             pyarrow.parquet.write_table(table, path, row_group_size=count)
-        case ".npz":  # the targets alone are more than fits
+        case ".npz":  # the targets alone exceed the limit
             count = 22_000_000
             np.savez(path, x=random.integers(0, 99, count, np.uint8), y=np.arange(count) % 3)
         case _:
@@ -356,6 +357,7 @@ def write_large(path: Path) -> None:
                     file.write("one line of a long text, ä\n" * 40_000)
 
 
+@SOAK
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
 @pytest.mark.parametrize("kind", [soak("csv"), soak("parquet"), soak("npz"), "txt"])
 def test_a_set_larger_than_memory_is_prepared_and_read(

@@ -38,7 +38,7 @@ CSV = b"x,y\n1,a\n2,b\n3,a\n"
 
 @pytest.fixture
 def cloud(s3: ObjectStore, policy: DataPolicy, tmp_path: Path) -> DataPolicy:
-    """This node may read the store, by the credentials `lab`."""
+    """This node may read the store with the credentials `lab`."""
     folder = tmp_path / "keys"
     folder.mkdir()
     (folder / "lab.json").write_text(json.dumps({"key": s3.key, "secret": s3.secret}))
@@ -90,7 +90,9 @@ def test_a_prefix_is_a_folder(s3: ObjectStore, cloud: DataPolicy) -> None:
     assert images.classes == ("cat", "dog")
     assert images.pixels[:, 0, 0, 0].tolist() == [10, 20, 30]
     s3.put("sets/pets/dog/2.png", b"broken")
-    with pytest.raises(DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is no image"):
+    with pytest.raises(
+        DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is not a readable image"
+    ):
         open_images(Data(source="s3://bucket/sets/pets/", credentials="lab"), cloud)
 
 
@@ -123,7 +125,7 @@ def test_a_folder_where_a_file_is_meant(s3: ObjectStore, cloud: DataPolicy) -> N
         read("s3://bucket/set", cloud)
 
 
-def test_a_node_without_an_identity_says_so(s3: ObjectStore, cloud: DataPolicy) -> None:
+def test_a_node_without_an_identity_reports_it(s3: ObjectStore, cloud: DataPolicy) -> None:
     with pytest.raises(DataError, match="this node has no credentials for S3"):
         read(s3.put("t.csv", CSV), cloud, credentials=None)
 
@@ -141,15 +143,17 @@ def test_credentials_that_s3_refuses_show_up_nowhere(
 ) -> None:
     url = s3.put("t.csv", CSV)
     s3.trust(0)
-    with pytest.raises(DataError, match=r"S3 (refuses it to these|does not know the)") as raised:
+    with pytest.raises(
+        DataError, match=r"S3 (denies access with these|does not know the)"
+    ) as raised:
         read(url, cloud)
     assert raised.value.__suppress_context__
-    told = "".join((*capfd.readouterr(), str(raised.value)))
+    shown = "".join((*capfd.readouterr(), str(raised.value)))
     kept = b"".join(
         path.read_bytes() for path in Path(cloud.cache_dir or "").rglob("*") if path.is_file()
     )
     for secret in (s3.key, s3.secret):
-        assert secret not in told
+        assert secret not in shown
         assert secret.encode() not in kept
 
 
@@ -164,7 +168,7 @@ def test_a_store_that_does_not_answer_is_asked_again_and_then_given_up(
 
 @pytest.fixture
 def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A storage URL, reached as the service and the ranks reach it: by their environment."""
+    """A storage URL, reached like from the service and the ranks: by their environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
@@ -223,7 +227,7 @@ def test_checkpoints_on_s3(results: str) -> None:
 
 
 def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore) -> None:
-    """A listing that was remembered from before it was written would miss it."""
+    """A listing that was cached before it was written would miss it."""
     store = Storage(results)
     store.write_bytes("jobs/a/log", b"x")
     store.delete_tree("jobs/b")

@@ -1,4 +1,4 @@
-"""CSV, Parquet and npz as tables: what is read, and the sentence for each fault."""
+"""CSV, Parquet and npz files as tables, and the message for each fault."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dray.spec import Data
 from ray_workers.datasets import Table, open_table
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
+from tests.marks import SOAK
 
 
 def read_csv(
@@ -76,12 +77,12 @@ def test_other_separators_and_encodings(
 
 
 def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
-    """A version such as 1.5 is a name then."""
+    """A version such as 1.5 is then a name."""
     text = "x;version;y\n1,5;1.5;a\n-2;1.6;b\n1e-1;1.5;b\n"
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', no number; .* data\.decimal"):
+    with pytest.raises(DataError, match=r"is '1,5', not a number; .* data\.decimal"):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -92,11 +93,11 @@ def test_tabs_by_the_files_ending(tmp_path: Path, policy: DataPolicy) -> None:
     assert open_table(data, policy, classifies=True).numeric.tolist() == [[1.0], [2.0]]
 
 
-def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
-    tmp_path: Path, policy: DataPolicy
-) -> None:
+def test_a_file_that_is_not_in_the_stated_encoding(tmp_path: Path, policy: DataPolicy) -> None:
     text = b"x,y\n1,a\n2,\x81\n"
-    with pytest.raises(DataError, match=r"is not cp1252, as data.encoding says: the byte at offs"):
+    with pytest.raises(
+        DataError, match=r"is not cp1252, as data.encoding states: the byte at offs"
+    ):
         read_csv(text, tmp_path, policy, encoding="cp1252")
 
 
@@ -108,8 +109,8 @@ def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
 
 
 def test_quoted_fields_and_a_byte_order_mark(tmp_path: Path, policy: DataPolicy) -> None:
-    text = '\ufeffname,y\n"a, b\nc",1\n"say ""x""",2\n'
-    assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'say "x"'),)
+    text = '\ufeffname,y\n"a, b\nc",1\n"see ""x""",2\n'
+    assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'see "x"'),)
 
 
 def test_marks_of_inches_are_not_open_quotation_marks(tmp_path: Path, policy: DataPolicy) -> None:
@@ -117,6 +118,7 @@ def test_marks_of_inches_are_not_open_quotation_marks(tmp_path: Path, policy: Da
     assert table.classes == ("a", 'a 3"', "b", "c\r\nd")
 
 
+@SOAK
 def test_a_column_that_turns_into_text_late_is_text(tmp_path: Path, policy: DataPolicy) -> None:
     """The first block of the file would have passed for numbers."""
     rows = [
@@ -136,48 +138,48 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
     ("text", "fault"),
     [
         ("", "table.csv: is an empty file"),
-        ("\n\n", "table.csv: is empty: it has not even a header"),
+        ("\n\n", "table.csv: is empty: it has no header"),
         ("x,y\n", "table.csv: has column names but no row"),
         ("\nx,y\n\n", "table.csv: has column names but no row"),
-        ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that no other one"),
+        ('x,y\n1,a\n2,"b\n3,c\n', "table.csv, line 3: has a quotation mark that is not closed"),
         ('x,y\n1,a\n2,"b\n' + "3,c\n" * 300_000, "is a quotation mark left open?"),
         ('{"x": 1, "y": 2}\n{"x": 3, "y": 4}\n', "is it JSON? Save the table as CSV or Parquet"),
         ('[{"x": 1, "y": 2}, {"x": 1, "y": 2}]', "is it JSON? Save the table as CSV or Parquet"),
         ("# of 2026\nx,y\n1,a\n", "is it a comment? The first line is the header"),
         (
             bz2.compress(b"x,y\n1,a\n"),
-            "table.csv: is packed by bzip2: unpack it, or pack it by gzip",
+            "table.csv: is compressed as bzip2: decompress it, or use gzip",
         ),
-        (lzma.compress(b"x,y\n1,a\n"), "table.csv: is packed by xz"),
-        (b"PK\x03\x04...", "table.csv: is packed by zip"),
+        (lzma.compress(b"x,y\n1,a\n"), "table.csv: is compressed as xz"),
+        (b"PK\x03\x04...", "table.csv: is compressed as zip"),
         ("x,y\n1,a\n2\n", "table.csv, line 3: has 1 fields, but the header names 2"),
         ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header names 2"),
         ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),
         ("x,y\n1,a\nNaN,b\n", "table.csv, line 3: the column 'x' has no value"),
-        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, which is no finite"),
-        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, which is no finite"),
+        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, not a finite"),
+        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, not a finite"),
         ("x,y\nred,a\n,b\n", "table.csv, line 3: the column 'x' has no value"),
         ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
-        ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it takes two"),
+        ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it needs two"),
         ("x,Y\n1,a\n", "there is no column 'y', only 'x', 'Y'; did you mean 'Y'?"),
         ("x;y\n1;2\n", "only 'x;y'; data.delimiter: \";\" would find 2 columns"),
         ("x|y\n1|2\n", 'data.delimiter: "|" would find 2 columns'),
         ("x\ty\n1\t2\n", "data.delimiter: tab would find 2 columns"),
         ("x,y\n1,a\n".encode("utf-16"), "data.encoding names another encoding, such as utf-16"),
-        ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le is one with zero bytes"),
-        (COMMAS, "'x' has another text in every row, so nothing can be learned from it; leave"),
+        ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le, for example"),
+        (COMMAS, "'x' has a different text in every row, so nothing can be learned from it; leave"),
         (COMMAS, 'data.decimal: "," reads it as a number'),
         ("y\n1\n2\n", "table.csv: has no column besides the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns of the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
         (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
         (b"x,y\n1,\xff\n", "data.encoding names another encoding, such as latin-1 or cp1252"),
-        (IDENTIFIERS, "the column 'x' has another text in every row"),
-        (MEASURES, "the target 'y' has more than 100 different fractions, which are no classes"),
+        (IDENTIFIERS, "the column 'x' has a different text in every row"),
+        (MEASURES, "the target 'y' has more than 100 different fractions, which are not classes"),
         ('x,y\n"' + "z" * (5 << 20), "is a quotation mark left open?"),
     ],
 )
-def test_what_is_wrong_with_a_csv_file_is_said(
+def test_errors_name_the_fault_of_a_csv_file(
     text: str | bytes, fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     with pytest.raises(DataError) as raised:
@@ -221,7 +223,9 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
-    with pytest.raises(DataError, match="line 3: the target 'y' is 'many', no number; regression"):
+    with pytest.raises(
+        DataError, match="line 3: the target 'y' is 'many', not a number; regression"
+    ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
 
@@ -231,7 +235,7 @@ def test_a_compressed_csv_file(tmp_path: Path, policy: DataPolicy) -> None:
     data = Data(source=path.as_uri(), target="y")
     assert open_table(data, policy, classifies=True).target.tolist() == [0, 1]
     path.write_bytes(gzip.compress(b"x,y\n1,a\n2,b\n")[:-6])
-    with pytest.raises(DataError, match=r"table\.csv\.gz: can't be unpacked to its end"):
+    with pytest.raises(DataError, match=r"table\.csv\.gz: can't be unpacked completely"):
         open_table(data, policy, classifies=True)
 
 
@@ -265,7 +269,7 @@ def test_parquet_keeps_its_types(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": [1, 2], "z": [1, 2]}, "there is no column 'y', only 'x', 'z'"),
     ],
 )
-def test_what_is_wrong_with_a_parquet_file_is_said(
+def test_errors_name_the_fault_of_a_parquet_file(
     columns: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     data = parquet_file(columns, tmp_path / "t.parquet")
@@ -278,7 +282,7 @@ def test_a_parquet_file_cut_short(tmp_path: Path, policy: DataPolicy) -> None:
     path = tmp_path / "t.parquet"
     data = parquet_file({"x": list(range(1000)), "y": [0, 1] * 500}, path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="is no Parquet file, or not a whole one"):
+    with pytest.raises(DataError, match="is not a Parquet file, or is incomplete"):
         open_table(data, policy, classifies=True)
 
 
@@ -315,7 +319,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ({"x": np.array([1, np.nan]), "y": np.array([0, 1])}, "array 'x', sample 1: has a value"),
         ({"a": np.ones(2), "y": np.array([0, 1])}, "there is no array 'x', only 'a', 'y'"),
         ({"x": np.ones(2), "y": np.array([1, 1])}, "array 'y': has one class only, '1'"),
-        ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': has no value"),
+        ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': is empty"),
         ({"x": np.array(["a", "b"]), "y": np.array([0, 1])}, "array 'x': has the shape (2,)"),
         ({"x": np.ones(2), "y": np.array([0, np.nan])}, "array 'y': has a value that is missing"),
         (
@@ -328,7 +332,7 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_npz_file_is_said(
+def test_errors_name_the_fault_of_an_npz_file(
     arrays: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     with pytest.raises(DataError) as raised:
@@ -345,7 +349,7 @@ def test_npz_targets_that_are_text_are_no_numbers(tmp_path: Path, policy: DataPo
 def test_a_file_that_is_no_npz(tmp_path: Path, policy: DataPolicy) -> None:
     path = tmp_path / "t.npz"
     path.write_bytes(b"PK\x03\x04 not really")
-    with pytest.raises(DataError, match=r"t\.npz: is no npz file, or not a whole one"):
+    with pytest.raises(DataError, match=r"t\.npz: is not an npz file, or is incomplete"):
         open_table(Data(source=path.as_uri()), policy, classifies=True)
 
 
@@ -353,7 +357,7 @@ def test_a_column_that_divides_the_rows_is_no_feature(tmp_path: Path, policy: Da
     text = "x,split,y\n" + "".join(
         f"{at},{('train', 'Test')[at % 3 > 1]},{at % 2}\n" for at in range(30)
     )
-    with pytest.raises(DataError, match=r"'split' divides the rows into .*leave the column out"):
+    with pytest.raises(DataError, match=r"'split' divides the rows .*data\.features without it"):
         read_csv(text, tmp_path, policy)
     assert read_csv(text, tmp_path, policy, features=["x", "split"]).category_names == ("split",)
 
@@ -362,9 +366,9 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "fragment"),
     [
-        ("oops", "line 102: the column 'x' is 'oops', no number, and 199 of its 200 values are"),
+        ("oops", "line 102: the column 'x' is 'oops', not a number, and 199 of its 200 values are"),
         ('"1,163.74"', 'data.numbers: {thousands: ","} reads it as a number; correct the file'),
         ("$100.50", 'data.numbers: {units: ["$"]} reads it'),
         ("5%", 'data.numbers: {units: ["%"]} reads it'),
@@ -374,13 +378,13 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
     ],
 )
 def test_a_bad_cell_among_numbers_is_named(
-    cell: str, said: str, tmp_path: Path, policy: DataPolicy
+    cell: str, fragment: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     cells = [*MEASURED[:100], cell, *MEASURED[101:]]
     text = "x,y\n" + "".join(f"{one},{at % 2}\n" for at, one in enumerate(cells))
     with pytest.raises(DataError) as raised:
         read_csv(text, tmp_path, policy)
-    assert said in str(raised.value)
+    assert fragment in str(raised.value)
     assert "table.csv, line 102: the column 'x'" in str(raised.value)
     assert read_csv(text, tmp_path, policy, categorical=["x"]).category_names == ("x",)
 

@@ -90,7 +90,7 @@ def test_the_first_byte_that_is_no_text_is_named(
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"{", "is no tokenizer.json that can be read"), (b"", "is an empty file")],
+    [(b"{", "is not a readable tokenizer.json"), (b"", "is an empty file")],
 )
 def test_a_tokenizer_that_is_none(
     content: bytes, fault: str, tmp_path: Path, policy: DataPolicy

@@ -1,4 +1,4 @@
-"""`https://` with real TLS: read from a server that proves who it is, and from no other."""
+"""`https://` with real TLS reads only from servers that prove their identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from ray_workers.shared.node_needs import DataPolicy
 from tests.integration.harness import ROOT
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.datasets.web import Answer, serving
 
 READ = """
@@ -37,14 +37,14 @@ try:
 except SourceUnavailableError as error:
     print(error)
 """
-"""In a process of its own, because which authorities are trusted is read when it starts."""
+"""Runs in a separate process, because the trusted authorities are read at its start."""
 
 REFUSED = "/t.csv: the server's certificate can't be verified; tried 4 times"
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PEM file of a key and of a certificate for 127.0.0.1 that it signed itself."""
+    """A PEM file with a key and a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dray's tests")])
     now = datetime.now(UTC)
@@ -70,6 +70,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("is_trusted", "host", "expected"),
     [
@@ -89,7 +90,7 @@ def test_a_server_is_read_that_proves_who_it_is(
         environment["SSL_CERT_FILE"] = str(certificate)
     with serving(tls) as web:
         web.answers["/t.csv"] = Answer(b"x,y\n1,a\n2,b\n3,a\n")
-        told = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, "-c", READ, web.url("/t.csv", host), policy.cache_dir or ""],
             cwd=ROOT,
             env=environment,
@@ -97,5 +98,5 @@ def test_a_server_is_read_that_proves_who_it_is(
             text=True,
             check=True,
         ).stdout.strip()
-        assert told.endswith(expected)
+        assert printed.endswith(expected)
         assert bool(web.asked) == (expected != REFUSED), "nothing is sent to a stranger"

@@ -1,4 +1,4 @@
-"""A web server for tests, which misbehaves as it is told."""
+"""A web server for tests, which misbehaves on request."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Answer:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
-    """Content-Length, if another than the body's; -1 announces none."""
+    """Content-Length, if it differs from the body's; -1 announces none."""
 
 
 @dataclass
 class Web:
     port: int
     answers: dict[str, Answer | Callable[[int], Answer]] = field(default_factory=dict)
-    """By path; a function is given how often it was asked before."""
+    """Answers by path; a function receives the number of earlier requests."""
     asked: list[tuple[str, Message]] = field(default_factory=list)
     scheme: str = "http"
 

@@ -1,4 +1,4 @@
-"""Columns of dates: what they are to a model, in training and in prediction alike."""
+"""Columns of dates are the same inputs of a model in training and in prediction."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ WRITTEN = [
 ]
 
 
-def told_by_python(text: str) -> list[float]:
-    """The same by the standard library."""
+def parts_by_python(text: str) -> list[float]:
+    """The parts of a date as computed by the standard library."""
     when = datetime.fromisoformat(text.strip())
     when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     midnight = when.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -53,10 +53,10 @@ def csv_of(texts: list[str], folder: Path) -> Path:
     return path
 
 
-def test_dates_are_what_the_calendar_says(tmp_path: Path) -> None:
+def test_dates_follow_the_calendar(tmp_path: Path) -> None:
     table = opened(csv_of(WRITTEN, tmp_path))
     assert (table.date_names, table.numeric_names, table.category_names) == (("when",), (), ())
-    expected = np.array([told_by_python(text) for text in WRITTEN])
+    expected = np.array([parts_by_python(text) for text in WRITTEN])
     np.testing.assert_allclose(table.numeric, expected, rtol=1e-15)
 
 
@@ -77,8 +77,8 @@ def test_a_row_to_predict_is_taken_as_the_training_took_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("value", ["yesterday", 20240229, 3.5])
-def test_what_is_no_date_is_said(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"row 0: the column 'when' is .*, no date of ISO 8601"):
+def test_an_error_names_a_value_that_is_not_a_date(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"row 0: the column 'when' is .*, not a date in ISO 8601"):
         TableForm([], {}, dates=["when"]).tensor({"when": value})
     with pytest.raises(ValueError, match="row 0: the column 'when' has no value"):
         TableForm([], {}, dates=["when"]).tensor({"when": np.datetime64("NaT")})
@@ -98,7 +98,7 @@ def test_a_parquet_files_dates_and_times(tmp_path: Path) -> None:
     assert table.date_names == ("day", "plain", "zoned")
     first = table.numeric[0].reshape(3, len(PARTS)).tolist()
     assert first[0][1:] == [2024, 2, 29, 3, 0]
-    assert first[1] == first[2] == pytest.approx(told_by_python(day.isoformat()), rel=1e-7)
+    assert first[1] == first[2] == pytest.approx(parts_by_python(day.isoformat()), rel=1e-7)
     assert np.isnan(table.numeric[1, : len(PARTS)]).all()
     for options in ({"target": "day"}, {"categorical": ["day"]}):
         with pytest.raises(DataError, match="'day' is of the type date32"):
@@ -115,7 +115,7 @@ def test_a_column_with_anything_else_in_it_is_a_category(odd: str, tmp_path: Pat
     assert (table.date_names, table.category_names) == ((), ("when",))
 
 
-def test_dates_stay_names_where_the_document_says_so(tmp_path: Path) -> None:
+def test_dates_stay_names_if_the_document_lists_them(tmp_path: Path) -> None:
     path = csv_of(["2024-02-29", "2024-03-01"], tmp_path)
     assert opened(path, categorical=["when"]).vocabularies == (("2024-02-29", "2024-03-01"),)
     days = path.read_text().replace("y", "x", 1).replace("when", "y", 1)

@@ -1,4 +1,4 @@
-"""A model that is exported says what `predict` goes by, for any number of samples."""
+"""An exported model computes the numbers that `predict` uses, for any number of samples."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def trained(document: dict[str, Any], folder: Path) -> tuple[Any, Tensor]:
-    """(a model as it is loaded, samples that it takes)."""
+    """(a loaded model, samples for it)."""
     spec = JobSpec.model_validate(document)
     work = recipes.RECIPES[document["recipe"]].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), 0)
@@ -91,7 +91,7 @@ def trained(document: dict[str, Any], folder: Path) -> tuple[Any, Tensor]:
 
 
 @KINDS
-def test_onnx_says_what_the_model_says(
+def test_onnx_computes_what_the_model_computes(
     documented: Callable[[Path], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     model, samples = trained(documented(tmp_path), tmp_path / "result")
@@ -105,8 +105,9 @@ def test_onnx_says_what_the_model_says(
         np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
 
 
+@SOAK
 @KINDS
-def test_a_program_of_torch_says_what_the_model_says(
+def test_a_program_of_torch_computes_what_the_model_computes(
     documented: Callable[[Path], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     model, samples = trained(documented(tmp_path), tmp_path / "result")
@@ -115,7 +116,8 @@ def test_a_program_of_torch_says_what_the_model_says(
         torch.testing.assert_close(program(samples[:count]), model.model(samples[:count]))
 
 
-def test_a_file_says_what_its_columns_and_labels_are(tmp_path: Path) -> None:
+@SOAK
+def test_a_file_lists_its_columns_and_labels(tmp_path: Path) -> None:
     model, _ = trained(table(tmp_path), tmp_path / "result")
     written = onnx.load(model.export(tmp_path / "model.onnx"))
     about = json.loads({one.key: one.value for one in written.metadata_props}["about"])
@@ -145,7 +147,7 @@ def test_another_ending_is_refused_and_the_model_is_left_as_it_was(tmp_path: Pat
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_what_onnx_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_what_onnx_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = trained(number(tmp_path), tmp_path / "result")
     monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
@@ -154,7 +156,7 @@ def test_what_onnx_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class Absent:
-    """As if there were no onnxscript."""
+    """Acts as if onnxscript were not installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "onnxscript":

@@ -57,15 +57,15 @@ def test_a_file_is_scaled_to_what_the_model_was_trained_on(tmp_path: Path) -> No
             "are 5 x 5 pixels with 1 channel, and the model was",
         ),
         (np.zeros((2, 3, 4, 6)), r"the shape \(2, 3, 4, 6\) holds no images with 1 channels"),
-        ([np.zeros((4, 6)), np.zeros((5, 6))], "of one size, and these are 4 x 6"),
+        ([np.zeros((4, 6)), np.zeros((5, 6))], "the same size, but these are 4 x 6"),
     ],
 )
-def test_what_is_wrong_with_an_array_is_said(images: Any, fault: str) -> None:
+def test_errors_name_the_fault_of_an_array(images: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         form().tensor(images)
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("text")
-    with pytest.raises(DataError, match=r"x\.png: is no image that can be read"):
+    with pytest.raises(DataError, match=r"x\.png: is not a readable image"):
         form().tensor(tmp_path / "x.png")

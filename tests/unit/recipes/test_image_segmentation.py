@@ -26,7 +26,7 @@ NAMES = ["background", "disc", "box"]
 
 
 def draw(folder: Path, count: int, size: int = 24) -> str:
-    """A disc and a box, equally bright, on noise. The URL of the folder."""
+    """Draw a disc and a box, equally bright, on noise; returns the URL of the folder."""
     rng = np.random.default_rng(0)
     rows, columns = np.mgrid[:size, :size]
     for kind in ("images", "masks"):
@@ -114,7 +114,7 @@ def test_each_level_halves_the_image_and_doubles_the_channels() -> None:
 
 
 def test_the_way_up_sees_what_the_way_down_saw_at_the_same_size() -> None:
-    """With nothing sent up from below, pixels are still told apart."""
+    """Without values from lower levels, pixels still differ."""
     model = unet()
     for up in model.up:
         nn.init.zeros_(up.grow.weight)
@@ -151,7 +151,7 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_images_losses(source: str) -> Non
 
 
 def test_the_loss_is_cross_entropy_and_what_the_dice_lacks() -> None:
-    """Of two pixels of class 1 and two of the background, half of the chance on each."""
+    """Two pixels of class 1 and two of the background, each with half of the probability."""
     logits, masks = torch.zeros(1, 2, 1, 4), torch.tensor([[[0, 0, 1, 1]]])
     dice = (2 * 1.0 + 1) / (2.0 + 2.0 + 1)
     expected = torch.tensor(2.0).log() + 1 - dice
@@ -180,7 +180,7 @@ def test_the_result_is_rebuilt_from_its_files_and_predicts_the_same(
 
 
 @SOAK
-def test_it_learns_to_tell_discs_from_boxes(source: str, tmp_path: Path) -> None:
+def test_it_learns_to_distinguish_discs_from_boxes(source: str, tmp_path: Path) -> None:
     assert run_ranks(tmp_path, document(source), world_size=1) == [0]
     dice, iou = (list(series(tmp_path, f"val/{name}").values()) for name in ("dice", "iou"))
     assert dice[-1] > 0.85
@@ -190,7 +190,7 @@ def test_it_learns_to_tell_discs_from_boxes(source: str, tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def short(source: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A few steps of one rank, and how they were taken: in batches of 12, an epoch's last of 8."""
+    """A few steps of one rank, and their settings: batches of 12, the last of an epoch with 8."""
     optimizer = {"name": "sgd", "lr": 0.01, "momentum": 0.9}
     train = {"global_batch_size": 12, "max_steps": 11, "optimizer": optimizer}
     home = tmp_path_factory.mktemp("short")
@@ -198,11 +198,12 @@ def short(source: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return home, train
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [{}, soak({"shard": 2})], ids=["replicas", "shards"])
 def test_two_ranks_learn_what_one_learns(
     parallel: dict[str, Any], source: str, short: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """A share of 6 is computed in 4 and 2."""
+    """A share of 6 is computed as 4 and 2."""
     one, train = short
     fields = document(source, 2, micro_batch_size=4, **train) | {"parallel": parallel}
     assert run_ranks(tmp_path, fields, world_size=2) == [0, 0]
@@ -210,5 +211,5 @@ def test_two_ranks_learn_what_one_learns(
         torch.testing.assert_close(weights(tmp_path)[name], tensor, rtol=0, atol=1e-5)
     for key in ("train/loss", "val/loss"):
         assert series(tmp_path, key) == pytest.approx(series(one, key), rel=1e-5), key
-    for key in ("val/dice", "val/iou", "val/accuracy"):  # a pixel in the balance may tip over
+    for key in ("val/dice", "val/iou", "val/accuracy"):  # a pixel near the threshold may flip
         assert series(tmp_path, key) == pytest.approx(series(one, key), abs=1e-3), key

@@ -1,4 +1,4 @@
-"""A recipe trains a model of the user's own."""
+"""A recipe trains a user's own model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_result_is_rebuilt_with_its_code_at_hand(tmp_path: Path) -> None:
 
 
 def test_results_that_name_a_function_of_python_do_not_call_it(tmp_path: Path) -> None:
-    """Otherwise who loads the files of another's job would run a command of that other."""
+    """Otherwise a user who loads the files of another user's job would run that user's command."""
     work = build()
     folder, done = tmp_path / "artifacts", tmp_path / "done"
     folder.mkdir()
@@ -118,22 +118,22 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "message"),
     [
         ("Net", {"num_classes": 3}, r"shape \(2, 3\).*expected \(batch, classes\), here \(2, 10\)"),
-        ("Wide", {}, "returns a dict, and no tensor"),
+        ("Wide", {}, "returns a dict, not a tensor"),
         ("Frozen", {}, "no parameter to train"),
-        ("number", {}, "made a int, and no torch.nn.Module"),
+        ("number", {}, "made a int, not a torch.nn.Module"),
         ("Other", {}, "no Other in the module my_net"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_for_good(name: str, args: Any, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+def test_a_model_that_does_not_fit_is_refused_for_good(name: str, args: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
         build(name, **args)
     assert cause_of(caught.value) is Cause.CANNOT_RUN
 
 
-def test_a_model_that_can_not_compute_the_data_says_their_shape() -> None:
+def test_an_error_names_the_shape_of_data_that_the_model_can_not_compute() -> None:
     options = JobSpec.model_validate(
         {"recipe": "image_segmentation", "model": {"import": "my_net:Net"}, "data": DATA}
     ).model

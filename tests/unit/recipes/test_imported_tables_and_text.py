@@ -1,4 +1,4 @@
-"""Recipes for tables and text train a model of the user's own."""
+"""Recipes for tables and text train a user's own model."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (
             {"import": "my_nets:Last"},
@@ -176,18 +176,18 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
     ],
 )
 def test_a_model_that_does_not_fit_ends_the_job_with_one_sentence(
-    tmp_path: Path, model: dict[str, Any], said: str
+    tmp_path: Path, model: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelError, match=said) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         text(tmp_path, **model)
     assert cause_of(caught.value) is Cause.CANNOT_RUN
 
 
-def test_a_model_that_answers_otherwise_when_it_trains_is_told_so(tmp_path: Path) -> None:
+def test_a_model_that_answers_otherwise_when_it_trains_is_refused(tmp_path: Path) -> None:
     work = text(tmp_path, **{"import": "my_nets:Moody"})
     tokens, _ = work.train.take(torch.tensor([0]))
     assert work.model.eval()(tokens).shape == (1, 8, 256)
-    with pytest.raises(ModelError, match=r"Moody returns a tuple, and no tensor of shape"):
+    with pytest.raises(ModelError, match=r"Moody returns a tuple, not a tensor of shape"):
         work.model.train()(tokens)
 
 

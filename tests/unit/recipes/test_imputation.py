@@ -1,4 +1,4 @@
-"""Missing values are replaced as scikit-learn does, in training and in prediction."""
+"""Missing values are replaced as by scikit-learn, in training and in prediction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.recipes.test_tabular import build
 
 
 class LikeNA:
-    """pandas.NA, of which nothing can be said; pandas is no dependency."""
+    """Stands for pandas.NA, which can't be compared; pandas is no dependency."""
 
     def __ne__(self, other: object) -> Any:
         return self
@@ -49,7 +49,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def trained(rows: list[dict[str, Any]], folder: Path, **data: Any) -> tuple[Workload, Any]:
-    """(a workload, its model as it is loaded)."""
+    """(a workload, its loaded model)."""
     path = folder / "table.csv"
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)
@@ -83,7 +83,7 @@ def test_the_values_are_those_of_scikit_learn_over_the_training_split(
 def test_what_is_filled_in_counts_as_if_it_had_been_there(
     way: str, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """In training, and in prediction alike, however the value is missing."""
+    """In training and in prediction alike, in every notation of a missing value."""
     work, loaded = trained(rows, tmp_path, missing=way)
     inputs, _ = work.train.take(torch.arange(len(work.train)))
     assert inputs.isnan().any()
@@ -101,10 +101,8 @@ def test_what_is_filled_in_counts_as_if_it_had_been_there(
         np.testing.assert_array_equal(partial, whole)
 
 
-def test_an_indicator_says_where_values_are_missing(
-    rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """Of numbers by an input besides, only where some are missing; of categories by one more."""
+def test_an_indicator_marks_missing_values(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Numbers get an additional input, only if some are missing; categories get another code."""
     work, loaded = trained(rows, tmp_path, missing="indicator")
     first = next(part for part in work.model.modules() if isinstance(part, torch.nn.Linear))
     (embedding,) = work.model.embeddings
@@ -116,7 +114,7 @@ def test_an_indicator_says_where_values_are_missing(
         loaded.predict_proba({"age": None, "rooms": 2, "colour": "red"}), there
     )
     assert not np.array_equal(loaded.predict_proba({"age": age, "rooms": 2, "colour": ""}), there)
-    # A column that misses nothing in training is filled in all the same.
+    # A column without missing values in training is filled in all the same.
     assert np.isfinite(loaded.predict_proba({"age": age, "rooms": None, "colour": "red"})).all()
 
 
@@ -157,7 +155,7 @@ def test_a_column_without_a_value_in_the_training_split_is_refused(
 def test_a_column_that_is_almost_empty_is_found_in_a_large_table(
     rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The median is that of a sample of the rows."""
+    """The median is computed from a sample of the rows."""
     monkeypatch.setattr(imputation, "SAMPLE_VALUES", 20)
     work, _ = trained(rows, tmp_path, features=["rooms"])
     (known,) = work.train.rows[1:2]

@@ -1,4 +1,4 @@
-"""The metrics over shares of ranks, against scikit-learn on the whole."""
+"""The metrics, computed from shares of ranks, equal scikit-learn's on the whole."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_of_one_class_alone_there_is_no_curve(num_samples: int) -> None:
 
 
 def test_the_area_by_bins_is_near_the_exact_one_where_all_chances_are_small() -> None:
-    labels = torch.arange(1000) % 200  # and 100 that are absent
+    labels = torch.arange(1000) % 200  # 100 classes are absent
     logits = torch.randn(1000, 300, generator=GENERATOR) * 0.2
     logits[torch.arange(1000), labels] += 0.3
     exact, near = (measures.of_classes(300, num_samples)["auroc"] for num_samples in (1, 10**9))
@@ -131,7 +131,7 @@ def test_r2_of_any_targets_is_scikit_learns(targets: list[float], error: float) 
 
 
 def pixels() -> tuple[torch.Tensor, torch.Tensor]:
-    """Nine images of 6 x 8 pixels and five classes, of which the masks lack the fourth."""
+    """Nine images of 6 x 8 pixels and five classes, the fourth of which is in no mask."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(9, 5, 6, 8, generator=generator)
     masks = (logits + torch.randn(9, 5, 6, 8, generator=generator)).argmax(dim=1)
@@ -148,7 +148,7 @@ def test_metrics_of_pixels_are_scikit_learns_without_the_background(
     if not predicts_the_absent:
         logits[:, 3] = -9.0
     found = measures.of_pixels(5)
-    found.update(logits[:0], masks[:0])  # as a rank without a share does
+    found.update(logits[:0], masks[:0])  # like a rank without a share
     for at in range(0, len(masks), batch):
         found.update(logits[at : at + batch], masks[at : at + batch])
     values = {name: value.item() for name, value in found.compute().items()}

@@ -1,4 +1,4 @@
-"""The data of clients outside of the cluster are encoded as the job's model takes them."""
+"""The data of clients outside of the cluster are encoded for the job's model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = "age,town,ill\n30,Ulm,yes\n40,Bonn,no\n50,Ulm,yes\n60,Bonn,no\n35,Ulm,no\
 
 
 def opened(tmp_path: Path, text: str, name: str = "private.csv", **data: Any) -> PrivateData:
-    """A client's table, for a job that was trained on ROWS."""
+    """A client's table, for a job trained on ROWS."""
     (tmp_path / "known.csv").write_text(ROWS)
     source = (tmp_path / "known.csv").as_uri()
     data = {"target": "ill", "validation_fraction": 0.4, **data}
@@ -38,7 +38,7 @@ def opened(tmp_path: Path, text: str, name: str = "private.csv", **data: Any) ->
 
 
 def test_rows_have_the_codes_that_the_job_knows(tmp_path: Path) -> None:
-    """Whichever towns and classes the client has."""
+    """This holds for any towns and classes that the client has."""
     found = opened(tmp_path, "town,ill,age\nUlm,yes,31\nUlm,yes,1e1\n")
     assert found.inputs.tolist() == [[31.0, 2.0], [10.0, 2.0]]
     assert found.targets.tolist() == [1, 1]
@@ -62,19 +62,19 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe'; the job knows"),
         ("town,ill\nUlm,yes\n", "age"),
         ("town,age\nUlm,31\n", "has no column 'ill', which is to be predicted"),
-        ("town,ill,age\nUlm,yes,old\n", "'old', no number"),
+        ("town,ill,age\nUlm,yes,old\n", "'old', not a number"),
         ("town,ill,age\nUlm,yes\n", "more or fewer fields"),
         ("town,ill,age\n", "has no row"),
         ("town,ill,age\nUlm,yes,\n", "has no value"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         opened(tmp_path, text)
 
 

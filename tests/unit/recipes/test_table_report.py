@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_workers.recipes.table_report import MAX_COLUMNS
+from tests.marks import SOAK
 from tests.unit.recipes.test_tabular import build
 
 ROWS = "age,rooms,colour,kind,note,y\n" + "".join(
@@ -43,34 +44,35 @@ def test_each_column_has_a_line(tmp_path: Path) -> None:
     [
         (
             "indicator",
-            "filled in by 30 (mean), with an input that says where",
+            "filled in by 30 (mean), with an input that marks them",
             "which are a category of their own",
         ),
         ("mean", "filled in by 30 (mean)", "filled in by 'red' (most_frequent)"),
         ("drop", "which were dropped", "which were dropped"),
     ],
 )
-def test_what_is_done_about_missing_values_is_said(
+def test_the_treatment_of_missing_values_is_reported(
     way: str, age: str, colour: str, tmp_path: Path
 ) -> None:
-    said = about(tmp_path, missing=way)
-    assert f"  'age': number, missing in 10 rows, {age}" in said
-    assert f"  'colour': category with 1 value, missing in 8 rows, {colour}" in said
-    assert ("(16 with missing values were dropped)" in said[0]) == (way == "drop")
+    log = about(tmp_path, missing=way)
+    assert f"  'age': number, missing in 10 rows, {age}" in log
+    assert f"  'colour': category with 1 value, missing in 8 rows, {colour}" in log
+    assert ("(16 with missing values were dropped)" in log[0]) == (way == "drop")
 
 
 def test_a_number_to_predict(tmp_path: Path) -> None:
-    said = about(tmp_path, "tabular_regression", target="rooms", features=["kind"])
-    assert "  'rooms': target, a number" in said
+    log = about(tmp_path, "tabular_regression", target="rooms", features=["kind"])
+    assert "  'rooms': target, a number" in log
 
 
+@SOAK
 def test_two_thousand_columns_have_no_two_thousand_lines(tmp_path: Path) -> None:
     names = [f"c{at}" for at in range(2_000)]
     path = tmp_path / "wide.csv"
     rows = [",".join(map(str, range(at, at + 2_000))) + f",{'ab'[at % 2]}" for at in range(6)]
     path.write_text("\n".join([",".join([*names, "y"]), *rows]))
     data = {"source": path.as_uri(), "target": "y", "validation_fraction": 0.4}
-    said = build("tabular_classification", data=data).about
-    assert len(said) == 1 + MAX_COLUMNS + 1
-    assert said[-1] == f"  and {2_001 - MAX_COLUMNS:,} more columns"
-    assert "2,000 of numbers" in said[0]
+    log = build("tabular_classification", data=data).about
+    assert len(log) == 1 + MAX_COLUMNS + 1
+    assert log[-1] == f"  and {2_001 - MAX_COLUMNS:,} more columns"
+    assert "2,000 of numbers" in log[0]

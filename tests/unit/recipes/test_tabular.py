@@ -30,7 +30,7 @@ def build(recipe: str, **fields: Any) -> Workload:
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:
-    """Numbers on scales far apart, a text column, and two targets that follow from them."""
+    """Numbers on very different scales, a column of text, and two targets that depend on them."""
     rng = np.random.default_rng(0)
     path = tmp_path / "table.csv"
     with path.open("w", newline="") as file:
@@ -94,7 +94,7 @@ def test_a_number_is_predicted_in_its_own_unit(table: str, tmp_path: Path) -> No
 def test_a_category_changes_the_output_and_learns_by_itself(table: str) -> None:
     work = build("tabular_classification", data={"source": table, "target": "kind"})
     rows = work.train.take(torch.zeros(4, dtype=torch.int64))[0]
-    rows[:, -1] = torch.tensor([0.0, 1.0, 2.0, 3.0])  # an unknown colour, and each that there is
+    rows[:, -1] = torch.tensor([0.0, 1.0, 2.0, 3.0])  # an unknown colour, and each known one
     outputs = work.model.eval()(rows)
     assert len({tuple(row) for row in outputs.tolist()}) == 4
     outputs[2].sum().backward()
@@ -106,7 +106,7 @@ def test_a_category_changes_the_output_and_learns_by_itself(table: str) -> None:
 def test_an_embedding_has_the_size_that_was_asked_for(
     table: str, tmp_path: Path, asked: int | None, size: int
 ) -> None:
-    """Of three colours and one that is unknown; by default more than half as large."""
+    """Three colours and the unknown one; by default more than half as many dimensions."""
     model = {"name": "mlp", "width": 5} | ({} if asked is None else {"embedding_dim": asked})
     features = ["size", "weight", "colour"]
     data = {"source": table, "target": "kind", "features": features}
@@ -162,7 +162,7 @@ ROWS = [{"size": 1.5, "weight": 2, "colour": "red"}, {"size": 3, "weight": 4, "c
 
 
 class PandasLike:
-    """Of a frame what is used: pandas is no dependency."""
+    """The part of a frame of pandas that is used; pandas is no dependency."""
 
     columns = ("size", "weight", "colour")
 
@@ -206,12 +206,12 @@ def test_a_single_row_and_an_array_are_rows_too() -> None:
         ({**ROWS[0], "size": None}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "size": float("nan")}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "colour": None}, "row 0: the column 'colour' has no value"),
-        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', no number"),
-        ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "as many values each"),
-        (np.ones((2, 3)), "an array names no columns, and 'colour' hold names or dates"),
+        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', not a number"),
+        ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "the same number of values"),
+        (np.ones((2, 3)), "an array has no column names, but 'colour' contain names or dates"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(rows: Any, fault: str) -> None:
+def test_errors_name_the_fault_of_a_row(rows: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         FORM.tensor(rows)
 

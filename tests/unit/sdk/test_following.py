@@ -13,6 +13,7 @@ import pytest
 from dray import AsyncClient, Client, JobState, errors
 from dray._http.transport import Retry
 from dray.views import Event
+from tests.marks import ONE_SET
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.service.helpers import START, metrics
 
@@ -189,6 +190,7 @@ class Moving(httpx.BaseTransport):
         return self._real.handle_request(request)
 
 
+@ONE_SET
 @pytest.mark.parametrize("way", ["wait", "follow"])
 def test_waiting_and_following_outlive_a_restart_of_the_server(
     tmp_path_factory: pytest.TempPathFactory, way: str

@@ -8,6 +8,7 @@ import pytest
 from mypy import api as mypy
 
 from tests.integration.harness import ROOT
+from tests.marks import SOAK
 
 PROGRAM = """
 import asyncio
@@ -79,6 +80,7 @@ def check(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     return out, code
 
 
+@SOAK
 def test_a_strict_program_passes_and_a_wrong_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from dray.secure_aggregation.messages import (
     WrongShares,
 )
 from dray.secure_aggregation.reconstruction import MAX_SUBSETS, Reconstruction
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.secure_aggregation.liars import AS_HOLDER, AS_OWNER, Liar
 from tests.unit.secure_aggregation.rounds import PHASES, Round
 
@@ -73,6 +73,7 @@ def play(played: Round, lost: dict[MaskingPhase, set[str]]) -> bool:
     return True
 
 
+@SOAK
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 12), st.sampled_from([0.51, 0.6, 0.8, 1.0]))
 def test_no_honest_client_is_blamed_whoever_lies(seed: int, size: int, threshold: float) -> None:
@@ -187,7 +188,7 @@ def test_subsets_find_the_secret_whenever_enough_shares_are_right(
         in_doubt = {holder for _, holder in rebuilt.disputes}
         assert in_doubt <= {*wrong}
     elif len(names) - len(wrong) < least:
-        with pytest.raises(WrongShares, match="secret of x can't be put together"):
+        with pytest.raises(WrongShares, match="secret of x can't be reconstructed"):
             rebuilt.secret("x", shares, lambda found: found == secret, has_digests=False)
     assert not rebuilt.liars
 

@@ -63,7 +63,7 @@ def test_a_model_of_ones_own_is_stored_as_it_was_written() -> None:
         "tokenizer": None,
     }
     assert JobSpec.model_validate(stored) == spec
-    with pytest.raises(Unknown, match="nothing is known of a model of your own"):
+    with pytest.raises(Unknown, match="a model of your own is unknown"):
         shapes_of(spec)
 
 

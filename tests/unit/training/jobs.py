@@ -53,7 +53,7 @@ def weights(home: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
 def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int, float]:
     told = frames(home, rank=rank, attempt=attempt, kind="metrics")
     found = [(m["step"], m["values"][key]) for m in told if key in m["values"]]
-    assert len({step for step, _ in found}) == len(found), f"{key} was told twice for a step"
+    assert len({step for step, _ in found}) == len(found), f"{key} was reported twice for a step"
     return dict(found)
 
 
@@ -66,7 +66,7 @@ def die_at_step_18(task: RankTask) -> None:
 
 
 def wait_for_checkpoint(task: RankTask, step: int) -> None:
-    """Until rank 0 has reported that of the step; it is written beside the training."""
+    """Wait until rank 0 has reported the step's checkpoint, which another thread writes."""
     home = Path(task.spool_dir).parents[2]
     while task.rank == 0:
         if step in [one["step"] for one in frames(home, attempt=task.attempt, kind="checkpoint")]:
@@ -106,5 +106,5 @@ def keep_nothing_in_memory(task: RankTask) -> None:
 
 
 def see_no_gpu(task: RankTask) -> None:
-    """As a real rank on the CPU: some of torch's code asks the GPU wherever it sees one."""
+    """Hide GPUs, as on a real rank on the CPU: some of torch's code uses any GPU that it finds."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

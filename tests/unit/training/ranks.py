@@ -173,11 +173,11 @@ def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> Non
 
 
 class Segfault(Exception):
-    """A rank of several was killed by SIGSEGV; the others may wait for it in vain."""
+    """A rank of several was killed by SIGSEGV; the others may wait for it forever."""
 
 
 def _join(process: Any) -> None:
-    """Of one that has ended. Segfault if that is how."""
+    """Join a process. Raises Segfault if SIGSEGV ended it."""
     process.join()
     if process.exitcode == -signal.SIGSEGV:
         raise Segfault(f"process {process.pid} was killed by SIGSEGV")
@@ -199,7 +199,7 @@ def _member(
 
 
 class Gang:
-    """The processes of a group, and who replaces those that are killed."""
+    """The processes of a group, and the replacements of killed processes."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Gang:
         self.round_number = 0
         self.tasks = [make(rank=rank) for rank in range(world_size)]
         self._placed = list(self.tasks)
-        """Those in the group, by rank, where it goes on without lost ones."""
+        """The members of the group by rank, if the group continues without lost ones."""
         self._coming: list[RankTask] = []
         """Their replacements, as long as these are not ready."""
         self.processes = [self._process(task) for task in self.tasks]
@@ -256,7 +256,7 @@ class Gang:
                 return
 
     def _whereabouts(self) -> str:
-        """What each process is at, the stacks of its threads with those of C++ among them."""
+        """The exit code of each process, or the stacks of its threads, including C++."""
         found = []
         for rank, process in enumerate(self.processes):
             found.append(f"rank {rank}, process {process.pid}, exit code {process.exitcode}")
@@ -353,14 +353,14 @@ def replaced(home: Path, *, attempt: int = 1) -> list[int]:
 
 
 def last_status(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
-    """What a process, dead by now, had written on its page."""
+    """The heartbeat page of a process that is dead by now."""
     seen = heartbeat.observe_ranks(home / "attempt-1" / "pages")
     (page,) = [s.status for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
     return page
 
 
 def checkpoint_refs(home: Path, *, attempt: int = 1) -> list[CheckpointRef]:
-    """The checkpoints that rank 0 told of, newest first."""
+    """The checkpoints that rank 0 reported, newest first."""
     told = frames(home, attempt=attempt, kind="checkpoint")
     return [CheckpointRef(c["url"], c["step"], c["manifest_sha256"]) for c in reversed(told)]
 

@@ -64,7 +64,7 @@ def test_a_step_is_told_to_take_as_long_as_the_gpu_takes(tmp_path: Path) -> None
 
 BUSY_S = 0.05
 CYCLES = 150_000_000
-"""More than so many seconds, at up to 3 GHz."""
+"""More than `BUSY_S` seconds, at up to 3 GHz."""
 
 
 def _keep_busy(task: RankTask) -> None:
@@ -128,7 +128,7 @@ def _report_memory(home: str, task: RankTask) -> None:
 
 
 ROUNDED = {"fp32": 0.01, "fp16": 0.03, "bf16": 0.05}
-"""By the precision of a job how much of a loss may differ: a GPU adds up in another order, and its
+"""Tolerance of a loss by the precision of the job: a GPU adds in another order, and its
 convolutions round their inputs to TF32."""
 
 

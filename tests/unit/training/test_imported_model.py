@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tests.marks import SOAK
 from tests.unit.training import jobs
 from tests.unit.training.ranks import run_ranks
 
@@ -24,6 +25,7 @@ class Net(nn.Module):
 """
 
 
+@SOAK
 def test_two_ranks_train_it_as_one_does(tmp_path: Path) -> None:
     found = []
     for num_workers in (1, 2):

@@ -26,7 +26,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.fakes import pretend_gpu, pretend_nccl
-from tests.marks import soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.recipes.test_image_segmentation import NAMES, draw
 from tests.unit.training.core import test_divergence
 from tests.unit.training.jobs import (
@@ -107,7 +107,7 @@ JOBS = {
 
 
 SHORT = {"unet", "gpt", "numbers", "cnn in fp16", "offloaded", "categories in bf16"}
-"""Of `make test`: each recipe, and each precision."""
+"""Cases for `make test`: each recipe, and each precision."""
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,7 @@ def with_data(document: dict[str, Any], sources: Mapping[str, str]) -> dict[str,
     return {**document, "data": {**data, "source": sources.get(data["source"], data["source"])}}
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(JOBS, short=SHORT))
 def test_a_job_learns_what_it_learns_on_a_cpu(
     name: str, tmp_path: Path, sources: dict[str, str]
@@ -157,8 +158,8 @@ def streaming(task: RankTask) -> None:
 
 
 def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: str = "") -> None:
-    """To the bit, or in bf16 but for how autocast adds up the gradients of a tied weight. but: a
-    metric that says nothing of it."""
+    """Assert that the series are bitwise equal, or within `rel` in bf16, where autocast adds the
+    gradients of a tied weight in another order. but: a metric to ignore."""
     keys = [key for key in _told(here) if not key.startswith("perf/") and key != but]
     assert {"train/loss", "train/grad_norm", "val/loss"} < set(keys)
     for key in keys:
@@ -184,7 +185,7 @@ ASKED: dict[str, Any] = {
     "numbers": [dict.fromkeys(load_diabetes().feature_names, 0.01)],
     "gpt": "the quick",
 }
-"""By the name of a job what its result is asked."""
+"""The checks of a job's result, by the job's name."""
 
 
 def _answers_are_the_cpus(rank: int, folder: str, name: str) -> None:
@@ -216,6 +217,7 @@ def test_a_job_begins_with_the_weights_that_another_device_left(tmp_path: Path) 
     _assert_learnt_the_same(there, here)
 
 
+@ONE_SET
 @pytest.mark.parametrize("rule", ["skip_step", "fail"])
 def test_what_is_not_finite_is_found_on_the_device(rule: str, tmp_path: Path) -> None:
     document = job(MLP, on_divergence=rule)
@@ -282,6 +284,7 @@ SHARED = {
 }
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(SHARED, short=["replicated", "shard"]))
 def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     name: str, tmp_path: Path, sources: dict[str, str]
@@ -290,7 +293,7 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     here, there = tmp_path / "cpu", tmp_path / "pretend"
     assert run_ranks(here, document, world_size=2) == [0, 0]
     assert run_pretended(there, document) == [0, 0]
-    # The kernel counts the bytes that gloo sends, and not those of NCCL.
+    # The kernel counts the bytes that gloo sends, and not the bytes of NCCL.
     _assert_learnt_the_same(there, here, but="sync/sent_bytes")
     if name in (
         "zero 1",
@@ -312,6 +315,7 @@ def served(mode: str) -> dict[str, Any]:
     return job(RESNET, {"sync": sync, "resources": resources}, optimizer={"name": "sgd"})
 
 
+@SOAK
 @pytest.mark.parametrize("mode", ["synchronous", soak("asynchronous")])
 def test_workers_on_gpus_learn_from_servers_without_one_what_they_learn_on_a_cpu(
     mode: str, tmp_path: Path
@@ -423,5 +427,5 @@ def _nccl_rules(rank: int) -> None:
 
 
 def _all_reduce_functional(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """As DTensors exchange."""
+    """Exchange as DTensors do."""
     return funcol.all_reduce(tensor, "sum", group)

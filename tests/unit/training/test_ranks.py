@@ -1,4 +1,4 @@
-"""What these tests run their ranks with outlives a fault that is not dray's."""
+"""The harness of these tests survives faults that are not dray's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gradients made smaller on their way between the ranks: hooks of DDP.
+"""Compression of gradients that the ranks exchange, as hooks of DDP.
 
-A compressor keeps the part of a gradient that it did not send, and adds it to the gradient of the
-next step. Each rank has a rest of its own, which begins at zero whenever a group is formed.
+A compressor keeps the remainder of a gradient that it did not send, and adds it to the gradient of
+the next step. Each rank has its own remainder, which begins at zero whenever a group is formed.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_RATIO = 0.25
-"""Share of the elements with which topk's warm-up begins, as its authors'."""
+"""Share of the elements with which topk's warm-up begins, as in the authors' code."""
 Gradients = torch.futures.Future[Tensor]
 
 
 def takes_momentum(options: spec.Compression | None) -> bool:
-    """Whether the momentum is the compressor's: the compressor adds up gradients that are sent
-    late, and the optimizer's momentum would count them twice."""
+    """Whether the compressor applies the momentum: it accumulates gradients that are sent late, and
+    the optimizer's momentum would count them twice."""
     return options is not None and options.name == "topk"
 
 
 class CompressedGradientEngine(GradientEngine):
-    """DDP with compressed gradients. The loss is exchanged uncompressed, apart from them."""
+    """DDP with compressed gradients. The loss is exchanged separately, uncompressed."""
 
     def __init__(
         self, parts: EngineParts, options: spec.Compression, *, momentum: float, seed: int
     ) -> None:
-        """momentum: of the optimizer, which topk takes over (`takes_momentum`)."""
+        """momentum: the optimizer's momentum, which topk applies instead (`takes_momentum`)."""
         super().__init__(parts)
         self._options = options
         self._hook_momentum = momentum
         self._seed = seed
         self._velocities: list[Tensor] = []
-        """Of the gradients, while this rank is alone: there is no hook then to take them over."""
+        """Velocities of the gradients while this rank is alone, when no hook keeps them."""
 
     def form(self, world_size: int) -> None:
         super().form(world_size)
@@ -82,9 +82,9 @@ class CompressedGradientEngine(GradientEngine):
 
     @property
     def _bucket_cap_mb(self) -> int | None:
-        """One bucket for all where little is sent of each. PowerSGD's hook starts its second
-        exchange in the thread that ended the first and waits for it there; gloo has two threads, so
-        two buckets at once would wait for each other for good."""
+        """The bucket size in MiB: one bucket for the whole gradient if little of it is sent.
+        PowerSGD's hook starts its second exchange in the thread that ended the first, and waits for
+        it there; gloo has two threads, so two buckets at once would deadlock."""
         if self._options.name in ("fp16", "bf16"):
             return None
         return 1 + sum(p.nbytes for p in self._parameters) // 2**20
@@ -98,7 +98,7 @@ class CompressedGradientEngine(GradientEngine):
 
 
 def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientEngine:
-    """Of a model that every rank has: with smaller messages where the document asks for it."""
+    """Return the engine for a model that every rank has, with compression if it is set."""
     options = given.spec.compression
     if options is None:
         return GradientEngine(parts)
@@ -110,12 +110,12 @@ def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientE
 def compress(
     module: DistributedDataParallel, options: spec.Compression, *, momentum: float, seed: int
 ) -> None:
-    """Have the module's gradients travel as the options say, with a rest of zero."""
+    """Compress the module's gradients as the options specify, with a remainder of zero."""
     match options.name:
         case "fp16":
             module.register_comm_hook(None, fp16_compress_hook)
         case "bf16":
-            # A lambda: by its name DDP would refuse this hook on CPU, where gloo has bf16 by now.
+            # A lambda: DDP refuses this hook by its name on CPU, although gloo supports bf16 now.
             module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         case "powersgd":
             factors = PowerSGDState(
@@ -127,7 +127,7 @@ def compress(
             )
             module.register_comm_hook(factors, powerSGD_hook)
         case "topk":
-            # A lambda: DDP wants its own class for an annotation, and none that is put off.
+            # A lambda: DDP requires an annotation with its own class, and no postponed annotation.
             state = TopK(options.ratio, momentum, options.warmup_steps)
             module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
         case unknown:
@@ -137,9 +137,9 @@ def compress(
 class TopK:
     """The part of each parameter's gradient that was not sent yet.
 
-    Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity
-    u = momentum * u + g is added to the rest v; the largest of |v| are sent, and where they are, u
-    and v become zero. Its warm-up: while the gradients change fast, more of them are sent; the
+    Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity u =
+    momentum * u + g is added to the remainder v; the elements with the largest |v| are sent, and u
+    and v become zero there. Its warm-up sends more elements while the gradients change fast; the
     share falls by the same factor in each step.
     """
 
@@ -152,7 +152,7 @@ class TopK:
         self._rests: dict[Tensor, Tensor] = {}
 
     def pick(self, parameter: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """(numbers, values) of the elements of the flat gradient that are sent."""
+        """Return (indices, values) of the elements of the flat gradient to send."""
         flat = gradient.reshape(-1)
         if self._momentum:
             velocity = self._kept(self._velocities, parameter, flat)
@@ -168,7 +168,7 @@ class TopK:
         return numbers, values
 
     def step(self) -> None:
-        """Another step begins."""
+        """Begin another step."""
         self._num_steps += 1
 
     def count(self, num_elements: int) -> int:
@@ -186,9 +186,9 @@ class TopK:
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
-    """The mean over the ranks of what each sends, in the bucket's own memory."""
+    """Return the mean over the ranks of what each sends, in the bucket's own memory."""
     flat: Tensor = bucket.buffer()
-    state.step()  # of which there is one bucket
+    state.step()  # one bucket has the whole gradient
     world_size = dist.get_world_size()
     start, numbers, values = 0, [], []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -196,13 +196,13 @@ def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
         numbers.append(found + start)
         values.append(picked)
         start += gradient.numel()
-    # Numbers and values in one message, as 32-bit words.
+    # Indices and values in one message, as 32-bit words.
     sent = torch.cat([torch.cat(numbers).to(torch.int32), torch.cat(values).view(torch.int32)])
     received = sent.new_empty(world_size * sent.numel())
     work: Any = dist.all_gather_into_tensor(received, sent, async_op=True)
 
     def add_up(gathered: Any) -> Tensor:
-        gathered.value()  # raises what went wrong
+        gathered.value()  # raises the error of a failed operation
         flat.zero_()
         for theirs in received.view(world_size, 2, -1):  # in the order of the ranks, on every rank
             flat.index_add_(0, theirs[0].long(), theirs[1].view(flat.dtype), alpha=1 / world_size)

@@ -25,13 +25,13 @@ from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyC
 
 
 class Replicas(Strategy):
-    """Every rank has the whole model. All ranks are equal, so any of them can hand its state to a
+    """Every rank has the whole model. All ranks are equal, so any of them can send its state to a
     newcomer."""
 
     is_on_demand = False
-    """Whether ranks find out during the step which shares they compute."""
+    """Whether ranks get their shares during the step."""
     num_shares: int | None = None
-    """Shares of each global batch, at any world size; None for one of each rank."""
+    """Number of shares of each global batch, at any world size; None for one per rank."""
     update: OptimizerStep
 
     def __init__(
@@ -64,14 +64,15 @@ class Replicas(Strategy):
         return newest, handed if progress < newest else None
 
     def _begin_alike(self) -> None:
-        """Take rank 0's model: unlike machines may draw unlike numbers. A collective."""
+        """Load rank 0's model, because different machines may draw different numbers. A
+        collective."""
         if self.world_size > 1:
             process_group.have_rank_0s([*self.model.parameters(), *self.model.buffers()])
 
     def compare_copies(self) -> None:
         if self.world_size == 1 or self.given.spec.copies_differ:
             return
-        # Buffers are those of rank 0 from the next forward pass on.
+        # The next forward pass replaces buffers by rank 0's.
         alike = self.update.replicated(self.update.state_dict())
         mine = digest([*self.model.parameters(), *tensors_in(alike)]) % 2**62
         if not process_group.all_same(mine, self.device, self.world_size):
@@ -90,8 +91,7 @@ class Replicas(Strategy):
 
 
 class Ddp(Replicas):
-    """Torch's DDP, with compressed gradients where the document asks for them, or with a measure of
-    their noise."""
+    """Torch's DDP, with compression or noise measurement of the gradients if it is set."""
 
     def __init__(self, given: StrategyContext) -> None:
         parts = given.engine_parts()

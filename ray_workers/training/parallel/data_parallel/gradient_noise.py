@@ -1,10 +1,10 @@
-"""The gradient noise scale of a job, measured while it trains.
+"""Measures the gradient noise scale of a job during training.
 
 The noise scale is tr(S) / |G|^2 with the gradient G and the covariance S of a sample's gradient:
 the size of a batch whose mean gradient is half noise (McCandlish et al. 2018,
 https://arxiv.org/abs/1812.06162, section 2.2). It is estimated from two batch sizes (appendix A.1),
-the share of each rank and the global batch. Their squared norms cost one pass over the gradient
-before it is exchanged, and one number that is exchanged besides it.
+the share of each rank and the global batch. Their squared norms take one pass over the gradient
+before the exchange, and the exchange of one additional number.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ray_workers.training.data.sampler import share
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine, Pass
 
 EVERY = 10
-"""Steps from one measurement to the next: on a GPU each waits for the device."""
+"""Steps from one measurement to the next: on a GPU each measurement waits for the device."""
 DECAY = 0.9
-"""Of the means of |G|^2 and of tr(S): each by itself, since the mean of their ratio is biased."""
+"""Decay of the separate means of |G|^2 and tr(S), because the mean of their ratio is biased."""
 
 
 def estimates(
@@ -35,11 +35,11 @@ def estimates(
 
     own_squares: the sum over the ranks of |h|^2, with the part h that a rank adds to the gradient
         of the global batch: its samples' mean gradient times its part of the samples.
-    global_square: |sum of h|^2. parts: of the ranks in the batch, 1 in all.
+    global_square: |sum of h|^2. parts: the ranks' parts of the batch, which add up to 1.
 
-    For one that has n of N samples, E|h|^2 = (n/N)^2 |G|^2 + (n/N) tr(S) / N, so with q the sum of
-    the squares of the parts E(own_squares) = q |G|^2 + tr(S) / N, and E(global_square) is the same
-    with q = 1. The shares need not be equal.
+    For a rank with n of N samples, E|h|^2 = (n/N)^2 |G|^2 + (n/N) tr(S) / N, so with q the sum of
+    the squared parts E(own_squares) = q |G|^2 + tr(S) / N, and E(global_square) is the same with
+    q = 1. The shares need not be equal.
     """
     q = sum(part * part for part in parts)
     square = (global_square - own_squares) / (1 - q)
@@ -59,20 +59,20 @@ class GradientNoise:
 
     @property
     def scale(self) -> float | None:
-        """In samples; None while the estimates are too noisy to tell."""
+        """The noise scale in samples; None while the estimates are too noisy."""
         if self._square <= 0 or self._variance < 0:
             return None
         return self._variance / self._square
 
 
 class NoiseMeasuringGradientEngine(GradientEngine):
-    """DDP that measures the noise of its gradients now and then, and leaves them as they are."""
+    """DDP that periodically measures the noise of its gradients without changing them."""
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
-        """In this group: ranks measure in the same steps."""
+        """Number of steps in this group, so that all ranks measure in the same steps."""
         self._own_square: Tensor | None = None
         """While a step is measured, |h|^2 of the buckets that are exchanged already."""
         self._is_measured = False
@@ -83,7 +83,7 @@ class NoiseMeasuringGradientEngine(GradientEngine):
 
     def _wrapped(self) -> DistributedDataParallel:
         wrapped = super()._wrapped()
-        # A lambda: DDP wants its own class for an annotation, and none that is put off.
+        # A lambda: DDP requires an annotation with its own class, and no postponed annotation.
         wrapped.register_comm_hook(None, lambda _, bucket: self._exchange_bucket(bucket))
         return wrapped
 

@@ -1,8 +1,8 @@
-"""Shares of the batch that follow the speed of the ranks, where machines are uneven.
+"""Shares of the batch in proportion to the speed of the ranks, for machines of different speed.
 
-The ranks compare now and then how long a sample takes them; the next global batches are cut in
+The ranks periodically compare their time for a sample; the next global batches are divided in
 proportion to the speeds. A sample's weight in the gradient does not depend on the rank that
-computes it, so the result stays the same, but for the order in which numbers are added.
+computes it, so the result stays the same, except for the order in which numbers are added.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine,
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_AFTER, EVERY = 5, 20
-"""Steps after which the ranks compare their speeds: soon, and then from time to time."""
+"""Steps after which the ranks compare their speeds: first soon, and then periodically."""
 WORTH_IT = 1.03
-"""Shares are cut anew when a step is to become shorter by this factor."""
+"""Shares change if a step is expected to become shorter by this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank that takes STRAGGLES times as long for a sample as the middle one is reported, until it
-takes less than KEEPS_UP times as long."""
+"""A rank is reported if its time for a sample is STRAGGLES times the median, until it is less than
+KEEPS_UP times the median."""
 
 
 class LoadBalancedDdp(Replicas):
-    """Makes each rank's share as large as the rank is fast."""
+    """Makes the size of each rank's share proportional to the rank's speed."""
 
     def __init__(self, given: StrategyContext) -> None:
         self._timed = TimedGradientEngine(given.engine_parts())
@@ -57,7 +57,7 @@ class LoadBalancedDdp(Replicas):
         seconds = _everyones(statistics.median(own) if own else math.inf, self.device)
         own.clear()
         if math.inf in seconds:
-            return  # the speed of a rank that had nothing to do is not known
+            return  # the speed of a rank without samples is unknown
         if self.rank == 0:
             self._report(step, seconds, num_steps)
         parts = in_proportion(seconds)
@@ -68,7 +68,7 @@ class LoadBalancedDdp(Replicas):
             self._feed.cut_anew(parts, from_step=step + 1)
 
     def _report(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
-        """Report the stragglers when they are other ranks than in the last report."""
+        """Report the stragglers if they are other ranks than in the last report."""
         middle = statistics.median_low(seconds)
         limits = [KEEPS_UP if rank in self._reported else STRAGGLES for rank in range(len(seconds))]
         slow = [r for r, each in enumerate(seconds) if each > limits[r] * middle]
@@ -91,7 +91,7 @@ class LoadBalancedDdp(Replicas):
 
 
 class TimedGradientEngine(GradientEngine):
-    """Knows how long a sample took in each step, without the wait for other ranks."""
+    """Measures the time for a sample in each step, without the wait for other ranks."""
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
@@ -99,14 +99,14 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # In forward passes of a sample, of which its backward pass takes about two: those of the
-        # last micro-batch come after.
+        # Measured in forward passes of a sample. A backward pass takes about two; the measurement
+        # ends before the backward pass of the last micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
-        self._wait_for_device()  # what is still to be done is the step's before
+        self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()
 
         def timed() -> None:
-            # From here on the gradients of others are waited for.
+            # From here on the rank waits for the gradients of others.
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
@@ -119,7 +119,7 @@ class TimedGradientEngine(GradientEngine):
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:
-    """The parts of a batch that take ranks equally long, from how long each takes for a sample."""
+    """The parts of a batch that take all ranks the same time, given their seconds for a sample."""
     speeds = [1 / each for each in seconds]
     return [speed / sum(speeds) for speed in speeds]
 

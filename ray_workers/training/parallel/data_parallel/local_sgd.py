@@ -1,9 +1,9 @@
-"""Steps that each rank takes by itself, and what the ranks agree on after some of them.
+"""Steps that each rank does independently, and the periodic synchronization of the ranks.
 
-Local SGD (arXiv:1805.09767) takes the mean of the ranks' weights. DiLoCo (arXiv:2311.08105) takes
-the mean of how far they have come for a gradient, and gives that to an outer optimizer. In between
-each rank has weights of its own, and its own state of the inner optimizer for good; so checkpoints
-and evaluations come right after an agreement, and a checkpoint holds every rank's inner state.
+Local SGD (arXiv:1805.09767) averages the ranks' weights. DiLoCo (arXiv:2311.08105) passes the mean
+of the ranks' changes as a gradient to an outer optimizer. In between each rank has its own weights,
+and it always has its own state of the inner optimizer. So checkpoints and evaluations directly
+follow a synchronization, and a checkpoint has every rank's inner state.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class LocalGradientEngine(GradientEngine):
-    """Computes the gradient of this rank's own share, of which no other rank learns.
+    """Computes the gradient of this rank's own share without exchanging it.
 
-    It is weighted by the samples of the share, so that the mean over the ranks is the gradient of
-    the global batch, as with all-reduce: where shares are equal it is the share's mean, and else
-    that times the number of samples over that of an equal share.
+    The gradient is weighted by the samples of the share, so that the mean over the ranks is the
+    gradient of the global batch, as with all-reduce: if shares are equal, it is the share's mean;
+    otherwise it is this mean times the ratio of the share's size to that of an equal share.
     """
 
     uses_ddp = False
     _scale: Tensor | None = None
     _part = 1.0
-    """The samples of the share over those of an equal one."""
+    """Ratio of the share's size to that of an equal share."""
     _last_loss: Tensor | None = None
 
     def backward(self, work: Pass) -> None:
-        """Of this rank's share alone; `before_exchange` is not called."""
+        """Compute the gradient of this rank's share only; `before_exchange` is not called."""
         mine = work.share
         work.prepare(mine.batch.number)
         self.has_samples, self._scale = not mine.batch.is_empty, work.scale
@@ -48,7 +48,7 @@ class LocalGradientEngine(GradientEngine):
         self._exchange(mine, mine.batch.weight, work.scale, lambda: None)
 
     def take_loss(self) -> Tensor:
-        """The mean over the share; of a rank without samples the one of its last share."""
+        """The mean loss of the share; without samples, the mean loss of the rank's last share."""
         carried = super().take_loss()
         scale = carried.new_ones(()) if self._scale is None else self._scale
         if self.has_samples:
@@ -57,7 +57,7 @@ class LocalGradientEngine(GradientEngine):
 
 
 class LocalSgd(Replicas):
-    """After some steps the ranks agree on weights; a checkpoint holds the inner states of all."""
+    """The ranks periodically synchronize their weights; a checkpoint has all inner states."""
 
     saves_alone = False
 
@@ -69,7 +69,7 @@ class LocalSgd(Replicas):
         self._weights = [p.detach() for p in model.parameters() if p.requires_grad]
         self._means = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self.agreed = [weight.clone() for weight in self._weights]
-        """The weights that the ranks last agreed on."""
+        """The weights after the last synchronization."""
         self._outer: torch.optim.SGD | None = None
         if options.outer is not None:
             lr, momentum = options.outer.lr, options.outer.momentum
@@ -82,7 +82,7 @@ class LocalSgd(Replicas):
 
     @property
     def preemption_requested(self) -> bool:
-        """Whether any rank had been asked to leave when the ranks last agreed."""
+        """Whether any rank had been asked to leave at the last synchronization."""
         return self._is_asked_to_leave
 
     def prepare(self, feed: Feed, step: int) -> None:
@@ -99,8 +99,8 @@ class LocalSgd(Replicas):
 
     @torch.no_grad()
     def _agree(self, *, measures: bool) -> None:
-        """Have the same weights on every rank, and know whether any was asked to leave. measures:
-        also how far they were from each other."""
+        """Synchronize the weights, and find out whether any rank was asked to leave. measures:
+        whether to also measure the distance between the ranks' weights."""
         asked = self._weights[0].new_tensor([float(self.given.page.is_asked_to_leave)])
         *means, asked = _means([*self._weights, *self._means, asked], self.world_size)
         self._is_asked_to_leave = bool(asked > 0.0)
@@ -124,20 +124,20 @@ class LocalSgd(Replicas):
         torch._foreach_copy_(self._weights, self.agreed)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Of the weights before the average, which the evaluation is of."""
+        """The distance of the weights before the average that the evaluation used."""
         return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:
         self._others = state_transfer.gather(self.update.state_dict, self.device)
 
     def state(self) -> dict[str, Any]:
-        """With the inner states that `consolidate` found, once."""
+        """The state with the inner states that `consolidate` gathered, which are released."""
         inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
         return {**super().state(), "local": {"outer": outer, "inner": inner}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take the inner state that this rank had; a rank beyond those takes another's."""
+        """Load a state, with the inner state of this rank, or another's if the rank had none."""
         super().load(state)
         local = state["local"]
         if self._outer is not None and local["outer"]:
@@ -149,7 +149,7 @@ class LocalSgd(Replicas):
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:
-    """The mean over the ranks of each tensor; all of one dtype travel together."""
+    """The mean of each tensor over the ranks; all tensors of one dtype are sent together."""
     if world_size == 1:
         return list(tensors)
     found: dict[int, Tensor] = {}

@@ -1,7 +1,7 @@
-"""Optimizer state spread over the ranks, parameters and gradients whole on each: ZeRO 1.
+"""ZeRO 1: optimizer state divided among the ranks, parameters and gradients whole on each.
 
-torch's `ZeroRedundancyOptimizer`: each rank of a group steps some of the parameters, and sends them
-to the others. Gradients are those of DDP over the whole world.
+Uses torch's `ZeroRedundancyOptimizer`: each rank of a group updates some of the parameters, and
+sends them to the others. DDP averages the gradients over the whole world.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # torch compiles its functional optimizers by a way that it has deprecated itself.
+    # torch compiles its functional optimizers in a way that it has itself deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -39,7 +39,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 class Zero1Step(OptimizerStep):
     """The step of an optimizer of which this rank has a part. After each step all ranks know
-    whether any was asked to leave."""
+    whether any rank was asked to leave."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Zero1Step(OptimizerStep):
         self._is_gathered = False
         self.preemption_requested = False
         self.is_torn = False
-        """Whether an update began, and the others' parts of the new weights are not all here."""
+        """Whether an update began, and not all ranks' parts of the new weights have arrived."""
 
     def step(self, lr: float) -> Tensor:
         asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
@@ -67,14 +67,14 @@ class Zero1Step(OptimizerStep):
         return norm
 
     def consolidate(self) -> None:
-        """Have rank 0 know all of the state. A collective of its group."""
+        """Gather the whole state on rank 0. A collective of its group."""
         self._spread.consolidate_state_dict(to=0)
         # The call copies to main memory without waiting for the copy (pytorch/pytorch#198020).
         devices.synchronize(self._one.device)
         self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """All of it right after `consolidate` on rank 0, else this rank's part."""
+        """The whole state directly after `consolidate` on rank 0; otherwise this rank's part."""
         whole, self._is_gathered = self._is_gathered, False
         if not whole:
             return named_state(self._local_optimizer, self._names)
@@ -94,8 +94,8 @@ class Zero1Step(OptimizerStep):
 
 
 class Zero1(ModelParallel):
-    """The ranks of a `shard` group have parts of the optimizer's state alone. The update knows what
-    the ranks agree on."""
+    """The ranks of a `shard` group divide only the optimizer's state. The update knows whether a
+    rank was asked to leave."""
 
     is_whole = True
     update: Zero1Step
@@ -124,7 +124,7 @@ class Zero1(ModelParallel):
         super().leave_group()
 
     def consolidate(self) -> None:
-        if self.mesh.at["data"] == 0:  # its groups have all there is
+        if self.mesh.at["data"] == 0:  # its groups have the whole state
             self.update.consolidate()
         super().consolidate()
 
@@ -132,7 +132,7 @@ class Zero1(ModelParallel):
 def _spread_over(
     whole: torch.optim.Optimizer, group: dist.ProcessGroup | None
 ) -> ZeroRedundancyOptimizer:
-    """An optimizer of the same kind, groups and options."""
+    """Make a sharded optimizer of the same kind, with the same groups and options."""
     kind = type(whole)
     known = inspect.signature(kind).parameters
     options = {name: value for name, value in whole.defaults.items() if name in known}

@@ -17,34 +17,34 @@ from ray_workers.training.parallel.federated.rounds import Participant, RoundPla
 
 @dataclass(frozen=True)
 class RoundShare(Share):
-    """A rank's part of a round. Its batch has no samples, which are those of clients."""
+    """A rank's part of a round. Its batch has no samples, because the clients have them."""
 
     plan: RoundPlan
     owners: Sequence[int]
-    """The rank of each participant."""
+    """The rank that plays each participant."""
 
     @classmethod
     def of(cls, plan: RoundPlan, owners: Sequence[int] | None = None, **more: Any) -> Self:
-        """owners: None if all are rank 0. more: the fields of a subclass."""
+        """owners: None if rank 0 plays all. more: the fields of a subclass."""
         batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
         return cls(batch, [], plan, owners or [0] * len(plan.participants), **more)
 
     def own(self, rank: int) -> Iterator[tuple[int, Participant]]:
-        """(place among all participants, participant) of those that a rank plays."""
+        """Yield (index among all participants, participant) for each that a rank plays."""
         for place, participant in enumerate(self.plan.participants):
             if self.owners[place] == rank:
                 yield place, participant
 
 
 class RoundFeed:
-    """The part of a feed of rounds that is the same wherever clients are. `at` gives the round of a
-    step, as one share."""
+    """The methods of a feed of rounds that are the same wherever clients are. `at` returns the
+    round of a step as one share."""
 
     def end_batches(self, *_: object) -> None:
-        """A round is one step."""
+        """Do nothing: a round is one step."""
 
     def close(self) -> None:
-        """Nothing is read ahead."""
+        """Do nothing: nothing is read ahead."""
 
 
 def batches_of(
@@ -54,10 +54,10 @@ def batches_of(
     batch_size: int,
     *seed: int,
 ) -> Iterator[Piece]:
-    """(inputs, targets) of each step of a client in a round, whose samples have the numbers `own`.
-    In each local epoch it goes over them in an order of its own.
+    """Yield (inputs, targets) of each step of a client in a round, whose samples have the numbers
+    `own`. Each local epoch visits them in a different order.
 
-    seed: that of the job, the round and the client.
+    seed: the seed of the job, the round and the client.
     """
     generator = torch.Generator().manual_seed(derive_seed("client", *seed))
     left = num_steps

@@ -19,7 +19,7 @@ PROXIMAL_MU = 0.01
 
 
 def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
-    """The rate of the clients in a round of so many."""
+    """The clients' learning rate in a round."""
     return lr_at(
         round_number,
         total_steps=num_rounds,
@@ -29,10 +29,10 @@ def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
 
 
 class Flat:
-    """The parameters of a model, and its buffers of fractions (running means), as one vector.
+    """The parameters of a model, and its floating-point buffers (running means), as one vector.
 
-    With privacy buffers are left out: noise would spoil those that are constants, such as the means
-    of a table's columns.
+    With privacy, buffers are left out: noise would spoil buffers that are constants, such as the
+    means of a table's columns.
     """
 
     def __init__(self, model: nn.Module, *, has_buffers: bool) -> None:
@@ -43,14 +43,14 @@ class Flat:
             for name, buffer in model.named_buffers()
             if has_buffers and not buffer.is_floating_point()
         }
-        """Counters, of which there is no mean."""
+        """Counters, which can't be averaged."""
         self._tensors = [p.detach() for p in self.parameters] + self.buffers
         self._others = [b for b in model.buffers() if not (has_buffers and b.is_floating_point())]
         self._sizes = [tensor.numel() for tensor in self._tensors]
         self.num_elements = sum(self._sizes)
 
     def change_since(self, before: Flat) -> Tensor:
-        """float32 (elements,): how far the tensors are from those of an equal model."""
+        """float32 (elements,): the difference of the tensors from the ones of `before`."""
         return torch.cat(
             [t.reshape(-1) for t in torch._foreach_sub(self._tensors, before._tensors)]
         )
@@ -71,7 +71,7 @@ class Flat:
 
     @torch.no_grad()
     def write(self, flat: Tensor) -> None:
-        """Have the tensors take these values."""
+        """Copy these values into the tensors."""
         parameters, buffers = self.split(flat)
         torch._foreach_copy_(self._tensors, [*parameters, *buffers])
 
@@ -90,7 +90,7 @@ class Flat:
 
 
 class ClientTraining:
-    """Plays one client after the other, on a model of its own."""
+    """Trains one client after another, on its own copy of the model."""
 
     def __init__(self, parts: EngineParts, options: spec.Train, federated: spec.Federated) -> None:
         has_buffers = federated.privacy is None
@@ -107,9 +107,9 @@ class ClientTraining:
     def train(
         self, batches: Iterable[Piece], lr: float, correction: Tensor | None
     ) -> tuple[Tensor, float]:
-        """Take a step for each batch; (the update, the mean loss of the samples on the way).
+        """Do a step for each batch; return (the update, the mean loss of the samples on the way).
 
-        correction: added to each gradient, as `Flat` has the parameters.
+        correction: added to each gradient, in the order of `Flat`'s parameters.
         """
         self._own.copy_from(self._server)
         self._optimizer.state.clear()  # a client begins with a fresh optimizer
@@ -132,13 +132,13 @@ class ClientTraining:
 
     @property
     def integer_buffers(self) -> Tensor:
-        """Those that the last client has come to, as `Flat.integer_values`."""
+        """The integer buffers of the last client, as `Flat.integer_values` returns them."""
         return self._own.integer_values()
 
     @torch.no_grad()
     def _correct(self, added: Sequence[Tensor] | None) -> None:
-        """Clip the gradient of the client's objective, which has a proximal term with fedprox, and
-        add the correction of scaffold."""
+        """Add the proximal term of fedprox to the client's gradient, clip it, and add the
+        correction of scaffold."""
         places = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
         parameters: list[Tensor] = [self._own.parameters[place] for place in places]
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""A round: the updates of clients become one, and that a step of the job."""
+"""A round: combines the updates of clients, and makes the result a step of the job."""
 
 from __future__ import annotations
 
@@ -35,55 +35,54 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class JudgedUpdate(NamedTuple):
-    """The update of a client, which the rank has that plays it."""
+    """The update of a client, on the rank that plays the client."""
 
     place: int
-    """Of the client among the participants."""
+    """Index of the client among the participants."""
     participant: Participant
     update: Tensor
     loss: float
     verdict: Verdict
     norm: float
-    """NaN where it has none."""
+    """NaN if the update has no norm."""
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The updates of a round as one."""
+    """The combined updates of a round."""
 
     mean: Tensor | None
     """float64 (elements,); None if too few updates came."""
     loss: float
     num_within: int
-    """Updates that privacy did not need to clip."""
+    """Number of updates that privacy did not need to clip."""
     rows: Tensor | None = None
-    """(participants, elements): each update, where they are needed."""
+    """(participants, elements): each update, if the round needs each."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """The changes of a round besides those of the weights."""
+    """The changes of a round besides the changes of the weights."""
 
     counts: bool
-    """Whether enough updates came. If not, nothing of what was learned counts."""
+    """Whether enough updates came. If not, the round changes nothing."""
     buffers: Sequence[Tensor]
     """The changes of the model's buffers."""
     integers: Tensor | None
-    """The values of its integer buffers, as `Flat.integer_values`; None if they stay."""
+    """The values of its integer buffers (see `Flat.integer_values`); None if unchanged."""
     loss: float
     metrics: Mapping[str, float]
     findings: Any
     """The findings of the algorithm, if the round counts."""
     clip_norm: float | None
-    """That of the next round."""
+    """The clipping norm of the next round."""
 
 
 class FederatedEngine(GradientEngine):
-    """Takes a round for the `backward` of a step, whose gradient is the round's update with its
-    sign changed.
+    """Plays a round in the `backward` of a step. The gradient is the round's negated update.
 
-    Until the server's step nothing that outlasts the round has changed, so a round that breaks off
-    can be played again.
+    Nothing that outlasts the round changes before the server's step, so an interrupted round can be
+    played again.
     """
 
     uses_ddp = False
@@ -116,7 +115,7 @@ class FederatedEngine(GradientEngine):
         super().disband()
 
     def backward(self, work: Pass) -> None:
-        """Play a round; `prepare` is called with the place of each client among the participants
+        """Play a round; `prepare` is called with the index of each client among the participants
         before it trains."""
         mine = work.share
         assert isinstance(mine, RoundShare)
@@ -144,12 +143,12 @@ class FederatedEngine(GradientEngine):
         self._take(mine, received, result, self._integers(mine, received))
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """The model's integer buffers after the round; None if they stay. Clients with data of
-        their own train dray's models, whose integer buffers are constants."""
+        """The model's integer buffers after the round; None if unchanged. Clients with their own
+        data train dray's models, whose integer buffers are constants."""
         return None
 
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
-        """Those of this rank's clients."""
+        """Yield the updates of this rank's clients."""
         size, max_norm = self._flat.num_elements, self._options.max_update_norm
         for place, participant in mine.own(self.rank):
             prepare(place)
@@ -158,26 +157,26 @@ class FederatedEngine(GradientEngine):
             yield JudgedUpdate(place, participant, update, loss, verdict, norm)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
-        """The update that a client sends, and its mean loss."""
+        """Return the update that a client sends, and its mean loss."""
         raise NotImplementedError
 
     def _lr(self, round_number: int) -> float:
-        """The clients'."""
+        """The clients' learning rate."""
         return client_lr(self._train, round_number, self._given.calendar.total_steps)
 
     @property
     def _needs_each(self) -> bool:
-        """Whether a round needs each update, and not their mean alone."""
+        """Whether a round needs each update, and not only their mean."""
         return self.algorithm.needs_each or self._options.aggregator.name != "mean"
 
     def _weight(self, participant: Participant, mine: RoundShare) -> float:
-        """The weights of all participants add up to 1."""
+        """The participant's weight; the weights of all participants add up to 1."""
         if self._clipping is not None:
             return 1 / len(mine.plan.participants)
         return participant.num_samples / mine.plan.num_samples
 
     def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
-        """Of the weighted sum of the accepted updates; None if there are none."""
+        """The mean, from the weighted sum of the accepted updates; None if there are none."""
         plan = received.plan
         if self._clipping is not None:
             return self._private_mean(plan.number, total * len(plan.participants))
@@ -185,10 +184,10 @@ class FederatedEngine(GradientEngine):
         return total * (plan.num_samples / accepted) if accepted else None
 
     def _private_mean(self, round_number: int, total: Tensor) -> Tensor:
-        """Of the sum of the clipped updates."""
+        """The mean with noise, from the sum of the clipped updates."""
         assert self._clipping is not None
         noise = self._clipping.noise(round_number, len(total)).to(total)
-        # Over as many as are expected, not as came: the number of those tells something, too.
+        # Divided by the expected number, because the actual number also reveals information.
         return (total + noise) / self._options.clients_per_round
 
     def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> RoundResult:
@@ -201,7 +200,7 @@ class FederatedEngine(GradientEngine):
     def _result(
         self, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None = None
     ) -> RoundResult:
-        """Of a round whose single updates are known."""
+        """Make the result of a round whose single updates are known."""
         num_within = 0
         if self._clipping is not None:
             norms = [received.norms[at] for at in received.accepted]
@@ -226,7 +225,7 @@ class FederatedEngine(GradientEngine):
         result: RoundResult,
         integers: Tensor | None = None,
     ) -> None:
-        """Leave the round's update as a gradient, and for `commit` what else it changes."""
+        """Set the round's update as the gradient, and keep its other changes for `commit`."""
         accepted, mean, rows = received.accepted, result.mean, result.rows
         counts = mean is not None and len(accepted) >= self._options.least_updates
         if mean is None or not counts:
@@ -275,8 +274,8 @@ class FederatedEngine(GradientEngine):
 
     @torch.no_grad()
     def change_buffers(self, rate: float) -> None:
-        """With the weights, and before their average takes them over. rate: the share of their
-        change by which running means move."""
+        """Change the buffers along with the weights, before their average includes them. rate: the
+        factor of the change of running means."""
         assert self._end is not None
         for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
             buffer.add_(change, alpha=rate)
@@ -284,7 +283,7 @@ class FederatedEngine(GradientEngine):
             self._flat.write_integers(self._end.integers)
 
     def commit(self) -> None:
-        """Make final what the round changes besides the model, after the server's step."""
+        """Apply the round's changes besides the model's, after the server's step."""
         end = self._end
         assert end is not None
         if end.findings is not None:
@@ -295,7 +294,7 @@ class FederatedEngine(GradientEngine):
             self._last_loss = end.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Its part of a checkpoint."""
+        """The engine's part of a checkpoint."""
         state: dict[str, Any] = {"loss": self._last_loss, **self.algorithm.state_dict()}
         if self._clipping is not None:
             state["clip_norm"] = self._clipping.value

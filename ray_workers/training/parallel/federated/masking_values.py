@@ -1,4 +1,4 @@
-"""The values that clients mask with secure aggregation, and what the server learns of their sum."""
+"""The values that clients mask with secure aggregation, and the sum that the server learns."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ LOSS_RANGE = 1000.0
 
 @dataclass(frozen=True)
 class SecureSum:
-    """All that the server learns of the updates of a round."""
+    """All that the server learns about the updates of a round."""
 
     updates: Tensor
-    """float64 (elements,): the sum of the updates times their weights, on the CPU."""
+    """float64 (elements,): the weighted sum of the updates, on the CPU."""
     weight: int
     """The sum of the weights."""
     loss: float
-    """The mean loss, by the weights."""
+    """The weighted mean of the losses."""
     num_within: int
-    """The weight of the updates that were not clipped."""
+    """The total weight of the updates that were not clipped."""
 
 
 @contextmanager
 def needing_cryptography() -> Iterator[None]:
-    """Imports within it are of modules that need the package, which a node without such jobs may
-    lack: RoundsError then."""
+    """Raise RoundsError if an import in this context fails: the modules need the package
+    cryptography, which only nodes for such jobs need."""
     try:
         yield
     except ImportError as error:
@@ -46,30 +46,30 @@ def needing_cryptography() -> Iterator[None]:
 def masking_settings(
     options: spec.Federated, session: str, num_values: int, max_weight: int
 ) -> MaskingSettings:
-    """The public facts of a round, which both halves of the protocol know."""
+    """The public parameters of a round, which both halves of the protocol know."""
     secure = options.secure_aggregation
     assert secure is not None
     return MaskingSettings(
         session=session,
         num_values=num_values,
         threshold=secure.threshold,
-        limit=options.max_update_norm,  # of the norm, and so of each element
+        limit=options.max_update_norm,  # limits the norm, and so each element
         bits=secure.bits,
         max_weight=max_weight,
     )
 
 
 def outside_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
-    """Those of clients outside of the cluster, whose values are their updates and losses."""
+    """The parameters for clients outside of the cluster, which mask their updates and losses."""
     assert options.http is not None
     return masking_settings(options, session, num_elements + 1, options.http.max_samples)
 
 
 def loss_value(loss: float, limit: float) -> float:
-    """A loss as a value within the limit; one that is not a number counts as the largest."""
+    """Encode a loss as a value within the limit; an infinite loss or NaN counts as the largest."""
     return limit * (loss / LOSS_RANGE if abs(loss) < LOSS_RANGE else 1.0)
 
 
 def loss_of(value: float, limit: float) -> float:
-    """The loss that a value stands for, or a mean of values."""
+    """Decode the loss from a value, or from a mean of values."""
     return value / limit * LOSS_RANGE

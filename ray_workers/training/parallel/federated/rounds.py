@@ -1,8 +1,8 @@
-"""Which clients take part in a round, how far each one gets, which rank plays it, and when a round
-ends whose clients are outside of the cluster.
+"""Decides which clients take part in a round, their numbers of steps, which rank plays each, and
+when a round with clients outside of the cluster ends.
 
-All of it is a function of the document, the round and the sizes of the clients' data sets, so that
-a round that is played again is the same round, on any number of ranks.
+Everything is a function of the document, the round and the sizes of the clients' data sets, so a
+round that is played again is the same round, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Participant:
 
     client: int
     num_samples: int
-    """Of its training data."""
+    """Number of its training samples."""
     num_steps: int
-    """Local steps that it takes in the round."""
+    """Number of its local steps in the round."""
     attacks: bool = False
     """Whether it sends a poisoned update."""
     lost_in: MaskingPhase | None = None
-    """With secure aggregation: the phase after its update in which nothing comes of it any more."""
-    tells_loss: bool = True
+    """With secure aggregation: the phase after its update from which on it no longer answers."""
+    reports_loss: bool = True
     """Whether its mean loss comes with the update."""
 
 
@@ -45,18 +45,18 @@ class RoundPlan:
     """The clients of one round."""
 
     number: int
-    """1 is the first."""
+    """The first round is 1."""
     participants: Sequence[Participant]
-    """In rising order of their clients."""
+    """Sorted by client."""
     num_chosen: int
     num_stragglers: int
     lost: Mapping[int, MaskingPhase]
-    """Clients of which no update comes, drop-outs and stragglers that are not waited for; with the
-    phase of secure aggregation, where there is one, in which nothing comes of them any more."""
+    """Clients that send no update: drop-outs, and stragglers that the round does not wait for. With
+    secure aggregation each has the phase from which on it no longer answers."""
 
     @cached_property
     def num_samples(self) -> int:
-        """Samples of all participants together."""
+        """Number of samples of all participants together."""
         return sum(one.num_samples for one in self.participants)
 
 
@@ -90,7 +90,7 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            # A client of one step has done none or all of them.
+            # A client with one step has done none of its steps or all.
             if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
@@ -102,16 +102,16 @@ class Rounds:
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
     def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
-        """Clients of a round where not all may take part, or of its repetition `again`, with other
-        clients, if there are others."""
+        """Choose the clients of a round if not all may take part, or of its repetition `again`,
+        which has other clients if there are any."""
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)
         return sorted(eligible[place] for place in drawn)
 
     def chosen(self, number: int) -> list[int]:
-        """The clients of a round, in rising order. With privacy each client by a chance of its own
-        (Poisson sampling), which is what the accountant counts on."""
+        """Choose the clients of a round, sorted. With privacy each client is drawn independently
+        (Poisson sampling), which the accountant assumes."""
         options = self._options
         generator = self._generator("chosen", number)
         if options.privacy is not None:
@@ -125,8 +125,8 @@ class Rounds:
 
 
 def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
-    """The rank that plays each participant: the longest first, each to the rank that has the
-    fewest steps so far."""
+    """Return the rank that plays each participant: participants with the most steps are assigned
+    first, each to the rank with the fewest steps so far."""
     ranks = [(0, rank) for rank in range(num_ranks)]
     dealt = [0] * len(participants)
     for place in sorted(range(len(dealt)), key=lambda at: (-participants[at].num_steps, at)):
@@ -137,17 +137,17 @@ def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
 
 
 class Next(Enum):
-    """The next thing to be done about an open round."""
+    """The next action for an open round."""
 
     WAIT = auto()
     ASK_ALL = auto()
-    """Open the round to all clients: those that were asked do not make a quorum in time."""
+    """Open the round to all clients, because the clients asked so far reached no quorum in time."""
     END = auto()
 
 
 @dataclass(frozen=True)
 class Collection:
-    """An open round, and what has come in."""
+    """An open round, and the updates received so far."""
 
     asked: Set[int]
     """Clients that are asked for an update."""
@@ -157,15 +157,15 @@ class Collection:
     accepted: Set[int]
     """Clients whose updates count."""
     refused: Set[int]
-    """Clients whose updates do not: they can't send another one in the round."""
+    """Clients whose updates do not count: they can't send another in the round."""
 
 
 def next_of(collection: Collection, *, is_late: bool) -> Next:
-    """is_late: the deadline is over.
+    """Return the next action for an open round. is_late: whether the deadline is over.
 
-    A round ends once nobody is left to wait for, or at its deadline with a quorum. Without one it
-    goes on after that, and the update that makes the quorum ends it: a night in which no client is
-    there costs no round.
+    A round ends once all updates have come, or at its deadline with a quorum. Without a quorum it
+    continues after the deadline, and ends with the update that completes the quorum: a night
+    without any client costs no round.
     """
     is_enough = len(collection.accepted) >= collection.quorum
     all_came = collection.asked <= collection.accepted | collection.refused

@@ -1,7 +1,7 @@
 """The server of a federated job and its step (Reddi et al. 2021, arXiv:2003.00295, algorithm 2).
 
-The gradient is the mean of the clients' updates with its sign changed, so that a step goes against
-it as any optimizer's does.
+The gradient is the mean of the clients' updates with its sign changed, because an optimizer steps
+against the gradient.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class ServerStep(OptimizerStep):
     ) -> None:
         self._server_lr = server.lr
         self._engine = engine
-        # The gradients that the document clips are the clients'.
+        # The document's clipping applies to the clients' gradients.
         options = given.spec.train.model_copy(update={"max_grad_norm": None})
         super().__init__(given.workload.model, engine, options, given.device)
 
     def _build_optimizer(self, model: nn.Module, options: spec.Optimizer) -> Optimizer:
-        """The server's; `options` are the clients'."""
+        """Build the server's optimizer; `options` are the clients'."""
         return self._engine.algorithm.optimizer(parameter_groups(model, weight_decay=0.0))
 
     def step(self, lr: float) -> Tensor:
-        """By the server's rate; `lr` is the clients'."""
+        """Step with the server's rate; `lr` is the clients'."""
         if not self._engine.counts:
             norm = self._engine.grad_norm()
             self._engine.forget_gradients()
@@ -49,7 +49,7 @@ class ServerStep(OptimizerStep):
 
 
 class ServerStrategy(Replicas):
-    """All ranks, mostly one, have the server's weights and state."""
+    """All ranks have the server's weights and state; usually there is one rank."""
 
     def __init__(self, given: StrategyContext, engine: FederatedEngine) -> None:
         options = given.spec.federated

@@ -1,1 +1,1 @@
-"""Each rank has a copy of the model of its own, and averages it with those of its neighbours."""
+"""Each rank has its own copy of the model, and averages it with the copies of its neighbours."""

@@ -1,17 +1,17 @@
-"""AD-PSGD (Lian et al. 2018, arXiv:1710.06952): two ranks average at a time, and nobody waits.
+"""AD-PSGD (Lian et al. 2018, arXiv:1710.06952): ranks average in pairs, and none waits for all.
 
-Each rank has a copy of the weights, which two threads change: the training adds what its optimizer
-has changed, and another thread averages the copy with those of neighbours. The gradient is computed
-on weights that were read from the copy when the step began, and are older than the copy when the
-step ends.
+Each rank has a copy of the weights, which two threads change: the training adds the changes of its
+optimizer, and another thread averages the copy with the copies of neighbours. The gradient is
+computed on weights that were read from the copy when the step began, and that are older than the
+copy when the step ends.
 
 The graph has two sides. Active ranks begin an averaging after each of their steps: they send their
-copy to one neighbour of the other side. Passive ranks answer with theirs, in the order in which
-they are asked. Nobody asks a rank that is asking, so no circle of ranks can wait for each other. A
-rank that computes slowly answers as fast as others, and takes fewer shares of the batch.
+copy to one neighbour of the other side. Passive ranks answer with theirs, in the order of the
+requests. No rank sends a request to an active rank, so ranks can't wait for each other in a circle.
+A slow rank answers as fast as others, and computes fewer shares of the batch.
 
 Both add half of the difference of the two copies that were sent, so the sum of all copies stays the
-same also where a gradient came in between.
+same, even if a gradient was added in between.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from ray_workers.training.parallel.turns import SharedTurns
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
 MEET_LOOK_S = 0.001
-"""The pause between two looks whether all ranks have come, and whether the thread has failed."""
+"""Pause between two checks of whether all ranks have come, and whether the thread has failed."""
 MOST_STALE = 255
-"""Updates that are staler count as so stale."""
+"""Staler updates count as this stale."""
 AVERAGE, END = 1, 0
 """The requests of an active rank to a passive one."""
 
@@ -59,43 +59,43 @@ class SharedCopy:
         self._read = weights.empty()
         """The copy as the training last read it."""
         self._averaged = 0
-        """Averagings that have changed the copy since then."""
+        """Number of averagings that have changed the copy since then."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """How many updates came so many averagings after their weights were read."""
+        """The number of updates by the number of averagings since their weights were read."""
 
     def begin(self) -> None:
-        """Take the weights that the model has."""
+        """Copy the model's weights."""
         with self.lock:
             self._weights.read(self.rows)
             self._weights.read(self._read)
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Add what the optimizer has changed, and have the model go on with the copy as it is."""
+        """Add the optimizer's changes, and load the copy into the model."""
         with self.lock:
             self.staleness[min(self._averaged, MOST_STALE)] += 1
             changed = self._weights.read()
             torch._foreach_sub_(changed, self._read)
             torch._foreach_add_(self.rows, changed)
-            self._give()
+            self._load()
 
     def refresh(self) -> None:
-        """Have the model be the copy as it is."""
+        """Load the copy into the model."""
         with self.lock:
-            self._give()
+            self._load()
 
-    def _give(self) -> None:
+    def _load(self) -> None:
         self._averaged = 0
         torch._foreach_copy_(self._read, self.rows)
         self._weights.write(self.rows)
 
     def offer(self) -> list[Tensor]:
-        """The copy as it is now, for an active rank to send."""
+        """Return the current copy, for an active rank to send."""
         with self.lock:
             return [row.clone() for row in self.rows]
 
     def meet(self, theirs: Sequence[Tensor]) -> list[Tensor]:
-        """Average with the copy that an active rank sent; the answer, which is the copy before."""
+        """Average with the copy that an active rank sent; return the answer, the previous copy."""
         with self.lock:
             answer = [row.clone() for row in self.rows]
             self._move(answer, theirs)
@@ -116,10 +116,10 @@ class Averaging:
     """The thread that averages the copy of one rank in one group."""
 
     def __init__(self, copy: SharedCopy, rank: int, sides: tuple[list[int], list[int]]) -> None:
-        """sides: the neighbours of this rank: (those that it asks, those that ask it)."""
+        """sides: (the neighbours that this rank asks, the neighbours that ask it)."""
         self._copy = copy
         self._asked, self._asking = sides
-        # Named with each message: a thread that is late must not speak in the next group.
+        # Passed with each message, because a late thread must not send in the next group.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False
@@ -132,8 +132,8 @@ class Averaging:
         self._thread.start()
 
     def want(self) -> None:
-        """Have an active rank average once more, beside the next step. Raises the error that ended
-        the thread, as `pause`, `meet` and `end` do."""
+        """Make an active rank average again during the next step. Raises the error that ended the
+        thread, as do `pause`, `meet` and `end`."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -144,29 +144,29 @@ class Averaging:
             raise self._error
 
     def pause(self) -> None:
-        """Begin no averaging until `go_on`; returns when none that this rank began is under way."""
+        """Begin no averaging until `resume`; return when none begun by this rank is in progress."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
             self._check()
 
     def meet(self) -> None:
-        """Return when every rank has called it. An active rank does not come as long as it waits
-        for an answer, which it never gets if the thread of a passive one has failed."""
+        """Wait until every rank has called this. An active rank does not call it while it waits for
+        an answer, which never comes if the thread of a passive rank has failed."""
         came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
         while not came.is_completed():
             self._check()
             time.sleep(MEET_LOOK_S)
         came.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         with self._changed:
             self._pauses -= 1
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging: the training is over on all ranks. A collective: if one of them is
-        gone, a passive rank would await word from it for good."""
+        """End the averaging after the training has ended on all ranks. A collective: if a rank is
+        gone, a passive rank would wait for its message forever."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -177,8 +177,8 @@ class Averaging:
         self._thread.join()
 
     def abandon(self) -> None:
-        """End it in a broken group, whose connections are about to be cut: the copy is not changed
-        any more. The thread ends when its connections are cut."""
+        """End the averaging in a broken group whose connections are about to be cut: the copy no
+        longer changes. The thread ends when its connections are cut."""
         with self._copy.lock, self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -228,7 +228,7 @@ class Averaging:
         theirs = [torch.empty_like(row) for row in self._copy.rows]
         while asking:
             kind = torch.zeros(1, dtype=torch.int64)
-            other = dist.recv(kind, group=self._group, tag=ASK_TAG)  # of any rank
+            other = dist.recv(kind, group=self._group, tag=ASK_TAG)  # from any rank
             if kind.item() == END:
                 asking.discard(other)
                 continue
@@ -246,7 +246,7 @@ class Averaging:
 
 
 class AveragedStep(OptimizerStep):
-    """The step of weights that were read from a shared copy, to which its changes are added."""
+    """The step of weights that were read from a shared copy, to which the changes are added."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy
@@ -264,7 +264,7 @@ class AveragedStep(OptimizerStep):
 
 
 class AsynchronousGossip(GossipReplicas):
-    """AD-PSGD: the copies of ranks that go at paces of their own."""
+    """AD-PSGD: gossip between the copies of ranks that train at their own speed."""
 
     is_on_demand = True
 
@@ -275,7 +275,7 @@ class AsynchronousGossip(GossipReplicas):
         self._averaging: Averaging | None = None
         self._turns: SharedTurns | None = None
         self._staleness = torch.zeros(0)
-        """As `SharedCopy.staleness`, of all ranks, at the last evaluation."""
+        """Sum of `SharedCopy.staleness` over all ranks at the last evaluation."""
         self._step = 0
 
     @property
@@ -308,7 +308,7 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # Before `prepare` the copy is not this group's; alone it is the model's.
+        # Before `prepare` the copy belongs to no group; a rank alone uses only the model.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None
@@ -323,7 +323,7 @@ class AsynchronousGossip(GossipReplicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """A collective: once no rank begins an averaging, and none is under way, all meet."""
+        """Within this context no averaging is in progress. A collective."""
         if self._averaging is None:
             yield
             return
@@ -333,7 +333,7 @@ class AsynchronousGossip(GossipReplicas):
             self._copy.refresh()
             yield
         finally:
-            self._averaging.go_on()
+            self._averaging.resume()
 
     def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
         super()._take_mean(weights, buffers)

@@ -1,4 +1,4 @@
-"""The part of gossip that all its modes share: the mean of the copies, and checkpoints of all."""
+"""The common part of all modes of gossip: the mean of the copies, and checkpoints of all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class GossipReplicas(Replicas):
-    """The copies of all ranks. Evaluations and the result use their mean, and leave them as they
-    are; a checkpoint has all of them, and their mean as its model."""
+    """The copies of all ranks. Evaluations and the result use their mean without changing them; a
+    checkpoint has all copies, and their mean as its model."""
 
     saves_alone = False
     push_weight = 1.0
-    """How much of a copy this rank holds (`Mixing`)."""
+    """The share of a copy that this rank has (`Mixing`)."""
 
     def __init__(
         self, given: StrategyContext, gradients: GradientEngine, update: OptimizerStep
@@ -42,7 +42,7 @@ class GossipReplicas(Replicas):
         self.graph_options = options
         """The graph of the ranks that are in the group."""
         self._is_new = True
-        """Whether the rank came into the group without a copy."""
+        """Whether the rank joined the group without a copy."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         self._weights, self._buffers = weights_of(self.model), FlatCopy(buffers)
         self._distance = 0.0
@@ -64,7 +64,7 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Within it no copy changes, and each is the model of its rank. A collective."""
+        """Within this context no copy changes, and each rank's model is its copy. A collective."""
         yield
 
     @contextmanager
@@ -74,7 +74,7 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def _as_mean(self) -> Iterator[None]:
-        """Within it the model is the mean of all copies. A collective."""
+        """Within this context the model is the mean of all copies. A collective."""
         with self.still():
             weights, buffers = self._weights.read(), self._buffers.read()
             try:
@@ -96,24 +96,24 @@ class GossipReplicas(Replicas):
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
-            # The mean comes last: no rank is through before rank 0 has all copies, so if one dies,
-            # none of the others takes the checkpoint for done.
+            # The mean comes last: no rank finishes before rank 0 has all copies. So if one dies, no
+            # other rank treats the checkpoint as done.
             with self._as_mean():
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
         if self.rank == 0:
-            # Clones: a copy changes before the optimizer's step, which waits for a checkpoint.
+            # Clones: a copy may change before the optimizer step, which waits for a checkpoint.
             own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
     def state(self) -> dict[str, Any]:
-        """With what `consolidate` found, which is handed out once."""
+        """The state with what `consolidate` gathered, which is returned only once."""
         found, self._consolidated = self._consolidated, {}
         return super().state() | found
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take the copy that this rank had. With another number of ranks each begins with the mean
-        of all copies, which is the state's model, and with some rank's state of the optimizer."""
+        """Load this rank's copy. With another number of ranks each begins with the mean of all
+        copies, which is the state's model, and with some rank's optimizer state."""
         super().load(state)
         copies = state["gossip"]["copies"]
         place = self.rank % len(copies)
@@ -127,8 +127,7 @@ class GossipReplicas(Replicas):
         return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """A newcomer takes the copy of a peer, with a push weight of its own. Other ranks keep
-        theirs."""
+        """Load a peer's copy, with a new push weight, if this rank is new; else keep its copy."""
         if self._is_new:
             super().load(state)
 
@@ -137,8 +136,8 @@ class GossipReplicas(Replicas):
 
     @torch.no_grad()
     def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
-        """Have the model be the mean of all copies, of which these are this rank's, and measure
-        how far they are from it."""
+        """Load the mean of all copies into the model, and measure their distance from it. weights,
+        buffers: this rank's copy."""
         if self.world_size == 1:
             return
         total = weights[0].new_tensor([self.push_weight], dtype=torch.float64)
@@ -152,7 +151,8 @@ class GossipReplicas(Replicas):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
-        # Last, since a rank that has the mean in a group that breaks gives it twice to the next.
+        # Last, because a rank with the mean in a broken group would pass it twice to the next
+        # group.
         self._weights.write(means[: len(weights)])
         self._buffers.write(means[len(weights) :])
 

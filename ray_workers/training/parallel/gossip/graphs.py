@@ -1,12 +1,12 @@
-"""The graphs of gossip: with which weights a rank mixes whose copies in a step.
+"""The graphs of gossip: the weights with which a rank mixes other ranks' copies in a step.
 
-The weights of a step are a matrix M: rank i goes on with the sum over j of M[i, j] times the copy
-of rank j. The rows and the columns of M sum to 1, so the mean of all copies is what it was, and
-copies that are equal stay so. With directed graphs (`sgp`) only the columns do: a rank parts its
-copy among those that it sends to, whatever they get from others, and a number that is parted in the
-same way says how much of a copy each of them holds.
+The weights of a step are a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
+copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies does not change,
+and equal copies stay equal. With directed graphs (`sgp`) only the columns sum to 1: a rank divides
+its copy among its receivers, regardless of what they get from others. A number that is divided in
+the same way, the push weight, records the share of a copy that each rank has.
 
-All ranks compute the same graph from (seed, step), so a receiver knows who sends.
+All ranks compute the same graph from (seed, step), so a receiver knows its senders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dray.spec.training.sync import distances
 from ray_workers.training.data.sampler import derive_seed
 
 Row = Mapping[int, float]
-"""The weights with which a rank mixes copies, by rank, its own among them."""
+"""The weights with which a rank mixes copies, by rank, including its own."""
 
 
 class Graph(ABC):
@@ -31,15 +31,15 @@ class Graph(ABC):
 
     @abstractmethod
     def row(self, rank: int, step: int) -> Row:
-        """The weights of the copies that a rank takes in a step (1 is the first)."""
+        """The weights of the copies that a rank mixes in a step (the first step is 1)."""
 
     @abstractmethod
     def receivers(self, rank: int, step: int) -> list[int]:
-        """The other ranks whose row names this one, in order."""
+        """The other ranks whose row includes this one, in order."""
 
 
 class Static(Graph):
-    """The same edges in every step, from the ranks that each rank takes copies of."""
+    """A graph whose edges are the same in every step, given by the row of each rank."""
 
     def __init__(self, rows: list[Row]) -> None:
         super().__init__(len(rows))
@@ -58,7 +58,7 @@ class Static(Graph):
 
 
 class Complete(Graph):
-    """Every rank with every other."""
+    """An edge between any two ranks."""
 
     def row(self, rank: int, step: int) -> Row:
         return dict.fromkeys(range(self.num_ranks), 1 / self.num_ranks)
@@ -68,8 +68,8 @@ class Complete(Graph):
 
 
 class OnePeerExponential(Graph):
-    """A rank takes from the one at the distance 1, 2, 4 and so on in turn (arXiv:2110.13363). With
-    a power of two as the number of ranks, one turn through the distances averages exactly."""
+    """A rank mixes with the rank at distance 1, 2, 4 and so on in turn (arXiv:2110.13363). If the
+    number of ranks is a power of two, one pass through the distances averages exactly."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
@@ -86,13 +86,13 @@ class OnePeerExponential(Graph):
 
 
 class RandomPairs(Graph):
-    """Each step draws pairs, which average; with an odd number of ranks one rank is left over."""
+    """Each step draws pairs, which average; if the number of ranks is odd, one rank is alone."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
         self._seed = seed
         self._drawn: tuple[int, list[int]] = (0, [])
-        """(step, the other of each rank's pair)."""
+        """(step, the other rank of each rank's pair)."""
 
     def row(self, rank: int, step: int) -> Row:
         other = self._other(rank, step)
@@ -122,14 +122,14 @@ class RandomCircle(Graph):
         """(step, the rank before each, the rank after each)."""
 
     def row(self, rank: int, step: int) -> Row:
-        before, _ = self._beside(rank, step)
+        before, _ = self._neighbours(rank, step)
         return {rank: 0.5, before: 0.5}
 
     def receivers(self, rank: int, step: int) -> list[int]:
-        _, after = self._beside(rank, step)
+        _, after = self._neighbours(rank, step)
         return [after]
 
-    def _beside(self, rank: int, step: int) -> tuple[int, int]:
+    def _neighbours(self, rank: int, step: int) -> tuple[int, int]:
         if self._drawn[0] != step:
             order = _drawn_order(self.num_ranks, self._seed, step)
             following = [*order[1:], order[0]]
@@ -145,7 +145,7 @@ def _drawn_order(num_ranks: int, seed: int, step: int) -> list[int]:
 
 
 def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
-    """The graph of d_psgd or sgp that the document asks for."""
+    """The graph of d_psgd or sgp that the document specifies."""
     pushes = options.mode == "sgp"
     match options.graph:
         case "complete":
@@ -165,12 +165,12 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
 def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> Gossip:
     """The document's graph without the ranks that are missing.
 
-    seats: the number of each rank's worker, which it keeps as long as the attempt lasts. The first
-    workers have the places in the graph that are their numbers; a later one has one that is free.
-    num_places: ranks of the document.
+    seats: the index of each rank's worker, which it keeps for the whole attempt. The first workers
+    have the position in the graph that equals their index; a later worker has a free position.
+    num_places: the document's number of ranks.
 
-    Only a custom graph has places. The neighbours of one that is missing are joined in a circle, so
-    that where a path led through it, there is one around it.
+    Only a custom graph has positions. The neighbours of a missing rank are connected in a circle,
+    so that every path through the missing rank has a replacement.
     """
     if options.edges is None or list(seats) == list(range(num_places)):
         return options
@@ -187,9 +187,9 @@ def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> G
 
 
 def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
-    """The neighbours of a rank with ad_psgd: (those that it asks to average, those that ask it).
-    One of the two is empty: the graph has two sides, and the one of rank 0 asks. Edges within a
-    side, which there may be where ranks are missing, are left out."""
+    """The neighbours of a rank with ad_psgd: (the ranks that it asks to average, the ranks that ask
+    it). One of the two is empty: the graph has two sides, and rank 0's side asks. Edges within a
+    side, which are possible if ranks are missing, are left out."""
     side = {other: other % 2 for other in range(num_ranks)}
     match options.graph:
         case "complete" | "random":
@@ -206,7 +206,7 @@ def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], lis
 
 
 def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
-    """Weights for directed edges: a rank parts its copy in equal parts, and keeps one."""
+    """Weights for directed edges: a rank divides its copy into equal parts, and keeps one."""
     targets: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
         targets[one].add(other)
@@ -219,7 +219,7 @@ def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
-    """Weights for edges of two ways: 1 / (1 + the larger of two neighbours' numbers of neighbours)
+    """Weights for undirected edges: 1 / (1 + the larger of two neighbours' numbers of neighbours)
     (Metropolis weights, Xiao and Boyd 2004), so that rows and columns sum to 1."""
     near: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
@@ -233,8 +233,8 @@ def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def all_have_heard(graph: Graph, rank: int, step: int) -> int:
-    """The step after which all ranks know what this rank knew before `step`, if every copy that is
-    sent brings what its sender knows."""
+    """The step after which all ranks know a fact that this rank knew before `step`, if every copy
+    carries the facts that its sender knows."""
     heard = {rank}
     while True:
         heard |= {

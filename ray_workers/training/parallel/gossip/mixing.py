@@ -13,24 +13,24 @@ from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gossip.graphs import Complete, Graph
 
 ROUNDING = 1e-6
-"""Push weights whose sum is off by this part are not touched, so that a job that resumes is equal
-to the bit to one that went on."""
+"""A smaller relative deviation of the sum of push weights is not corrected, so that a resumed job
+is bitwise equal to an uninterrupted one."""
 
 
 class FlatCopy:
-    """Tensors as one row of numbers for each dtype, which travels as one message."""
+    """Tensors as one row of numbers for each dtype, which is sent as one message."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
         self._groups = [[t for t in tensors if t.dtype == dtype] for dtype in dtypes]
 
     def empty(self) -> list[Tensor]:
-        """Memory for a copy."""
+        """Allocate memory for a copy."""
         return [group[0].new_empty(sum(t.numel() for t in group)) for group in self._groups]
 
     @torch.no_grad()
     def read(self, rows: list[Tensor] | None = None) -> list[Tensor]:
-        """Copy the tensors into `rows`, or into memory of its own."""
+        """Copy the tensors into `rows`, or into new memory."""
         rows = self.empty() if rows is None else rows
         for group, row in zip(self._groups, rows, strict=True):
             torch._foreach_copy_(_views(group, row), group)
@@ -49,13 +49,13 @@ def _views(group: Sequence[Tensor], row: Tensor) -> list[Tensor]:
 
 
 class Mixing:
-    """Mixes this rank's copy with those of its neighbours, one exchange a step.
+    """Mixes this rank's copy with its neighbours' copies, in one exchange for each step.
 
-    A copy is `push_weight` times the weights that the model has (Assran et al. 2019, algorithm 1:
-    x, w and z = x / w). It is 1 on every rank where the rows of the graph sum to 1.
+    A copy is `push_weight` times the weights of the model (Assran et al. 2019, algorithm 1: x, w
+    and z = x / w). The push weight is 1 on every rank if the rows of the graph sum to 1.
 
-    An exchange that breaks off has changed nothing: `begin` sends, `finish` waits for what comes,
-    and only `apply` writes to the model.
+    An interrupted exchange changes nothing: `begin` sends, `finish` waits for the neighbours'
+    copies, and only `apply` writes to the model.
     """
 
     def __init__(self, copy: FlatCopy, *, pushes: bool) -> None:
@@ -64,30 +64,30 @@ class Mixing:
         self.next_step = 1
         """The step whose graph is used next."""
         self.leaves_after: int | None = None
-        """The step after which all ranks leave, once this rank has heard of one."""
+        """The step after which all ranks leave, once this rank knows of one."""
         self._copy = copy
         self.own = copy.empty()
         """The copy as it is sent, and the mixture until `apply`."""
         self._others: list[list[Tensor]] = []
-        """Memory for the copies that come, for as many as ever came in one step."""
+        """Memory for received copies, as many as were ever received in one step."""
         self._graph: Graph | None = None
 
     def form(self, graph: Graph | None, rank: int, next_step: int) -> None:
-        """Take part in a group that was just formed. graph: None for a rank that is alone."""
+        """Join a group that was just formed. graph: None for a rank that is alone."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
-        # Copies of an older group that come late are still written to the memory that it had.
+        # Late copies from an older group are still written to that group's memory.
         self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 
     def make_whole(self, num_ranks: int) -> None:
-        """Have the push weights of all ranks sum to their number again. A collective.
+        """Make the push weights of all ranks sum to the number of ranks again. A collective.
 
-        They don't where ranks died or came, or where a mixture was done on one side only when a
-        group broke. The weights of the model stay, so the mean moves only by what is gone.
+        The sum is wrong after ranks died or came, or if only one side had done a mixture when a
+        group broke. The model's weights stay, so the mean changes only by the lost copies.
         """
         if not self.pushes:
-            return  # each has 1
+            return  # each rank has 1
         total = self.own[0].new_tensor(self.push_weight, dtype=torch.float64)
         process_group.add_up(total, num_ranks)
         factor = num_ranks / total.item()
@@ -96,14 +96,14 @@ class Mixing:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Send this rank's copy, and have those of its neighbours come."""
+        """Begin to send this rank's copy, and to receive its neighbours' copies."""
         graph, step = self._graph, self.next_step
         if graph is None:
             return
         self._copy.read(self.own)
         if self.push_weight != 1.0:
             torch._foreach_mul_(self.own, self.push_weight)
-        # With it travel its push weight, and the steps until all leave: 0 for no such step.
+        # The note has the push weight, and the steps until all leave: 0 if there is no such step.
         steps_left = 0 if self.leaves_after is None else self.leaves_after - step + 1
         note = self.own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
         self._row = graph.row(self._rank, step)
@@ -125,17 +125,17 @@ class Mixing:
             for sender, others, notes in zip(senders, self._others, self._notes, strict=False)
             for message in (notes, *others)
         ]
-        self._sent = note  # it must live until it is sent
+        self._sent = note  # must live until it is sent
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self) -> None:
-        """Wait until all that was begun is done."""
+        """Wait until the exchange is done."""
         while self._works:
             self._works.pop().wait()
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Have the model go on with the mixture."""
+        """Load the mixture into the model."""
         if self._graph is None:
             return
         notes = [each.tolist() for each in self._notes]

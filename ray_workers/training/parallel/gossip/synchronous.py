@@ -1,11 +1,11 @@
-"""Gossip in step: every rank takes the same steps, and in each mixes its copy with some others'.
+"""Synchronous gossip: every rank does the same steps, and mixes its copy with some others in each.
 
-D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed on the copy as it
-was, while the copies travel; then the optimizer steps from the mixture. SGP (Assran et al. 2019,
-arXiv:1811.10792, algorithm 1): the copies are mixed, then the gradient is computed. The paper mixes
-at the end of a step, which is the same but for the first mixture, which is of equal copies.
+D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed on the previous
+copy while the copies are exchanged; then the optimizer steps from the mixture. SGP (Assran et al.
+2019, arXiv:1811.10792, algorithm 1): the copies are mixed, then the gradient is computed. The paper
+mixes at the end of a step, which differs only in the first mixture, of equal copies.
 
-The ranks meet all together only for evaluations, checkpoints and the result.
+All ranks meet only for evaluations, checkpoints and the result.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class MixingGradientEngine(LocalGradientEngine):
-    """Computes the gradient of this rank's own share, and mixes its copy of the weights: ahead of
-    that with sgp, and at the end with d_psgd."""
+    """Computes the gradient of this rank's own share, and mixes its copy of the weights: before the
+    gradient with sgp, and after it with d_psgd."""
 
     def __init__(self, parts: EngineParts, mixing: Mixing, page: HeartbeatPage) -> None:
         super().__init__(parts)
@@ -47,12 +47,12 @@ class MixingGradientEngine(LocalGradientEngine):
     def _mix(self, work: Pass) -> None:
         work.before_exchange()
         self._mixing.finish()
-        self._mixing.apply()  # from here on the step needs no other rank to be ended
+        self._mixing.apply()  # from here on the step can end without another rank
 
 
 class PushSumStep(OptimizerStep):
-    """The step of weights that are a copy divided by its push weight. The gradient changes the
-    copy (Assran et al. 2019, algorithm 1, line 3), and so the weights by that much divided."""
+    """The step of weights that are a copy divided by its push weight. The gradient changes the copy
+    (Assran et al. 2019, algorithm 1, line 3), and thus the weights by the change divided by it."""
 
     def __init__(
         self, given: StrategyContext, gradients: MixingGradientEngine, mixing: Mixing
@@ -65,7 +65,7 @@ class PushSumStep(OptimizerStep):
 
 
 class SynchronousGossip(GossipReplicas):
-    """D-PSGD or SGP: the copies of ranks that take the same steps."""
+    """D-PSGD or SGP: gossip between the copies of ranks that do the same steps."""
 
     def __init__(self, given: StrategyContext) -> None:
         parts, options = given.engine_parts(), given.spec.sync
@@ -96,8 +96,8 @@ class SynchronousGossip(GossipReplicas):
         self.mixing.form(self._graph, self.rank, step + 1)
 
     def after_step(self, step: int) -> None:
-        """Choose the step after which all ranks leave, if this rank is asked to: the first by which
-        all others have heard of it, since they hear of it with the copies that they get."""
+        """Choose the step after which all ranks leave if this rank is asked to leave: the first
+        step by which all ranks know it, because the notes with the copies carry it."""
         mixing, graph = self.mixing, self._graph
         mixing.next_step = step + 1
         if self.given.page.is_asked_to_leave and mixing.leaves_after is None:

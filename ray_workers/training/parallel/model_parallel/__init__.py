@@ -1,1 +1,1 @@
-"""Models that no rank holds whole: FSDP, tensor, pipeline and context parallelism."""
+"""Models that no rank has whole: FSDP, tensor, pipeline and context parallelism."""

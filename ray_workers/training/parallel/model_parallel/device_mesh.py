@@ -1,6 +1,6 @@
-"""The place of each rank when the world is divided along several axes.
+"""The position of each rank when the world is divided along several axes.
 
-Neighbouring ranks differ in the innermost axis, so those that exchange the most are mostly on one
+Neighbouring ranks differ in the innermost axis, so ranks that exchange the most are usually on one
 node: tensor, then context, shard, data, and pipeline.
 """
 
@@ -22,12 +22,12 @@ AXES = ("pipeline", "data", "shard", "context", "tensor")
 
 
 class Mesh:
-    """The axes of one rank: `sizes`, and at which place of each it is: `at`."""
+    """The axes of one rank: their `sizes`, and the rank's index along each: `at`."""
 
     def __init__(
         self, options: spec.Parallel, rank: int, world_size: int, device: torch.device
     ) -> None:
-        """A collective: it makes the groups along the axes."""
+        """Make the groups along the axes. A collective."""
         self.sizes: dict[str, int] = {
             axis: getattr(options, axis) for axis in AXES if axis != "data"
         }
@@ -35,7 +35,7 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # Ranks that compute other places of the same samples hold parts of the model as well.
+        # Ranks that compute other positions of the same samples also have parts of the model.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
@@ -49,7 +49,7 @@ class Mesh:
             "held": self.num_holders,
             "tensor": self.sizes["tensor"],
         }
-        # FSDP wants to know within whom it shards, also where that is nobody else.
+        # FSDP requires the group within which it shards, even if the group has only one rank.
         needed = ("data", "held") if self.sizes["data"] > 1 else ()
         names = tuple(name for name, size in shape.items() if size > 1 or name in needed)
         return init_device_mesh(
@@ -65,12 +65,12 @@ class Mesh:
 
     @property
     def num_replicas(self) -> int:
-        """How many ranks hold the same parts."""
+        """Number of ranks with the same parts."""
         return self.sizes["data"]
 
     @property
     def exchanging(self) -> DeviceMesh | None:
-        """The ranks that exchange gradients, as FSDP wants them: (data, held), or held alone."""
+        """The ranks that exchange gradients, in FSDP's form: (data, held), or only held."""
         if self.num_replicas > 1:
             return self._whole["data", "held"]
         return self._whole["held"] if self.num_holders > 1 else None
@@ -84,27 +84,27 @@ class Mesh:
         return self._whole["tensor"] if self.sizes["tensor"] > 1 else None
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one in this axis alone; None if there are none."""
+        """The ranks that differ from this one only in this axis; None if there are none."""
         return self._whole.get_group(axis) if self.sizes[axis] > 1 else None
 
     @property
     def holders(self) -> dist.ProcessGroup | None:
-        """The ranks that `shard` and `context` make hold something together."""
+        """The ranks among which `shard` and `context` divide the model."""
         return self._whole.get_group("held") if self.num_holders > 1 else None
 
     @property
     def is_first_but_for_stages(self) -> bool:
-        """Whether this rank speaks for all that hold the same stage of the model."""
+        """Whether this rank represents all ranks with the same stage of the model."""
         return all(place == 0 for axis, place in self.at.items() if axis != "pipeline")
 
 
 class Context:
-    """This rank's part of the places of each sample, for attention over all of them.
+    """This rank's part of the positions of each sample, for attention over all positions.
 
-    Before the attention the ranks exchange places for heads, so that each has all places of some of
-    the heads, and back after it (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509). The
-    numbers are those of attention on one rank, on CPU as on GPU; torch's own ring attention has no
-    CPU kernel.
+    Before the attention the ranks exchange positions for heads, so that each has all positions of
+    some heads, and back after it (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509). The
+    results equal attention on one rank, on CPU and on GPU; torch's own ring attention has no CPU
+    kernel.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -119,7 +119,7 @@ class Context:
         """(N, heads, T / size, d) -> (N, heads / size, T, d)."""
         num, heads, length, size = vectors.shape
         parts = vectors.view(num, self.size, heads // self.size, length, size).transpose(0, 1)
-        received = self._exchange(parts)  # (place, N, heads / size, T / size, d)
+        received = self._exchange(parts)  # (position part, N, heads / size, T / size, d)
         return received.permute(1, 2, 0, 3, 4).reshape(num, -1, self.size * length, size)
 
     def to_places(self, vectors: Tensor) -> Tensor:
@@ -130,6 +130,6 @@ class Context:
         return received.transpose(0, 1).reshape(num, self.size * heads, -1, size)
 
     def _exchange(self, parts: Tensor) -> Tensor:
-        """Part i of this rank for part `rank` of rank i."""
+        """Send part i to rank i, and receive part `rank` of that rank."""
         flat = parts.contiguous().flatten()
         return compat_torch.exchange_parts(flat, self._group).view(parts.shape)

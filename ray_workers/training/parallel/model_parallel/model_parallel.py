@@ -1,9 +1,9 @@
-"""Ranks that hold a model together: sharded, tensor, pipeline and context parallelism, and their
-products with each other and with data parallelism.
+"""Models that are divided among ranks: sharded, tensor, pipeline and context parallelism, and their
+combinations with each other and with data parallelism.
 
-The parts are torch's own: FSDP2 shards parameters, gradients and optimizer state and adds gradients
-up over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. A checkpoint
-holds whole tensors by name, as that of one process does, so any division loads any other's.
+The parts are torch's own: FSDP2 shards parameters, gradients and optimizer state, and sums
+gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. A
+checkpoint has whole tensors by name, like a checkpoint of one process, so any division can load it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# FSDP2 warns, in each evaluation, of operations in place on a view: nothing here changes a model's
-# outputs.
+# FSDP2 warns in each evaluation about in-place operations on a view. None are done here.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -53,20 +52,20 @@ class ParallelizableModel(Protocol):
     """A model that can be divided along more than its parameters."""
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop all layers that are not this stage's."""
+        """Drop all layers of other stages."""
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
-        """Have each rank of a one-dimensional mesh hold a part of each matrix."""
+        """Divide each matrix among the ranks of a one-dimensional mesh."""
 
     def divide_places(self, context: Context) -> None:
-        """Compute this rank's part of the places of each sample."""
+        """Compute this rank's part of the positions of each sample."""
 
 
 class ModelParallel(Strategy):
-    """A rank's part of the model, made anew by `divide` for every group that it comes into.
+    """A rank's part of the model, which `divide` makes for every group that the rank joins.
 
-    Ranks that differ in `data` alone are equal to the bit, so one hands its parts to another that
-    was replaced.
+    Ranks that differ only in `data` are bitwise equal, so one of them can send its parts to a
+    replacement of another.
     """
 
     saves_alone = False
@@ -77,21 +76,21 @@ class ModelParallel(Strategy):
 
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
-        self._bones = given.workload.model  # without numbers
+        self._skeleton = given.workload.model  # on the meta device, without values
         self._whole: dict[str, Any] | None = None  # on rank 0, until it is saved
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
-        """This rank's state in the group before."""
+        """This rank's state in the previous group."""
         self._is_built = False
-        """Whether this rank has its part of the model in the group that it is in."""
+        """Whether this rank has its part of the model in the current group."""
         self._is_torn = False
-        """Whether a group broke in the midst of an update, and no peer gave its state since."""
+        """Whether a group broke during an update, and no peer has sent its state since."""
 
     @abstractmethod
     def divide(
         self, mesh: Mesh, context: Context | None
     ) -> tuple[nn.Module, GradientEngine, OptimizerStep]:
-        """This rank's part of the model, and what trains it. A collective."""
+        """Return this rank's part of the model, its gradient engine and its step. A collective."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
@@ -99,7 +98,7 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # As they are between steps; in the middle of one FSDP has others in their places.
+        # The parameters between steps; during a step FSDP replaces them by others.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
@@ -121,7 +120,7 @@ class ModelParallel(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """PartsLostError if nobody is left who holds some part as it is after the last step."""
+        """Raises PartsLostError if no remaining rank has some part as it is after the last step."""
         if self._is_torn:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
@@ -137,12 +136,12 @@ class ModelParallel(Strategy):
             source = max(mine, key=lambda twin: everyones[twin])
             group = self.mesh.group("data")
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
-        # Evaluations and saves after the step are done again if some ranks have not done them.
+        # Evaluations and saves after the step are repeated if some ranks have not done them.
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:
-        """Twins compare the parts that they hold. Where each rank has all parameters, as in ZeRO 1,
-        all ranks compare those."""
+        """Compare the parts that twins have. If each rank has all parameters, as in ZeRO 1, compare
+        the parameters on all ranks."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return
         state = self.peer_state_dict()
@@ -158,7 +157,7 @@ class ModelParallel(Strategy):
             raise CopiesDifferError
 
     def _twins_of(self, rank: int) -> range:
-        """The ranks that hold the same parts as this one."""
+        """The ranks with the same parts as this rank, including it."""
         sizes = self.mesh.sizes
         apart = self.mesh.num_holders * sizes["tensor"]
         block = apart * sizes["data"]
@@ -171,7 +170,7 @@ class ModelParallel(Strategy):
         super().prepare(feed, step)
 
     def leave_group(self) -> None:
-        if self._is_built:  # else the group broke while it was being formed
+        if self._is_built:  # otherwise the group broke while it was being formed
             self._parts = self.peer_state_dict()
             super().leave_group()
         self._is_built = False
@@ -186,7 +185,7 @@ class ModelParallel(Strategy):
         self._whole = self._gathered({"model": self.model.state_dict(), **self.update.state_dict()})
 
     def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        """A state of all stages with whole tensors, on rank 0."""
+        """Gather a state of all stages with whole tensors on rank 0."""
         speaks = self.mesh.is_first_but_for_stages
         mine = _whole(own, keep=speaks)
         group = self.mesh.group("pipeline")
@@ -200,7 +199,7 @@ class ModelParallel(Strategy):
         return state
 
     def peer_state_dict(self) -> dict[str, Any]:
-        if self._parts is not None:  # of the group before: not in the model yet
+        if self._parts is not None:  # the previous group's state is not in the model yet
             return self._parts
         return {
             "parts": {name: _local(part.detach()) for name, part in self._parameters.items()},
@@ -228,7 +227,7 @@ class ModelParallel(Strategy):
         self._parts = None
 
     def whole(self) -> Mapping[str, Tensor]:
-        return self._bones.state_dict()
+        return self._skeleton.state_dict()
 
     def trained(self) -> nn.Module | None:
         if self.is_whole:
@@ -236,15 +235,15 @@ class ModelParallel(Strategy):
         whole = self._gathered({"model": self.model.state_dict()})
         if whole is None:
             return None
-        model = copy.deepcopy(self._bones)
+        model = copy.deepcopy(self._skeleton)
         on_host = {name: tensor.cpu() for name, tensor in whole["model"].items()}
         model.load_state_dict(on_host, assign=True)
         return model
 
 
 class Sharded(ModelParallel):
-    """Parameters, gradients and optimizer state in parts, along all axes of the mesh. The gradients
-    carry what the ranks agree on."""
+    """Parameters, gradients and optimizer state divided along all axes of the mesh. The messages of
+    the gradients also carry whether a rank was asked to leave."""
 
     gradients: ShardedGradientEngine
     _pipeline: Pipeline | None = None
@@ -273,7 +272,7 @@ class Sharded(ModelParallel):
         part = super().data_part()
         if self._pipeline is None:
             return part
-        # A pipeline cuts its share by itself.
+        # A pipeline divides its share itself.
         return replace(part, micro_batch_size=self.options.global_batch_size)
 
     @property
@@ -306,24 +305,24 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     again = parallel.zero == 3 and mesh.num_holders > 1
     policy = _policy(parallel)
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
-    for unit in blocks:  # each is gathered at once
+    for unit in blocks:  # each is gathered as a whole
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # The model's inputs may be numbers of a table, which half a word can't hold.
+    # The model's inputs may be numbers of a table, which 16 bits can't represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
-    """The types that the document asks for; None keeps the model's own."""
+    """The types that the document specifies; None keeps the model's own."""
     param = AUTOCAST.get(parallel.param_dtype)
     reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def _whole(state: Any, *, keep: bool) -> Any:
-    """A nested state with whole tensors where it has parts. A collective, in the state's order.
+    """Replace parts in a nested state by whole tensors. A collective, in the state's order.
 
-    keep: False for None in the place of every tensor, on a rank that has no use for them.
+    keep: False to replace every tensor by None, on a rank that does not need them.
     """
 
     def whole(one: Any) -> Any:
@@ -340,7 +339,7 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 
 def _local(state: Any) -> Any:
-    """A nested state with this rank's plain tensors where it has parts."""
+    """Replace parts in a nested state by this rank's plain tensors."""
 
     def own(one: Any) -> Any:
         if isinstance(one, Apart):
@@ -351,8 +350,7 @@ def _local(state: Any) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of all stages from that of each; their parameters have names of their own, and the
-    rest is the same in all."""
+    """Merge the states of all stages, whose parameters are distinct; the rest is the same."""
     merged: dict[str, Any] = {**states[0], "model": {}}
     merged.pop("optimizer", None)
     for state in states:

@@ -1,7 +1,7 @@
 """Stages of a model on several ranks, by `torch.distributed.pipelining`.
 
-A share of the batch goes through in micro-batches of one size, because the stages exchange tensors
-of one shape; where it does not divide evenly, the last is filled up with samples that do not count.
+A share of the batch is processed in micro-batches of one size, because the stages exchange tensors
+of one shape. The last micro-batch is padded with samples that do not count, if necessary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray_workers.training.parallel.model_parallel.sharded_gradients import Shard
 from ray_workers.training.parallel.strategy import StrategyContext
 
 IGNORED = -100
-"""Target of which cross entropy takes no notice, as `torch.nn.functional` has it."""
+"""Target that cross entropy ignores, the default of `torch.nn.functional`."""
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -34,13 +34,13 @@ SCHEDULES = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 PER_STAGE = 2
-"""Micro-batches for each stage where the document does not say: the ranks idle for a third or less
-of a step."""
+"""Micro-batches for each stage if the document gives no size: the ranks are then idle for at most a
+third of a step."""
 
 
 class Stages(nn.Module):
-    """The stages that one rank holds. Their names are those of the whole model, each in one stage
-    only."""
+    """The stages of one rank. Their parameters have the names of the whole model, and each belongs
+    to one stage only."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Stages(nn.Module):
 
 
 class Pipeline:
-    """The schedule that this rank's stages follow, in training and in evaluation."""
+    """The schedule of this rank's stages, in training and in evaluation."""
 
     def __init__(
         self, stages: Mapping[int, nn.Module], num_stages: int, mesh: Mesh, given: StrategyContext
     ) -> None:
-        """stages: this rank's, by their number."""
+        """stages: this rank's stages, by their number."""
         options = given.spec.parallel
         self._modules = stages
         self._num_stages = num_stages
@@ -87,8 +87,8 @@ class Pipeline:
         self._losses = _Losses()
         self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
         self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
-        """Samples of which the outputs are computed at a time: always as many, because a schedule
-        for another shape begins with a pass that finds out what the stages exchange, and its
+        """Samples whose outputs are computed at a time. This is constant, because a schedule for
+        another shape begins with a pass that finds out the shapes that stages exchange, and its
         collectives would have no counterpart on ranks that have that shape already."""
         self._forward: Any = None
         """The schedule of the forward pass alone."""
@@ -106,8 +106,8 @@ class Pipeline:
     def train(
         self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
     ) -> Tensor:
-        """Leave the gradients of `weight` times the sum of the losses; that sum, or 0 on a rank
-        that has not the last stage. inputs, targets: at most `num_pieces * piece_size` samples."""
+        """Compute the gradients of `weight` times the sum of the losses; return the sum, or 0 on a
+        rank without the last stage. inputs, targets: up to `num_pieces * piece_size` samples."""
         size = self.num_pieces * self.piece_size
         self._losses.of, self._losses.weight = loss_sum, weight
         given = (_filled_up(inputs, size, None),) if self.is_first else ()
@@ -120,8 +120,8 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """The outputs, on the rank of the last stage. inputs: of at most a micro-batch, or a rank's
-        share."""
+        """Return the outputs, on the rank of the last stage. inputs: at most a micro-batch, or a
+        rank's share."""
         if self._forward is None:
             name = "gpipe" if len(self._modules) == 1 else "interleaved"
             self._forward = self._scheduled(name, self._size, None)
@@ -141,7 +141,7 @@ class _Losses:
 
 
 class PipelineGradientEngine(ShardedGradientEngine):
-    """Computes the gradient of the stages that this rank holds."""
+    """Computes the gradient of this rank's stages."""
 
     def __init__(self, pipeline: Pipeline, parts: EngineParts, *more: Any) -> None:
         """more: the other arguments of a `ShardedGradientEngine`, in its order."""
@@ -165,19 +165,19 @@ class PipelineGradientEngine(ShardedGradientEngine):
 
 
 def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
-    """Into how many micro-batches a share of the batch is cut: a multiple of the ranks, as the
-    interleaved schedules want it."""
+    """The number of micro-batches of a share of the batch: a multiple of the number of ranks, as
+    the interleaved schedules require."""
     wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
     return _multiple(wanted, num_ranks)
 
 
 def _multiple(number: int, of: int) -> int:
-    """The least multiple that is no smaller."""
+    """The smallest multiple of `of` that is not less than `number`."""
     return -(-number // of) * of
 
 
 def _filled_up(samples: Tensor, size: int, with_: int | None) -> Tensor:
-    """With so many samples: more of the last one, or of one number."""
+    """Pad to `size` samples, with copies of the last sample or with one number."""
     missing = size - len(samples)
     if not missing:
         return samples

@@ -1,4 +1,4 @@
-"""The gradient of a model that ranks hold together."""
+"""The gradient of a model that is divided among ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShardedGradientEngine(GradientEngine):
         is_asked_to_leave: Callable[[], bool],
         narrow: Callable[[Piece], Piece],
     ) -> None:
-        """narrow: (inputs, targets) -> this rank's part of them."""
+        """narrow: returns this rank's part of (inputs, targets)."""
         super().__init__(parts)
         self._mesh = mesh
         self._narrow = narrow
@@ -62,8 +62,8 @@ class ShardedGradientEngine(GradientEngine):
         self._settle_gradients()
 
     def _weight_of(self, mine: Share) -> float:
-        """FSDP divides by the number of ranks, as DDP does. Of a sample that ranks compute by its
-        places, each has the mean over its own."""
+        """The weight of a sample. FSDP divides by the number of ranks, as DDP does. Ranks that
+        divide a sample by its positions each have the mean over their own positions."""
         num_place_parts = self._mesh.sizes["context"]
         return mine.batch.weight * self._mesh.num_exchanging / num_place_parts
 
@@ -72,7 +72,7 @@ class ShardedGradientEngine(GradientEngine):
             self._sharded.set_requires_gradient_sync(do)
 
     def _settle_gradients(self) -> None:
-        """Add up what DTensor has left for later: gradients of what every rank holds whole."""
+        """Do DTensor's deferred sums: gradients of parameters that every rank has whole."""
         for parameter in self._parameters:
             grad = parameter.grad
             if not isinstance(grad, DTensor) or not isinstance(parameter, DTensor):
@@ -84,10 +84,10 @@ class ShardedGradientEngine(GradientEngine):
         return self._added_up(super().take_loss())
 
     def _added_up(self, carried: Tensor) -> Tensor:
-        """The loss over all ranks. The same message carries whether any rank was asked to leave,
-        and the squares of which the gradients' norm is made."""
+        """Sum the loss over all ranks. The same message carries whether any rank was asked to
+        leave, and the squares for the gradient norm."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
-        # The ranks of a tensor group have all computed the same.
+        # The ranks of a tensor group have all computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
         square = self._own_square().to(carried)
         total = torch.stack((carried / alike, asked, square))
@@ -97,24 +97,24 @@ class ShardedGradientEngine(GradientEngine):
         return total[0]
 
     def _own_square(self) -> Tensor:
-        """This rank's part of the sum of the gradient's squares: what others hold as well counts
-        in part."""
+        """This rank's part of the sum of the gradient's squares: elements that other ranks have too
+        count in part."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if not grads:
             return self._objective.slot.new_zeros(())
         squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
         shares = tuple(1 / _num_holders(grad) for grad in grads)
-        if shares not in self._shares:  # to bring them to a GPU is to wait for it
+        if shares not in self._shares:  # copying them to a GPU waits for it
             self._shares[shares] = squares.new_tensor(shares)
         return squares @ self._shares[shares]
 
     def grad_norm(self) -> Tensor:
-        """Of all ranks' parts as they were when the loss was taken: with the loss scale."""
+        """The norm of all ranks' parts when the loss was taken: with the loss scale."""
         return self._norm
 
 
 def _num_holders(part: Tensor) -> int:
-    """How many ranks hold the same of it."""
+    """Number of ranks that have the same part."""
     if not isinstance(part, DTensor):
         return 1
     sizes = zip(part.placements, part.device_mesh.shape, strict=True)

@@ -1,6 +1,6 @@
-"""Optimizer state that is kept in fewer bits, or in the host's memory, between the steps.
+"""Keeps optimizer state in fewer bits, or in the host's memory, between the steps.
 
-The optimizer does its step as ever, in fp32 on the device of the parameters, but of a bucket of
+The optimizer does its step as usual, in fp32 on the device of the parameters, but for one bucket of
 parameters at a time: their state is fetched before, and offloaded after.
 """
 
@@ -18,17 +18,17 @@ from ray_workers.training.devices import is_gpu, on_gpu
 from ray_workers.training.parallel.dtensor import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
-"""Of the parameters whose state is fetched together; at least one parameter."""
+"""Size of the parameters whose state is fetched together; at least one parameter."""
 NUM_STEPS = "stowed"
-"""Option of the first group, by its name in checkpoints: how often the optimizer was stepped."""
+"""Option of the first group, named as in checkpoints: the number of steps of the optimizer."""
 
 
 Part = Callable[[Any, Tensor], Any]
-"""(a value of a state, a parameter) -> what of it belongs to that."""
+"""Maps (a value of a state, a parameter) to the part of the value that belongs to the parameter."""
 
 
 class Later(NamedTuple):
-    """A value that is loaded, of which the parameter's part is made when it is wanted."""
+    """A loaded value from which the parameter's part is made when it is needed."""
 
     part: Part
     value: Tensor
@@ -40,7 +40,7 @@ class Later(NamedTuple):
 
 
 def made_later(part: Part) -> Part:
-    """Only for values that may be moments: torch decides how a count of steps is kept."""
+    """Defer `part` for values that may be moments: torch decides how to keep a count of steps."""
 
     def made(value: Any, parameter: Tensor) -> Any:
         is_large = isinstance(value, Tensor) and value.ndim > 0
@@ -50,13 +50,13 @@ def made_later(part: Part) -> Part:
 
 
 class OffloadedState:
-    """Takes an optimizer's `step` and `load_state_dict` over; moments as large as their parameter
-    are offloaded."""
+    """Wraps an optimizer's `step` and `load_state_dict`, and offloads moments, which have the shape
+    of their parameter."""
 
     def __init__(
         self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
     ) -> None:
-        """home: the device of the moments between steps; None for that of the parameters."""
+        """home: the device of the moments between steps; None for the parameters' device."""
         self._optimizer = optimizer
         self._as_bf16 = as_bf16
         self._home = home
@@ -66,7 +66,7 @@ class OffloadedState:
         optimizer.load_state_dict = self.load_state_dict  # type: ignore[method-assign,assignment]
 
     def step(self) -> None:
-        """One optimizer step, bucket by bucket."""
+        """Do one optimizer step, bucket by bucket."""
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
@@ -81,15 +81,15 @@ class OffloadedState:
                 self._step()
                 self._offload(bucket)
                 for group, part in zip(groups, parts, strict=True):
-                    if part["params"]:  # what the optimizer remembers of a group
+                    if part["params"]:  # keeps what the optimizer stores in a group
                         group.update({**part, "params": group["params"]})
         finally:
             self._optimizer.param_groups = groups
         groups[0][NUM_STEPS] = self._num_steps + 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the optimizer's; values may be `Later`. Each moment is offloaded before the next is
-        made: all of them may be more than the device holds."""
+        """Do the same as the optimizer's method; values may be `Later`. Each moment is offloaded
+        before the next is made: all moments together may exceed the device's memory."""
         parameters = self._parameters()
         later = [
             (at, name, value)
@@ -148,7 +148,7 @@ class OffloadedState:
             state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
 
     def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
-        """The parts of a parameter's state that are as large as the parameter."""
+        """The values of a parameter's state that have the parameter's shape."""
         state = self._optimizer.state.get(parameter, {})
         return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
 
@@ -178,12 +178,12 @@ def _is_moment(value: Any, parameter: Tensor) -> bool:
 
 
 def rounded(values: Tensor, number: int) -> Tensor:
-    """To bf16, up with a chance of what is cut off, so that many small changes add up: a moment
-    that decays by a thousandth in each step would stand still (stochastic rounding, as in
-    arXiv:2010.06192).
+    """Round to bf16 stochastically: up with a probability equal to the part that is cut off (as in
+    arXiv:2010.06192). Small changes then add up; otherwise a moment that decays by a thousandth in
+    each step would never change.
 
-    The chances follow from the numbers' own bits, their places and the step: ranks with the same
-    numbers round alike, now and after a resume.
+    The probabilities depend on the numbers' own bits, their positions and the step: ranks with the
+    same numbers round alike, also after a resume.
     """
     bits = values.float().view(torch.int32)
     places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)
@@ -193,7 +193,7 @@ def rounded(values: Tensor, number: int) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """A number that looks random for each number (the finaliser of MurmurHash3)."""
+    """Hash each number (the finaliser of MurmurHash3)."""
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         bits = (bits ^ (bits >> shift & (1 << 32 - shift) - 1)) * factor
     return bits

@@ -18,11 +18,11 @@ from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 LEAST_SCALE = 2.0**-20
-"""Reached after 36 overflows in a row: no finite gradient overflows at this scale."""
+"""Reached after 36 overflows in a row; no finite gradient overflows at this scale."""
 
 
 class OptimizerStep:
-    """The optimizer, with the loss scale of fp16 and the average of the weights where asked for."""
+    """The optimizer, with the loss scale of fp16 and the average of the weights if enabled."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class OptimizerStep:
         *,
         has_momentum: bool = True,
     ) -> None:
-        """has_momentum: the momentum of SGD is the optimizer's, and not a compressor's."""
+        """has_momentum: whether the optimizer, and not a compressor, applies SGD's momentum."""
         self._model = model
         self._gradients = gradients
         self._max_norm = options.max_grad_norm
@@ -58,7 +58,7 @@ class OptimizerStep:
 
     @property
     def weights(self) -> nn.Module:
-        """The model as it is to be judged and kept: its average, if there is one."""
+        """The model to evaluate and to store: its average, if there is one."""
         return self._model if self._average is None else self._average.module
 
     def loss_scale(self) -> Tensor | None:
@@ -66,10 +66,10 @@ class OptimizerStep:
         return None if self._scaler is None else self._scaler.scale(self._one)
 
     def step(self, lr: float) -> Tensor:
-        """One optimizer step; the gradient's norm before it was clipped.
+        """Do one optimizer step, and return the gradient norm before clipping.
 
         In fp16 a gradient that overflowed changes no weight, and lowers the scale. With skip_step
-        none that is not finite changes a weight, at the price of a wait for the device.
+        no gradient that is not finite changes a weight, which requires a wait for the device.
         """
         if not self._gradients.has_samples:
             norm = self._gradients.grad_norm()
@@ -92,7 +92,7 @@ class OptimizerStep:
         return norm
 
     def _unscaled_norm(self) -> Tensor:
-        """The gradient's norm, once it is without the loss scale."""
+        """Remove the loss scale from the gradient, and return its norm."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         return self._gradients.grad_norm()
@@ -100,8 +100,8 @@ class OptimizerStep:
     def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Step if the gradient, with this norm, has not overflowed, and set the next scale.
 
-        Not by the scaler's own `step`: fused SGD that skips its first step for it has undefined
-        memory for its momentum from then on (torch 2.13). The price is a wait for the device.
+        The scaler's own `step` is not used: if it skips the first step of fused SGD, the memory of
+        the momentum stays undefined (torch 2.13). This requires a wait for the device.
         """
         overflowed = not norm.isfinite()
         if not overflowed:
@@ -111,17 +111,18 @@ class OptimizerStep:
         scaler.update()
         if overflowed and scaler.get_scale() < LEAST_SCALE:
             raise DivergedError(
-                "the gradients are not finite at any scale of the loss: the weights, or numbers on "
-                "the way, are beyond what fp16 holds (65,504). Lower train.optimizer.lr, or set "
-                "train.precision to bf16 or fp32"
+                "the gradients are not finite at any scale of the loss: the weights, or "
+                "intermediate values, exceed the range of fp16 (65,504). Lower "
+                "train.optimizer.lr, or set train.precision to bf16 or fp32"
             )
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer_state(), **self._rest()}
 
     def replicated(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a `state_dict` that ranks with the same parameters have alike. Buffers of the
-        average are left out: they follow those of the model, which a rank updates by itself."""
+        """The part of a `state_dict` that is equal on ranks with the same parameters. Buffers of
+        the average are left out: they follow the model's buffers, which each rank updates
+        itself."""
         own = (self._names[parameter] for parameter in _parameters(self._local_optimizer))
         saved = state["optimizer"]["state"]
         alike: dict[str, Any] = {"optimizer": {name: saved[name] for name in own if name in saved}}
@@ -141,7 +142,7 @@ class OptimizerStep:
         return named_state(self._optimizer, self._names)
 
     def _rest(self) -> dict[str, Any]:
-        """Of the state what is not the optimizer's."""
+        """The state except for the optimizer's."""
         state: dict[str, Any] = {}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
@@ -160,8 +161,7 @@ class OptimizerStep:
             self._average.load_state_dict(state["average"])
 
     def load_parts(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a rank that holds the same parts, which gave its plain tensors of
-        them."""
+        """Load the state of a rank with the same parts, which are given as plain tensors."""
         self._load_optimizer(state["optimizer"], _as_part)
         self._load_rest(state)
 
@@ -170,14 +170,14 @@ class OptimizerStep:
         load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
-        """Begin the average at the weights as they are now."""
+        """Begin the average at the current weights."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The step of parts whose rest other ranks have. A part does not show whether another
-    overflowed; the norm, which all ranks share, does."""
+    """The step of a rank's parts. A part does not show whether another part overflowed; the norm,
+    which all ranks share, does."""
 
     def _unscaled_norm(self) -> Tensor:
         norm = self._gradients.grad_norm()
@@ -191,7 +191,7 @@ class ShardedOptimizerStep(OptimizerStep):
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
-    """As `torch.nn.utils.clip_grads_with_norm_`, on this rank's parts of the gradients."""
+    """Do the same as `torch.nn.utils.clip_grads_with_norm_` for this rank's parts of gradients."""
     parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
     if parts:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -206,12 +206,12 @@ def _offloaded(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> Off
 
 
 Names = Mapping[Tensor, str]
-"""Of each parameter, in the model."""
+"""The name of each parameter in the model."""
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """An optimizer's state dict with the names of parameters where torch numbers them: a rank that
-    holds other ones, or in another order, finds its own."""
+    """An optimizer's state dict with parameter names instead of torch's numbers, so that a rank
+    with other parameters, or another order, finds its own."""
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
@@ -224,7 +224,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
 
 
 def is_numbered(state: Mapping[str, Any]) -> bool:
-    """Whether a state numbers its parameters, as dray once wrote it and torch does."""
+    """Whether a state numbers its parameters, as older versions of dray and torch do."""
     return any(isinstance(one, int) for group in state["param_groups"] for one in group["params"])
 
 
@@ -232,12 +232,12 @@ def _part_of_state(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     part = part_of(value, parameter) if value.ndim else value
-    # An optimizer keeps what it is given: not a file that is mapped, and may go.
+    # An optimizer keeps the tensor that it is given, which must not be a mapped file.
     return part.clone() if part is value else part
 
 
 def _as_part(value: Any, parameter: Tensor) -> Any:
-    """The part that a plain tensor is, of a whole with the parameter's shape."""
+    """Wrap a plain tensor as this rank's part of a tensor with the parameter's shape."""
     return like(value, parameter) if isinstance(value, Tensor) and value.ndim else value
 
 
@@ -247,10 +247,11 @@ def load_named_state(
     saved: Mapping[str, Any],
     part: Callable[[Any, Tensor], Any] = _part_of_state,
 ) -> None:
-    """Take of a state what belongs to this optimizer's parameters.
+    """Load the part of a state that belongs to this optimizer's parameters.
 
-    Of a state whose parameters are numbered, as dray once wrote it, the places count. `part` makes
-    of a value what belongs to a parameter; by default of a whole one this rank's part.
+    If the state numbers its parameters, as older versions of dray did, positions identify them.
+    `part` returns the part of a value that belongs to a parameter; by default this rank's part of a
+    whole value.
     """
     parameters = _parameters(optimizer)
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
@@ -274,5 +275,5 @@ def load_named_state(
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """In the order by which torch numbers them."""
+    """The parameters in the order in which torch numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

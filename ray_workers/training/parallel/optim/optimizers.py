@@ -1,9 +1,9 @@
-"""The optimizers a job document can name.
+"""The optimizers that a job document can name.
 
-LARS and LAMB are for large batches: with a batch that is many times larger, the learning rate grows
-as well, and then it is too large for the layers whose gradients are large against their weights.
-Both give each layer a rate of its own by the ratio of the two norms. Biases and scales of norms,
-which are 1-D, are stepped plainly, as the authors do.
+LARS and LAMB are for large batches: the learning rate grows with the batch, and becomes too large
+for layers whose gradients are large relative to their weights. Both give each layer its own rate by
+the ratio of the two norms. Biases and scales of norms, which are 1-D, are updated without this, as
+the authors do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Groups = Sequence[dict[str, Any]]
 
 
 class _Layerwise(Optimizer, ABC):
-    """An optimizer whose groups are each stepped at once, over all their tensors."""
+    """An optimizer that updates all tensors of a group at once."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -48,7 +48,7 @@ class _Layerwise(Optimizer, ABC):
         """Change the group's parameters by their gradients."""
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        """A tensor of each parameter's state, zero at first."""
+        """A tensor of each parameter's state, initially zero."""
         for parameter in parameters:
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter)
@@ -119,8 +119,8 @@ class Lamb(_Layerwise):
             parameter.sub_(update * rate, alpha=group["lr"])
 
     def _count(self, group: dict[str, Any], parameters: list[Tensor]) -> list[int]:
-        """The number of this step, for each parameter: ranks may have the state of some each."""
-        once_counted = group.get("step", 0)  # by the group, in states that dray once wrote
+        """The number of this step for each parameter, because ranks may have the state of some."""
+        once_counted = group.get("step", 0)  # by the group, in states of older versions of dray
         for parameter in parameters:
             state = self.state[parameter]
             state["step"] = state.get("step", once_counted) + 1
@@ -128,15 +128,15 @@ class Lamb(_Layerwise):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """1 where either is zero. Does not read the values, which would wait for a GPU."""
+    """The ratio, or 1 if either is zero. Does not read the values, which would wait for a GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices and filters, which decay, and the rest, which doesn't.
+    """Two groups: matrices and filters, which decay, and the rest, which does not.
 
-    Biases and the scales of norms are 1-D; pulling them to zero regularises nothing.
+    Biases and the scales of norms are 1-D; weight decay on them regularises nothing.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -147,8 +147,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
-    """Fused where torch has it: one kernel for all parameters, which is what a small step spends
-    its time on."""
+    """Build a fused optimizer if torch has one: a single kernel for all parameters, because
+    launching kernels dominates a small step."""
     groups = parameter_groups(model, options.weight_decay)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     match options.name:
@@ -160,7 +160,7 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
                 lr=options.lr,
                 momentum=options.momentum,
                 nesterov=options.nesterov,
-                # Of a sharded model's parameters torch has no fused kernel of it.
+                # torch has no fused SGD for the parameters of a sharded model.
                 fused=not is_sharded,
                 foreach=is_sharded,
             )

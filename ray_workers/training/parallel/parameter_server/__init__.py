@@ -1,1 +1,1 @@
-"""Parameter servers: ranks that hold the weights and the optimizer, and the workers' side of it."""
+"""Parameter servers: ranks with the weights and the optimizer, and the workers' side of them."""

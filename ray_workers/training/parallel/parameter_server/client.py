@@ -29,7 +29,7 @@ class Pulled:
     """Weights from all servers, as a vector of the layout."""
 
     version: int
-    """Of server 0."""
+    """The version of server 0."""
     vector: Tensor
     loss: float
     squares: float
@@ -40,18 +40,18 @@ class ServersState:
     """The state of all servers."""
 
     tensors: Mapping[str, Tensor]
-    """`values`, and of the optimizer's state vectors without buffers, or scalars."""
+    """`values`, and the optimizer's state: vectors without buffers, or scalars."""
     done: Sequence[DoneBatches]
-    """Of each server."""
+    """The batches done, by server."""
     staleness: Mapping[int, int]
-    """On server 0: staleness, and the number of updates that were so stale."""
+    """Number of updates by their staleness, on server 0."""
     moved_bytes: int
-    """Of weights and gradients, between all servers and workers, since the servers began."""
+    """Bytes of weights and gradients between all servers and workers since the servers began."""
 
 
 class ServerLink:
-    """To one server: a message, and then its answer. Where the server has a replica, and is lost,
-    the message goes to the server in its place, which answers it once."""
+    """A connection to one server, for messages that are each answered. If the server has a replica
+    and is lost, the message is sent again to its replacement, which processes it only once."""
 
     def __init__(
         self, store: Store, server: int, hello: Mapping[str, Any], *, has_replica: bool
@@ -65,18 +65,18 @@ class ServerLink:
             reconnect(store, server) if has_replica else connect(store, key_of(server))
         )
         self._sent_before = 0
-        """Bytes, over connections that were lost."""
+        """Bytes sent over connections that were lost."""
 
     @property
     def sent_bytes(self) -> int:
         return self._sent_before + self._connection.sent_bytes
 
     def greet(self) -> dict[str, Any]:
-        """The answer of a server to which this worker is new."""
+        """Introduce this worker to a server that does not know it, and return the answer."""
         return self.ask({**self._hello, "comes_back": False})
 
     def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
-        """The header of the answer."""
+        """Send a message, and return the header of the answer."""
         self.send(header, *payload)
         return self.receive()[0]
 
@@ -101,7 +101,7 @@ class ServerLink:
         self._connection.close()
 
     def _come_back(self, error: ConnectionLost) -> None:
-        """Send the message again, to the server that has come in the place of the lost one."""
+        """Send the message again, to the replacement of the lost server."""
         if not self._has_replica:
             raise error
         header, payload = self._asked
@@ -120,7 +120,7 @@ class ServerLink:
 
 
 class Servers:
-    """Connected to all servers, of which server 0 deals the batches out."""
+    """The connections to all servers; server 0 assigns the batches."""
 
     def __init__(
         self, layout: FlatLayout, links: Sequence[ServerLink], sync: spec.ParameterServer
@@ -131,7 +131,7 @@ class Servers:
         self._asks_staleness = correction is not None and correction.name == "staleness_lr"
         self._links = links
         self.is_ready = False
-        """Whether the servers had weights when this worker came."""
+        """Whether the servers had weights when this worker connected."""
         self.version = 0
         self.notes: dict[str, Any] = {}
         self.is_same_data = True
@@ -146,7 +146,7 @@ class Servers:
         limit: timedelta,
         sync: spec.ParameterServer,
     ) -> Self:
-        """Wait until all servers are there. fingerprint: of the worker's data."""
+        """Wait for all servers, and connect to them. fingerprint: hash of the worker's data."""
         store.wait([key_of(server) for server in range(sync.servers)], limit)
         hello = {"worker": worker, "fingerprint": fingerprint}
         has_replica = sync.shards_kept_by == "replica"
@@ -171,7 +171,7 @@ class Servers:
         last_batch: int,
         notes: Mapping[str, Any],
     ) -> None:
-        """Give the servers their first state; the tensors are as in `ServersState`."""
+        """Send the servers their first state; the tensors are as in `ServersState`."""
         last = max(each.last for each in done)
         again = sorted({batch for each in done for batch in each.missing(last)})
         asked: list[tuple[Mapping[str, Any], Sequence[Tensor]]] = []
@@ -188,22 +188,23 @@ class Servers:
                 "notes": dict(notes),
             }
             asked.append((header, list(own.values())))
-        # Server 0 is the last, because it lets the workers begin.
+        # Server 0 comes last, because its answer lets the workers begin.
         for server in reversed(range(len(asked))):
             about, parts = asked[server]
             self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
-        """Wait for the number of the next batch; None if there is none left. done: the batch that
-        all servers have the gradient of."""
+        """Wait for the number of the next batch; None if none is left. done: the batch whose
+        gradient all servers have."""
         batch: int | None = self._links[0].ask({"op": "take", "done": done})["batch"]
         return batch
 
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
-        """Give all servers their parts of a gradient; the answer of server 0.
+        """Send all servers their parts of a gradient; return the answer of server 0.
 
-        Where the rate depends on the staleness, server 0 gets its part first, and the others get
-        its staleness with theirs, so that all parts of the gradient have one rate.
+        If the rate depends on the staleness, server 0 gets its part first, and the others get the
+        staleness that it returned along with their parts, so that all parts of the gradient have
+        one rate.
         """
         header: dict[str, Any] = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
         vector = vector.to(self._push_dtype)
@@ -216,7 +217,7 @@ class Servers:
         return pushed
 
     def pull(self, version: int | None) -> Pulled:
-        """The newest weights, or those of a version."""
+        """Return the newest weights, or the weights of a version."""
         answers = self._ask([{"op": "pull", "version": version}] * len(self._links))
         vector = self._layout.joined([payload.view(torch.float32) for _, payload in answers])
         squares = sum(header["squares"] for header, _ in answers)
@@ -224,10 +225,10 @@ class Servers:
         return Pulled(first["version"], vector, first["loss"], squares)
 
     def state(self) -> ServersState:
-        """The state of all servers, each at a time of its own."""
+        """Return the state of all servers, each at a different time."""
         answers = self._ask([{"op": "state"}] * len(self._links))
         parts = [unpacked(header["tensors"], payload) for header, payload in answers]
-        # A shard that has not had a step yet has no state of the optimizer.
+        # A shard without a step so far has no state of the optimizer.
         names = [name for name in parts[0] if all(name in part for part in parts)]
         tensors = {name: self._whole([part[name] for part in parts]) for name in names}
         headers = [header for header, _ in answers]
@@ -236,15 +237,15 @@ class Servers:
         return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
-        """Keep the chief's state besides the weights on server 0."""
+        """Store the chief's state besides the weights on server 0."""
         self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:
-        """No more batches: the training ends early."""
+        """Assign no more batches, because the training ends early."""
         self._links[0].ask({"op": "stop"})
 
     def finish(self) -> None:
-        """The result is stored: workers and servers may go."""
+        """Let workers and servers end, because the result is stored."""
         self._ask([{"op": "finish"}] * len(self._links))
 
     def close(self) -> None:
@@ -257,7 +258,7 @@ class Servers:
         payloads: Sequence[Sequence[Tensor]] = (),
         first: int = 0,
     ) -> list[tuple[dict[str, Any], Tensor]]:
-        """Send each server from number `first` on its message, and then take their answers."""
+        """Send each server from number `first` on its message, and then receive their answers."""
         links = self._links[first:]
         for place, link in enumerate(links):
             link.send(headers[place], *(payloads[place] if payloads else ()))

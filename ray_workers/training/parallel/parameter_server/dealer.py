@@ -1,6 +1,6 @@
 """The rules by which workers get batches or wait: a state machine without I/O.
 
-A worker takes a batch, and is done with it once all servers have its gradient. One server deals.
+A worker takes a batch, and is done with it once all servers have its gradient. One server decides.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Word(Enum):
 
 Deal = int | Word
 Deals = list[tuple[int, int | None]]
-"""(worker, the number of its batch; None: there is none left), for workers that have waited."""
+"""(worker, the number of its batch, or None if no batch is left), for workers that have waited."""
 
 
 class Dealer(ABC):
-    """The rules that all modes share: only the chief learns at once that no batch is left, and the
-    others once it has stored the result, since one of them may have to take its place."""
+    """The common rules of all modes: only the chief is notified at once that no batch is left, and
+    the others once it has stored the result, because one of them may have to replace it."""
 
     def __init__(self, last_batch: int) -> None:
         self._last_batch = last_batch
@@ -38,7 +38,7 @@ class Dealer(ABC):
         self._is_finished = False
 
     def take(self, worker: int, done: int | None) -> Deals:
-        """A worker asks for a batch. done: the one that it took before and all servers have."""
+        """Request a batch for a worker. done: its previous batch, which all servers have."""
         if done is not None:
             self._is_done(worker, done)
         self.forget(worker)
@@ -46,36 +46,36 @@ class Dealer(ABC):
         return self._dealt()
 
     def join(self, worker: int) -> Deals:
-        """A worker has come, or one in the place of another that was lost."""
+        """Add a worker, which is new or replaces a lost one."""
         return self.lost(worker)
 
     def lost(self, worker: int) -> Deals:
-        """A worker is gone."""
+        """Remove a worker that is gone."""
         self.forget(worker)
         return self._dealt()
 
     def stop(self) -> Deals:
-        """The chief ends the training early."""
+        """End the training early, at the chief's request."""
         self._is_stopped = True
         return self._dealt()
 
     def finish(self) -> Deals:
-        """The chief has stored the result."""
+        """End the training after the chief has stored the result."""
         self._is_finished = self._is_stopped = True
         return self._dealt()
 
     def snapshot(self) -> dict[str, Any]:
-        """For JSON: everything that later deals depend on."""
+        """All state that later assignments depend on, for JSON."""
         ends = {"is_stopped": self._is_stopped, "is_finished": self._is_finished}
         return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        """Go on as the dealer that gave the snapshot."""
+        """Continue from a snapshot of another dealer."""
         self._last_batch, self._waiting = about["last"], list(about["waiting"])
         self._is_stopped, self._is_finished = about["is_stopped"], about["is_finished"]
 
     def forget(self, worker: int) -> None:
-        """Deal it no batch before it asks, or asks again."""
+        """Assign no batch to the worker until its next request."""
         if worker in self._waiting:
             self._waiting.remove(worker)
 
@@ -92,7 +92,7 @@ class Dealer(ABC):
 
     @abstractmethod
     def _is_done(self, worker: int, batch: int) -> None:
-        """All servers have the worker's gradient of the batch."""
+        """Record that all servers have the worker's gradient of the batch."""
 
     @abstractmethod
     def _deal(self, worker: int) -> Deal: ...
@@ -102,7 +102,7 @@ class SynchronousDealer(Dealer):
     """All workers compute their shares of one batch, and then of the next."""
 
     def __init__(self, num_workers: int, last_batch: int, first_done: int) -> None:
-        """first_done: batches that are done already."""
+        """first_done: number of batches that are done already."""
         super().__init__(last_batch)
         self._done = [first_done] * num_workers
 
@@ -124,18 +124,18 @@ class SynchronousDealer(Dealer):
 
 
 class SharedDealer(Dealer):
-    """Each batch goes to one worker: the first that is free takes the next.
+    """Each batch goes to one worker: the first free worker gets the next batch.
 
     With `max_staleness`, a worker that has done more than this many batches more than the slowest
-    one waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
-    fastest may be one further ahead. The counts are the workers' clocks; a worker that joins later
-    begins with the slowest one's.
+    worker waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
+    fastest may be one batch further ahead. The counts are the workers' clocks; a worker that joins
+    later begins with the slowest worker's clock.
     """
 
     def __init__(
         self, last_batch: int, next_batch: int, again: Iterable[int], max_staleness: int | None
     ) -> None:
-        """again: batches below `next_batch` that are to be dealt first."""
+        """again: batches below `next_batch` that are assigned first."""
         super().__init__(last_batch)
         self._next = next_batch
         self._again = sorted(again)

@@ -15,11 +15,11 @@ class Sizes(NamedTuple):
     """Numbers of elements of the three segments of a vector."""
 
     decayed: int
-    """Of parameters with weight decay, as `optimizers.parameter_groups` divides them."""
+    """Elements of parameters with weight decay, as `optimizers.parameter_groups` divides them."""
     plain: int
-    """Of the other parameters."""
+    """Elements of the other parameters."""
     buffers: int
-    """Of buffers that change in training, such as running means: they have no gradient."""
+    """Elements of buffers that change in training, such as running means: they have no gradient."""
 
     @property
     def num_trained(self) -> int:
@@ -27,11 +27,11 @@ class Sizes(NamedTuple):
 
 
 class FlatLayout:
-    """A model's parameters and buffers as one vector of fp32, of which each server holds a part.
+    """A model's parameters and buffers as one vector of fp32, of which each server has a part.
 
-    The vector has the three segments of `Sizes`, and each server an equal part of each segment,
-    whatever the sizes of the tensors in it. So the optimizers of dray that look at one element at a
-    time give the same on the parts as on the tensors.
+    The vector has the three segments of `Sizes`, and each server has an equal part of each segment,
+    regardless of the sizes of the tensors in it. So dray's elementwise optimizers give the same
+    result on the parts as on the tensors.
     """
 
     def __init__(self, model: nn.Module, num_servers: int) -> None:
@@ -43,13 +43,13 @@ class FlatLayout:
         self.trained = [*decayed, *plain]
         """(name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
-        """So many of `trained` have weight decay."""
+        """Number of the first elements of `trained` that have weight decay."""
         self.buffers = [buffer for _, buffer in buffers]
         self.sizes = Sizes(*(sum(t.numel() for _, t in some) for some in (decayed, plain, buffers)))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Of the model, in the order of the vector."""
+        """The model's tensors, in the order of the vector."""
         return [*(parameter.detach() for _, parameter in self.trained), *self.buffers]
 
     def sizes_of(self, server: int) -> Sizes:
@@ -57,11 +57,11 @@ class FlatLayout:
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """The pieces of the vector, or of one without buffers, that a server holds: views."""
+        """Views of a server's pieces of the vector, or of a vector without buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The vector of the servers' parts; parts may be without buffers."""
+        """Join the servers' parts to a vector; parts may lack buffers."""
         vector = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
         for server, part in enumerate(parts):
             pieces = self.part(vector, server)
@@ -70,7 +70,7 @@ class FlatLayout:
         return vector
 
     def write(self, vector: Tensor) -> None:
-        """Have the model's tensors take the values of the vector."""
+        """Copy the values of the vector into the model's tensors."""
         tensors = self.tensors
         parts = torch.split(vector, [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):

@@ -1,8 +1,8 @@
-"""A server's shard on the next server too: what is sent there, what is kept there, and given back.
+"""Replication of a server's shard on the next server: what is sent there, kept there and restored.
 
-A server answers a worker only once the next server has the message that it answers, in the order in
-which both take the messages. So the replica has every update that any worker knows to be done, and
-a worker whose answer was lost with the server sends its message again.
+A server answers a worker only once the next server has the worker's message, in the order in which
+both process messages. So the replica has every update that any worker knows to be done, and a
+worker whose answer was lost with the server sends its message again.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from ray_workers.training.parallel.parameter_server.served_shard import ServedSh
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 LOOK_S: Final = 0.1
-"""Between two looks whether a server that has nothing to be sent is there."""
+"""Seconds between two checks of the connection while no message is to be sent."""
 RETRY_S: Final = 0.02
 MAX_RETRY_S: Final = 0.2
-"""Between two attempts to reach a server that is away, the first and later ones: all workers ask
-the attempt's store for it, through which its successor comes."""
+"""Seconds between two attempts to reach a lost server, at first and later: all workers poll the
+attempt's store, through which its replacement announces itself."""
 
 
 def key_of(server: int) -> str:
-    """Of a server's address and secret in the attempt's store."""
+    """The key of a server's address and secret in the attempt's store."""
     return f"parameter-server-{server}"
 
 
 def reconnect(store: Store, server: int) -> TensorConnection:
-    """To a server that was lost, or has not begun, once it is there; ConnectionLost once the result
-    is stored. The supervisor ends the attempt if no server comes."""
+    """Connect to a server that was lost, or has not begun, once it exists. Raises ConnectionLost
+    once the result is stored. The supervisor ends the attempt if no server comes."""
     pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
             raise ConnectionLost("the training is over, and the server gone")
         if store.check([key_of(server)]):
-            with contextlib.suppress(ConnectionLost):  # it is the address of the lost one
+            with contextlib.suppress(ConnectionLost):  # it may be the address of the lost server
                 return connect(store, key_of(server))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_RETRY_S)
 
 
 class Superseded(dist.DistNetworkError):
-    """Another process has taken this server's place."""
+    """Another process has replaced this server."""
 
 
 class Entry(NamedTuple):
-    """A message that the replica is to take."""
+    """A message for the replica."""
 
     number: int
     header: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class ReplicationLog:
-    """The messages that a server has taken, on their way to its replica."""
+    """The messages that a server has processed, on their way to its replica."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -86,13 +86,13 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Leave out what a snapshot has; the number of its newest message."""
+        """Remove the messages that a snapshot contains; return the number of the newest one."""
         with self._changed:
             self._entries.clear()
             return self.newest
 
     def take(self, limit_s: float) -> list[Entry]:
-        """All messages that are to be sent, or none after so long without any."""
+        """Take all messages to send; return none if none came within `limit_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._entries, timeout=limit_s)
             entries = list(self._entries)
@@ -100,25 +100,25 @@ class ReplicationLog:
             return entries
 
     def acknowledge(self, number: int) -> None:
-        """The replica has all messages up to this one."""
+        """Record that the replica has all messages up to this one."""
         with self._changed:
             self._acknowledged = number
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Until the replica has the message, or needs none any more."""
+        """Wait until the replica has the message, or needs no more messages."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._acknowledged >= number)
 
     def end(self) -> None:
-        """The result is stored: a replica is of no more use."""
+        """Stop waiting for the replica, which is useless once the result is stored."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
 
 class Replicator:
-    """Sends the messages of a log to the next server, from a thread of its own."""
+    """Sends the messages of a log to the next server, from its own thread."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class Replicator:
         keeper: int,
         generation: int,
     ) -> None:
-        """snapshot: gives the state after all messages of the log up to a number, and leaves these
-        out of the log. keeper: the next server. generation: as of `ShardServer`."""
+        """snapshot: returns the number of the newest message in the log and the state after it, and
+        clears the log. keeper: the next server. generation: as in `ShardServer`."""
         self._log = log
         self._snapshot = snapshot
         self._store = store
@@ -137,8 +137,8 @@ class Replicator:
         self._generation = generation
 
     def run(self) -> None:
-        """Until the result is stored. A server that comes in the place of a lost one gets the whole
-        state first. Superseded if this process was taken for lost."""
+        """Replicate until the result is stored. A replacement of a lost server gets the whole state
+        first. Raises Superseded if this process was replaced because it seemed lost."""
         while True:
             try:
                 with contextlib.closing(reconnect(self._store, self._keeper)) as connection:
@@ -152,7 +152,7 @@ class Replicator:
         send_snapshot(connection, {"is_replica": True, "generation": self._generation}, snapshot)
         answer, _ = connection.receive()
         if answer["is_superseded"]:
-            raise Superseded("another process has taken the place of this server")
+            raise Superseded("another process has replaced this server")
         self._log.acknowledge(number)
         while True:
             entries = self._log.take(LOOK_S)
@@ -167,25 +167,25 @@ class Replicator:
 
 
 class ReplicaHolder:
-    """The replica of the server before, and the threads that keep it and give it back."""
+    """The replica of the previous server, and the threads that keep and return it."""
 
     def __init__(self, make: Callable[[], ServedShard], *, is_newcomer: bool) -> None:
-        """make: the shard of the server before, without weights. is_newcomer: whether this server
-        has come in the place of a lost one."""
+        """make: makes the shard of the previous server, without weights. is_newcomer: whether this
+        server has replaced a lost one."""
         self._make = make
         self._is_newcomer = is_newcomer
         self._changed = threading.Condition()
         self._replica: ServedShard | None = None
         self._followed: TensorConnection | None = None
-        """Over which messages for it come."""
+        """The connection over which messages for the replica come."""
         self._generation = 0
-        """In which round the newest process came that is known to be the server before."""
+        """The round in which the newest known process of the previous server came."""
 
     def follow(
         self, connection: TensorConnection, hello: Mapping[str, Any], payload: Tensor
     ) -> None:
         """Keep a replica of the server at the other end, until the connection is lost, or another
-        process takes that server's place."""
+        process replaces that server."""
         with self._changed:
             is_newest = self._takes_from(hello["generation"])
             if is_newest:
@@ -212,8 +212,8 @@ class ReplicaHolder:
                     self._changed.notify_all()
 
     def _takes_from(self, generation: int) -> bool:
-        """Whether no later process than that of this generation is known. The one before may be
-        stopped, and not dead: nothing of it is taken from now on. Under the lock."""
+        """Whether this generation's process is the newest known one. An older one may be stopped
+        and not dead: its messages are refused from now on. To be called under the lock."""
         if generation < self._generation:
             return False
         self._generation = generation
@@ -222,11 +222,11 @@ class ReplicaHolder:
         return True
 
     def give(self, connection: TensorConnection, generation: int) -> None:
-        """Give the state to the process of this generation, which takes the place of a lost one."""
+        """Send the state to the process of this generation, which replaces a lost one."""
         with self._changed:
             if not self._takes_from(generation):
-                raise ConnectionLost("yet another process has taken the place of the lost server")
-            # All that the lost one was told to be kept is taken first.
+                raise ConnectionLost("yet another process has replaced the lost server")
+            # All messages that were confirmed to the lost process are processed first.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
         if replica is not None:
@@ -238,8 +238,8 @@ class ReplicaHolder:
 def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
-    """The state of a server that was lost, for the process of this generation in its place; None if
-    the lost one had none. ConnectionLost if the replica is lost too, or the training is over."""
+    """The state of a lost server, for its replacement, the process of this generation; None if it
+    had none. Raises ConnectionLost if the replica is lost too, or the training is over."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})

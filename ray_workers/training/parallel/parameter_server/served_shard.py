@@ -1,7 +1,7 @@
 """A server's whole state, as a state machine: messages in, answers out, no I/O.
 
-The answers depend on the messages and on their order alone. So another server that is given the
-same messages in the same order holds a replica (Schneider 1990, state machine replication).
+The answers depend only on the messages and their order. So another server that gets the same
+messages in the same order has a replica (Schneider 1990, state machine replication).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from ray_workers.training.parallel.parameter_server.shard import (
 )
 
 NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
-"""Messages that can be answered only once the chief has given the first weights."""
+"""Messages that can be answered only once the chief has sent the first weights."""
 
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """Of a message, with the batches that it deals out."""
+    """The answer to a message, and the batches that are assigned along with it."""
 
     header: Mapping[str, Any] | None
-    """None: the worker waits until a batch is dealt out to it."""
+    """None: the worker waits until it is assigned a batch."""
     tensors: tuple[Tensor, ...] = ()
     deals: tuple[tuple[int, int | None], ...] = ()
-    """As `dealer.Deals`."""
+    """The assigned batches, as in `dealer.Deals`."""
 
 
 class ServedShard:
-    """A shard, and what its server knows besides: the workers, and of server 0 the dealer."""
+    """A shard, and the other state of its server: the workers, and on server 0 the dealer."""
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, is_replica: bool
     ) -> None:
-        """index: the server's number; server 0 deals the batches out too. is_replica: whether
-        nobody gets its answers, which then have no weights."""
+        """index: the server's number; server 0 also assigns the batches. is_replica: whether its
+        answers are discarded, and thus have no weights."""
         assert isinstance(document.sync, spec.ParameterServer)
         self.index = index
         self.is_replica = is_replica
@@ -61,9 +61,9 @@ class ServedShard:
         self._sizes: list[int] = []
         self._dealer: Dealer | None = None
         self._workers: set[int] = set()
-        """Those that are there."""
+        """The connected workers."""
         self._notes: dict[str, Any] = {}
-        """The chief's state besides the weights, for the process that may take its place."""
+        """The chief's state besides the weights, for a process that may replace the chief."""
         self._fingerprint: str | None = None
         self.is_finished = False
         self._pulled_bytes = self._pushed_bytes = 0
@@ -74,17 +74,17 @@ class ServedShard:
 
     @property
     def version(self) -> int:
-        """Batches that the shard's weights have seen."""
+        """Number of batches that the shard's weights include."""
         return 0 if self._shard is None else self._shard.version
 
     @property
     def sent_bytes(self) -> int:
-        """Weights that were pulled, and gradients that went on to the replica."""
+        """Bytes of weights that were pulled, and of gradients that were sent to the replica."""
         copied = self._pushed_bytes if self._sync.shards_kept_by == "replica" else 0
         return self._pulled_bytes + copied
 
     def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Take a message of a worker. A worker that had no answer may send it again."""
+        """Process a message of a worker. A worker that got no answer may send it again."""
         match header["op"]:
             case "hello":
                 return self._hello(worker, header)
@@ -113,8 +113,8 @@ class ServedShard:
                 raise AssertionError(f"a message {op!r}")
 
     def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
-        """A worker has come, or one in the place of another that was lost; or it comes back after
-        it lost the server."""
+        """Add a worker: a new one, a replacement of a lost one, or one that returns after it lost
+        the server."""
         deals: Deals = []
         if header["comes_back"] and worker in self._workers:
             if self._dealer is not None:
@@ -141,7 +141,7 @@ class ServedShard:
         return ShardAnswer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
 
     def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Take the first weights. The chief that comes after one that died may give them again."""
+        """Load the first weights. A chief that replaces a dead one may send them again."""
         if self._shard is None:
             self._shard = self._shard_of(header["sizes"])
             self._shard.load(
@@ -208,7 +208,7 @@ class ServedShard:
         return replace(own, about={**about, "shard": own.about})
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Go on as the one that gave the snapshot."""
+        """Continue from a snapshot of another server."""
         about = snapshot.about
         self._workers, self._notes = set(about["workers"]), about["notes"]
         self._fingerprint, self.is_finished = about["fingerprint"], about["is_finished"]

@@ -1,4 +1,4 @@
-"""The process of a server: it serves its shard to the workers, each in a thread of its own."""
+"""The process of a server: it serves its shard to the workers, with a thread for each."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ from ray_workers.training.parallel.parameter_server.served_shard import (
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
-"""Between two updates of a server's heartbeat page."""
+"""Seconds between two updates of a server's heartbeat page."""
 FINISHED_LOOK_S: Final = 1.0
-"""Between two looks whether the result is stored, which a chief that is lost then does not say."""
+"""Seconds between two checks of whether the result is stored, in case the chief is lost."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
 class Outbox:
-    """Sends answers to one worker from a thread of its own, so that a worker that does not read
-    holds up nobody else."""
+    """Sends answers to one worker from its own thread, so that a slow reader delays no other."""
 
     def __init__(self, connection: TensorConnection, log: ReplicationLog | None) -> None:
         self._connection = connection
@@ -55,14 +54,14 @@ class Outbox:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def put(self, answer: ShardAnswer) -> None:
-        """Send the answer once the replica has the messages up to now; does not wait for that."""
+        """Queue an answer, to be sent once the replica has all messages so far. Does not wait."""
         number = 0 if self._log is None else self._log.newest
         with self._changed:
             self._answers.append((number, answer))
             self._changed.notify_all()
 
     def wait_until_sent(self) -> None:
-        """A worker that does not read its answers gets no more of them."""
+        """Wait until all answers are sent: a worker that does not read its answers gets no more."""
         with self._changed:
             self._changed.wait_for(lambda: not self._answers or not self._is_open)
 
@@ -89,20 +88,20 @@ class Outbox:
         except ConnectionLost:
             pass
         finally:
-            self.close()  # the thread that receives sees that too
+            self.close()  # ends the receiving thread too
 
 
 class ShardServer:
-    """Answers the messages of workers, and keeps the replica of the server before.
+    """Answers the messages of workers, and keeps the replica of the previous server.
 
-    The state is under one lock, under which nothing is sent and nobody is waited for.
+    One lock guards the state. Under it nothing is sent, and no other process is waited for.
     """
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
-        """index: the server's number. generation: the round in which this process came; above 0 it
-        takes the place of a lost one."""
+        """index: the server's number. generation: the round in which this process came; if it is
+        above 0, this process replaces a lost one."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._generation = generation
@@ -110,18 +109,18 @@ class ShardServer:
         self._lock = threading.Condition()
         self._served = ServedShard(index, num_workers, document, is_replica=False)
         self._outboxes: dict[int, Outbox] = {}
-        """Of each worker that is connected the newest."""
+        """The newest outbox of each connected worker."""
         self._log = ReplicationLog() if self._sync.shards_kept_by == "replica" else None
         before = (index - 1) % self._sync.servers
         replica = functools.partial(ServedShard, before, num_workers, document, is_replica=True)
         self._holder = ReplicaHolder(replica, is_newcomer=generation > 0)
         self._failure: BaseException | None = None
         self.began_at, self.sent_before = 0, 0
-        """Version, and bytes sent, when this process got the weights."""
+        """The version, and the bytes sent, when this process got the weights."""
 
     @property
     def version(self) -> int:
-        """Batches that the shard's weights have seen."""
+        """Number of batches that the shard's weights include."""
         return self._served.version
 
     @property
@@ -129,8 +128,8 @@ class ShardServer:
         return self._served.sent_bytes
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether the chief has finished and all workers are gone; waits for that for a while. The
-        error of a thread, if there was one, is raised here."""
+        """Whether the chief has finished and all workers are gone; waits for that for `wait_s`.
+        Raises the error of a thread, if one failed."""
         with self._lock:
             is_over = self._lock.wait_for(
                 lambda: self._failure or (self._served.is_finished and not self._outboxes),
@@ -141,13 +140,13 @@ class ShardServer:
             return bool(is_over)
 
     def take_over(self, snapshot: ShardSnapshot) -> None:
-        """Go on as a server that was lost. Its workers come back by themselves."""
+        """Continue for a server that was lost. Its workers reconnect by themselves."""
         with self._lock:
             self._served.restore(snapshot)
             self._note_beginning()
 
     def replicate(self, store: Store) -> None:
-        """Have the next server keep a replica, if the document says so."""
+        """Keep a replica on the next server, if the document asks for it."""
         if self._log is not None:
             keeper = (self._index + 1) % self._sync.servers
             given = (self._log, self._snapshot, store, keeper, self._generation)
@@ -155,7 +154,7 @@ class ShardServer:
             threading.Thread(target=replicate, daemon=True).start()
 
     def finish(self) -> None:
-        """The result is stored, whether the chief has said so here or not."""
+        """Finish because the result is stored, even if the chief has not reported it here."""
         with self._lock:
             if not self._served.is_finished:
                 self._take(CHIEF, None, {"op": "finish"}, NO_NUMBERS)
@@ -178,7 +177,7 @@ class ShardServer:
 
     @contextlib.contextmanager
     def _ends_with_errors(self) -> Iterator[None]:
-        """An error within it, in a thread, ends the server."""
+        """End the server with an error that is raised in this context, in any thread."""
         try:
             yield
         except ConnectionLost:
@@ -195,7 +194,7 @@ class ShardServer:
         try:
             with self._lock:
                 older = self._outboxes.get(worker)
-                if older is not None:  # the worker's node is gone without a word
+                if older is not None:  # the worker's node is gone without closing the connection
                     older.close()
                 self._outboxes[worker] = outbox
                 self._take(worker, outbox, {**hello, "op": "hello"}, NO_NUMBERS)
@@ -205,7 +204,7 @@ class ShardServer:
                 with self._lock:
                     if header["op"] in NEED_WEIGHTS:
                         self._lock.wait_for(lambda: self._served.has_weights)
-                    # Another process may have taken the worker's place.
+                    # Another process may have replaced the worker.
                     if self._outboxes.get(worker) is outbox:
                         self._take(worker, outbox, header, payload)
         finally:
@@ -218,7 +217,7 @@ class ShardServer:
     def _take(
         self, worker: int, outbox: Outbox | None, header: Mapping[str, Any], payload: Tensor
     ) -> None:
-        """outbox: for the answer. Under the lock."""
+        """Process a message. outbox: for the answer. To be called under the lock."""
         had_weights = self._served.has_weights
         answer = self._served.answer(worker, header, payload)
         if not had_weights:
@@ -230,7 +229,7 @@ class ShardServer:
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.deals:
-            # A worker that is to come back after a server was lost asks again.
+            # A worker that has not returned since a server was lost will ask again.
             if other in self._outboxes:
                 self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()
@@ -248,7 +247,7 @@ def serve(
 ) -> None:
     """Serve as the server with this number until the job is done. address: of this node.
 
-    ConnectionLost if this is to go on as a lost server whose replica is lost too.
+    Raises ConnectionLost if this process replaces a server whose replica is lost too.
     """
     sync = document.sync
     assert isinstance(sync, spec.ParameterServer)
@@ -272,7 +271,7 @@ def serve(
         page.begin(generation, server.version)
         is_over, look_at = False, 0.0
         while not is_over:
-            is_over = server.is_over(SHOW_S)  # the last steps are shown too
+            is_over = server.is_over(SHOW_S)  # before the report, so that the last steps are shown
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + FINISHED_LOOK_S
                 if store.check([FINISHED_KEY]):
@@ -283,7 +282,7 @@ def serve(
 
 
 class SentReport:
-    """Reports `perf/sent_bytes` of a server: the mean of the steps since the last report."""
+    """Reports `perf/sent_bytes` of a server: the mean over the steps since the last report."""
 
     def __init__(self, server: ShardServer) -> None:
         self._server = server

@@ -1,6 +1,6 @@
 """One server's part of the parameters, as a state machine: messages in, answers out, no I/O.
 
-A batch counts once: a push of a batch that the shard has had already changes nothing, so a batch
+A batch counts once: a push of a batch that the shard has had already changes nothing. So a batch
 whose worker was lost may be computed again without asking which servers had its gradient.
 """
 
@@ -21,19 +21,18 @@ from ray_workers.training.parallel.parameter_server.layout import Sizes
 
 @dataclass(frozen=True)
 class Push:
-    """The gradient that a worker has computed of a batch, or in the synchronous mode of its share
-    of it."""
+    """A worker's gradient of a batch, or in the synchronous mode of its share of the batch."""
 
     worker: int
     batch: int
-    """Number of the batch; 1 is the first."""
+    """Number of the batch; the first is 1."""
     lr: float
     loss: float
-    """Of the same samples, weighted as the gradient is."""
+    """Loss of the same samples, with the weight of the gradient."""
     gradient: Tensor
-    """The segments of `Sizes`: of buffers it has the change."""
+    """The segments of `Sizes`; the segment of buffers has their change."""
     staleness: int | None = None
-    """The whole gradient's, where another shard has counted it; None: this shard counts it."""
+    """The staleness of the whole gradient, if another shard has counted it; None: count it here."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Pushed:
     """The answer to a `Push`."""
 
     version: int
-    """Batches that the shard's weights have seen."""
+    """Number of batches that the shard's weights include."""
     staleness: int
-    """Batches that were applied between the worker's pull and its push."""
+    """Number of batches that were applied between the worker's pull and its push."""
     counts: bool
     """Whether the shard had not had this batch yet."""
     lr: float
@@ -56,28 +55,28 @@ class Weights:
 
     version: int
     values: Tensor
-    """The shard's own memory: to be copied before the next message."""
+    """The shard's own memory: copy it before the next message."""
     loss: float
-    """Of the last batch."""
+    """Loss of the last batch."""
     squares: float
     """Sum of the squares of the last gradient, in this shard."""
 
 
 @dataclass
 class DoneBatches:
-    """The numbers of the batches that were applied, in whatever order."""
+    """The numbers of the batches that were applied, in any order."""
 
     all_up_to: int = 0
     above: set[int] = field(default_factory=set)
 
     @classmethod
     def of_pair(cls, pair: Sequence[Any]) -> Self:
-        """Of what `as_pair` gave."""
+        """Restore the batches from the result of `as_pair`."""
         all_up_to, above = pair
         return cls(all_up_to, set(above))
 
     def as_pair(self) -> list[Any]:
-        """For JSON."""
+        """The batches as a pair for JSON."""
         return [self.all_up_to, sorted(self.above)]
 
     def __contains__(self, batch: int) -> bool:
@@ -97,7 +96,7 @@ class DoneBatches:
         return max(self.above, default=self.all_up_to)
 
     def missing(self, last: int) -> list[int]:
-        """Of the batches up to `last`."""
+        """The batches up to `last` that were not applied."""
         return [n for n in range(self.all_up_to + 1, last + 1) if n not in self.above]
 
 
@@ -106,9 +105,9 @@ class ShardSnapshot:
     """The whole state of a state machine, in the parts of a message."""
 
     about: dict[str, Any]
-    """For JSON."""
+    """The part for JSON."""
     tensors: dict[str, Tensor]
-    """Of fp32."""
+    """The tensors, in fp32."""
 
 
 class ParameterShard:
@@ -121,13 +120,13 @@ class ParameterShard:
         num_shares: int | None,
         correction: spec.Correction | None = None,
     ) -> None:
-        """num_shares: gradients that make up a step, one of each worker; None: each is a step."""
+        """num_shares: number of gradients in a step, one per worker; None: each is a step."""
         self._sizes = sizes
         self._num_shares = num_shares
         self._correction = correction
         self._values = torch.zeros(sum(sizes))
         decayed, plain, self._buffers = torch.split(self._values, list(sizes))
-        # A matrix decays, and a vector does not.
+        # Weight decay applies to matrices, and not to vectors.
         self._parameters = nn.ParameterDict()
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
             if values.numel():
@@ -136,12 +135,12 @@ class ParameterShard:
         self.done = DoneBatches()
         self._staged: dict[int, Push] = {}
         self._pulled: dict[int, tuple[int, Tensor | None]] = {}
-        """(version, the weights if they are needed later) that each worker pulled last."""
+        """The last pull of each worker: (version, the weights if they are needed later)."""
         self._last = (0.0, 0.0)
         self._pushed: dict[int, tuple[int, Pushed]] = {}
-        """(batch, the answer) of each worker's last push that counted."""
+        """The last push of each worker that counted: (batch, the answer)."""
         self.staleness: Counter[int] = Counter()
-        """Staleness, and the number of updates that were so stale."""
+        """Number of updates by their staleness."""
 
     @property
     def version(self) -> int:
@@ -150,9 +149,9 @@ class ParameterShard:
     # Messages.
 
     def push(self, push: Push) -> Pushed:
-        """Take a gradient. In the synchronous mode it is kept until all workers are known to have
-        pushed theirs to all servers, which the first pull of the next version shows. A worker that
-        had no answer, and pushes a batch again, gets the same answer."""
+        """Process a gradient. In the synchronous mode the shard keeps it until all workers are
+        known to have pushed theirs to all servers, which the first pull of the next version shows.
+        A worker that got no answer, and pushes a batch again, gets the same answer."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
@@ -178,8 +177,8 @@ class ParameterShard:
         return answer
 
     def pull(self, worker: int, version: int | None = None) -> Weights:
-        """The newest weights; in the synchronous mode those of a version, or, where nothing is on
-        its way any more, the last ones."""
+        """Return the newest weights; in the synchronous mode the weights of a version, or the last
+        weights if no gradient is on its way."""
         if version is None and len(self._staged) == self._num_shares:
             version = self.version + 1
         if version == self.version + 1:
@@ -192,7 +191,7 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Forget what a worker that is gone has pulled, and what it was answered."""
+        """Forget what a worker that is gone has pulled, and the answers to it."""
         self._pulled.pop(worker, None)
         self._pushed.pop(worker, None)
 
@@ -233,7 +232,7 @@ class ParameterShard:
     # The state.
 
     def state(self) -> dict[str, Tensor]:
-        """Copies: `values`, and of the optimizer's state vectors without buffers, or scalars."""
+        """Copies of `values` and the optimizer's state: vectors without buffers, or scalars."""
         found = {"values": self._values.clone()}
         states = [self._optimizer_state(name) for name in self._parameters]
         for key in states[0] if states else ():
@@ -249,7 +248,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], done: DoneBatches) -> None:
-        """Take a state, as `state` gave it, after these batches."""
+        """Load a state, as `state` returned it, after these batches."""
         self._values.copy_(state["values"])
         self.done = done
         keys = [key for key in state if key != "values"]
@@ -267,7 +266,7 @@ class ParameterShard:
             first += size
 
     def snapshot(self) -> ShardSnapshot:
-        """Everything that answers to later messages depend on."""
+        """All state that answers to later messages depend on."""
         tensors = self.state()
         tensors |= {f"staged/{each.worker}": each.gradient for each in self._staged.values()}
         kept = {worker: weights for worker, (_, weights) in self._pulled.items()}
@@ -283,7 +282,7 @@ class ParameterShard:
         return ShardSnapshot(about, tensors)
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Go on as the shard that gave the snapshot. The shard may keep its tensors."""
+        """Continue from a snapshot of another shard. This shard may keep the snapshot's tensors."""
         about, tensors = snapshot.about, snapshot.tensors
         self.load(
             {name: tensor for name, tensor in tensors.items() if "/" not in name},

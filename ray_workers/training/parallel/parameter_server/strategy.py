@@ -1,7 +1,7 @@
 """A worker's strategy: the weights come from servers, and gradients go to them.
 
-A worker is in no process group. It has nothing that its replacement could not get from the servers,
-so the loss of one concerns no other. Worker 0, the chief, gives the servers their first weights,
+A worker is in no process group. Its replacement can get all its state from the servers, so the loss
+of one worker affects no other. Worker 0, the chief, sends the servers their first weights,
 evaluates, saves checkpoints of their state and stores the result.
 """
 
@@ -45,11 +45,11 @@ class WorkerGradients(GradientEngine):
     """Computes the gradient of this worker's samples, and reports its staleness."""
 
     loss = 0.0
-    """Of the samples, weighted as the gradient is."""
+    """Loss of the samples, with the weight of the gradient."""
     staleness: int | None = None
-    """Of the last update; None where updates are not stale."""
+    """Staleness of the last update; None if updates are not stale."""
     clock = 0
-    """Batches that this process has computed, and that count."""
+    """Number of batches that this process has computed, and that count."""
 
     def take_loss(self) -> Tensor:
         carried = super().take_loss()
@@ -63,7 +63,7 @@ class WorkerGradients(GradientEngine):
 
 
 class RemoteUpdate:
-    """Pushes gradients to the servers, and takes the next batch and the weights for it."""
+    """Pushes gradients to the servers, and takes the next batch and its weights."""
 
     def __init__(self, worker: ParameterServerWorker) -> None:
         self._worker = worker
@@ -80,7 +80,7 @@ class RemoteUpdate:
 
 
 class ParameterServerWorker(Strategy):
-    """See the module's docstring."""
+    """The strategy of a worker; see the docstring of the module."""
 
     servers: Servers
     saves_alone = False
@@ -98,22 +98,22 @@ class ParameterServerWorker(Strategy):
         self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
-        """The servers' state, as a checkpoint has it, as long as the model has its weights."""
+        """The servers' state, as a checkpoint has it, while the model has its weights."""
         self.settled = 0
         """Evaluations and checkpoints up to this step were done when this worker came."""
         self.batch: int | None = None
-        """Number of the batch that this worker computes next; None: there is none left."""
+        """Number of the batch that this worker computes next; None if no batch is left."""
         self.version = 0
-        """Optimizer steps that the servers had done when they were last asked."""
+        """Number of optimizer steps that the servers had done at the last answer."""
         self.counted = False
         """Whether the last push was an update: another worker may have computed the batch too."""
         self.applied_lr = 0.0
-        """The rate by which the servers have applied the last push."""
+        """The rate with which the servers have applied the last push."""
         self._staleness: Mapping[int, int] = {}
-        """As in `ServersState`, when the state was last asked for."""
+        """The staleness in `ServersState`, when the state was last requested."""
         self._moved: tuple[int, int] | None = None
-        """(steps, bytes that workers and servers had sent until then) when the state was last asked
-        for; None in a chief that has not asked for it yet."""
+        """(steps, bytes that workers and servers had sent until then) when the state was last
+        requested; None on a chief that has not requested it yet."""
         self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
@@ -121,7 +121,7 @@ class ParameterServerWorker(Strategy):
         train_served(trainer, self, rendezvous)
 
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
-        """Connect to all servers; DataError if this worker has read other data than another."""
+        """Connect to all servers. Raises DataError if another worker has read other data."""
         fingerprint = self.given.workload.fingerprint
         self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit, self._sync)
         if not self.servers.is_same_data:
@@ -133,20 +133,20 @@ class ParameterServerWorker(Strategy):
         return DataPart(range(1), 1, is_on_demand=True)
 
     def evaluated_part(self) -> DataPart:
-        return DataPart(range(1), 1)  # the chief evaluates alone
+        return DataPart(range(1), 1)  # only the chief evaluates
 
-    # Coming to the servers.
+    # Joining the servers.
 
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """The servers' progress, and the chief's notes, if they have begun."""
+        """The servers' progress, and the chief's notes, if the servers have begun."""
         if not self.servers.is_ready:
             return NOTHING, None
         return Progress.just_after(self.servers.version).number, self.servers.notes
 
     def begin(self, step: int, notes: Mapping[str, Any]) -> None:
-        """The chief gives servers without weights the state after `step`; others wait for it."""
+        """Send the state after `step` from the chief to servers without weights; others wait."""
         if self.servers.is_ready:
             self.settled = self.servers.notes["settled"]
             return
@@ -167,12 +167,12 @@ class ParameterServerWorker(Strategy):
         self._restored = {}
 
     def note(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Leave the chief's state with the servers, for the process that may take its place. step:
-        all that was due up to it is done."""
+        """Store the chief's state on the servers, for a process that may replace the chief. step:
+        all that was due up to this step is done."""
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Of a state by names of parameters, or, as dray once wrote it, by their numbers."""
+        """Make vectors of a state by parameter names, or by numbers, as older versions had it."""
         own = [
             state[name] if name in state else state[place]
             for place, (name, _) in enumerate(self._layout.trained)
@@ -197,21 +197,21 @@ class ParameterServerWorker(Strategy):
         self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:
-        """Have the model take the servers' weights; the norm of the last gradient."""
+        """Load the servers' weights into the model, and return the norm of the last gradient."""
         pulled = self.servers.pull(version)
         self._held = None
         self._layout.write(pulled.vector)
-        # A view would hold the whole vector.
+        # A copy, because a view would keep the whole vector in memory.
         self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
         return torch.tensor(pulled.squares, device=self.given.device).sqrt()
 
     def push(self, lr: float) -> Tensor:
-        """Push the gradient of `batch`, and take the next one; the gradient's norm.
+        """Push the gradient of `batch`, take the next batch, and return the gradient norm.
 
-        In the synchronous mode the servers then have the gradients of all, and the model takes the
-        weights after the step. At the end only the chief does: it may have stopped the training
-        before the step.
+        In the synchronous mode the servers then have the gradients of all workers, and the model
+        loads the weights after the step. At the end only the chief does this: it may have stopped
+        the training before the step.
         """
         assert self.batch is not None
         batch, norm = self.batch, self.gradients.grad_norm()
@@ -234,7 +234,7 @@ class ParameterServerWorker(Strategy):
 
     @property
     def loss(self) -> Tensor:
-        """Of the last update."""
+        """The loss of the last update."""
         return torch.tensor(self._own.loss, device=self.given.device)
 
     def _gradient(self) -> Tensor:
@@ -247,14 +247,14 @@ class ParameterServerWorker(Strategy):
         return vector
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Of the updates so far, and the bytes that workers and servers send for one."""
+        """The staleness of the updates so far, and the bytes that each update sends."""
         sent = {} if self._sent_a_step is None else {ALL_SENT_BYTES: self._sent_a_step}
         return sent | staleness_metrics(self._staleness)
 
     # The whole state.
 
     def consolidate(self) -> None:
-        """Ask the servers for their state, and have the model take its weights."""
+        """Get the servers' state, and load its weights into the model."""
         if self._held is not None:
             return
         state = self.servers.state()
@@ -294,7 +294,7 @@ class ParameterServerWorker(Strategy):
         return self._held
 
     def peer_state_dict(self) -> dict[str, Any]:
-        return {}  # the servers have it
+        return {}  # the servers have the state
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

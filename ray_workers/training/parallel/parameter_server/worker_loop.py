@@ -9,7 +9,7 @@ from dray.train.kv.connection import ConnectionLost
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import RankPhase, TimeCategory
 from ray_workers.training.core.compat_torch import Store
-from ray_workers.training.core.progress import finish_if_told, tell_finished
+from ray_workers.training.core.progress import finish_if_marked, mark_finished
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 from ray_workers.training.parallel.parameter_server.dealer import CHIEF
 
@@ -23,8 +23,8 @@ def train_served(
 ) -> None:
     """Train with the servers' weights until no batch is left.
 
-    Preempted if the rank was asked to leave. ConnectionLost if a server without a replica is gone:
-    its part of the weights is in the newest checkpoint.
+    Raises Preempted if the rank was asked to leave, and left; ConnectionLost if a server without a
+    replica is gone: the newest checkpoint has its part of the weights.
     """
     try:
         store = rendezvous.meet_without_group()
@@ -32,7 +32,7 @@ def train_served(
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
             # Servers may be gone once the others are done.
-            if not finish_if_told(store, trainer.page, rendezvous.place.generation):
+            if not finish_if_marked(store, trainer.page, rendezvous.place.generation):
                 raise
         else:
             trainer.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -55,7 +55,7 @@ def _train(
         _compute_batches(trainer, strategy)
     if trainer.rank == CHIEF:
         trainer.finish()
-        tell_finished(store, trainer.progress.step)
+        mark_finished(store, trainer.progress.step)
         strategy.servers.finish()
 
 
@@ -65,8 +65,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
     if strategy.is_synchronous:
         norm = strategy.pull(None if strategy.batch is None else strategy.batch - 1)
         if trainer.rank == CHIEF and strategy.servers.is_ready and strategy.version:
-            # The servers have taken this step also if the chief before has not seen its end.
-            trainer.tell(strategy.version, strategy.loss, norm)
+            # The servers have this step even if the previous chief has not seen its end.
+            trainer.report_unseen(strategy.version, strategy.loss, norm)
     while True:
         if trainer.rank == CHIEF:
             settled = _settle(trainer, strategy, settled)
@@ -92,8 +92,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
 
 
 def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
-    """Do what is due after the steps that were done since `settled`; the step up to which that is
-    so now. The evaluation and the checkpoint are of the same weights."""
+    """Do what is due after the steps since `settled`, and return the step up to which all is done
+    now. The evaluation and the checkpoint use the same weights."""
     calendar = trainer.calendar
     step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
     passed = range(settled + 1, step + 1)

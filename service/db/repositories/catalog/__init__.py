@@ -1,1 +1,1 @@
-"""SQL by which jobs are listed, searched, tagged and grouped, also for MLflow."""
+"""SQL to list, search, tag and group jobs, also for MLflow."""

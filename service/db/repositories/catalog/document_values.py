@@ -1,4 +1,4 @@
-"""SQL on the values of documents that searches go by."""
+"""SQL on the values of documents, which searches use."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
 SHARES = ""
-"""The pointer of the row that names the holder whose values a job shares."""
+"""The pointer of a job's row that names the holder whose values it shares."""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:
-    """Store the values that jobs share. Harmless to repeat."""
+    """Store the values that jobs share; repeating this is harmless."""
     known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
     if session.connection().execute(known.limit(1)).first() is not None:
         return
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert_ = postgresql.insert if is_postgres else sqlite.insert
-    # Another transaction may be about to commit the same.
+    # Another transaction may be about to commit the same values.
     statement = insert_(table_of(DocumentValueRow)).on_conflict_do_nothing()
     session.connection().execute(statement, _rows(shared.holder, shared.values))
 
 
 def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
-    """Store the values of jobs, by id, which share those of `holder` but for these."""
+    """Store the jobs' own values, by id. The jobs share all other values with `holder`."""
     rows = [
         row
         for job_id, values in own.items()
@@ -61,7 +61,7 @@ def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
 
 
 def drop(session: Session, job_ids: Collection[str]) -> None:
-    """Delete those of jobs, and of arrays that no job is left of."""
+    """Delete the values of jobs, and of arrays without remaining jobs."""
     c = DocumentValueRow
     arrays: set[str] = set()
     for some in in_chunks(sorted(job_ids), CHUNK):

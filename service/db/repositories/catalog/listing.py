@@ -1,8 +1,8 @@
 """SQL for pages of jobs.
 
-Each index it walks has the column that is filtered by and then the id, which is the order of the
-list. A database that must choose between several states in one such walk sorts all that match
-instead, so each state is walked by itself and the heads are merged.
+Each index consists of the filtered column and then the id, which is the order of the list. With
+several states in one query a database would sort all matches instead of walking the index. So each
+state has a query of its own, and the results are merged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ def page(
     before_id: str | None,
     limit: int,
 ) -> list[JobRow]:
-    """Newest first, `created_after` included and `created_before` not; ids below `before_id`.
-    where: that of the filter, parsed."""
+    """Return jobs with ids below `before_id`, newest first.
+
+    `created_after` is inclusive, `created_before` exclusive. where: the filter's parsed expression.
+    """
     query, order = _labelled(wanted.labels)
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
-        # The last column of a wide row: a search that passes many jobs over does not read it.
+        # `deleted_at` is the last column of a wide row: a search over many jobs should not read it.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
     for column, value in (
@@ -52,7 +54,7 @@ def page(
             query = query.where(column == value)
     if wanted.name_glob is not None:
         query = query.where(_matches(session, wanted.name_glob))
-    if wanted.text is not None:  # no index has this: the walk goes on until a page is full
+    if wanted.text is not None:  # not indexed: the walk continues until a page is full
         query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
@@ -82,15 +84,15 @@ def page(
 
 
 def _matches(session: Session, glob: str) -> ColumnElement[bool]:
-    """Whether a name matches the pattern, in its own case."""
-    if session.get_bind().dialect.name == "sqlite":  # whose LIKE passes over the case of letters
+    """Whether a job's name matches the pattern, with regard to case."""
+    if session.get_bind().dialect.name == "sqlite":  # its LIKE ignores case
         return JobRow.name.op("GLOB")(glob.replace("[", "[[]"))
     like = re.sub(r"([%_\\])", r"\\\1", glob).replace("*", "%").replace("?", "_")
     return JobRow.name.like(like, escape="\\")
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
-    """The jobs that stand for arrays of which a job is in one of the states."""
+    """The jobs that represent arrays with a job in one of the states."""
     query = query.where(JobRow.array_head.is_not(None))
     if not states:
         return query
@@ -104,7 +106,10 @@ def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
 def _labelled(
     labels: Sequence[tuple[str, str]],
 ) -> tuple[Select[JobRow], ColumnElement[str]]:
-    """Jobs with all the labels, and the id to order them by: that of the first label's index."""
+    """Return a query for jobs with all labels, and the id column to order by.
+
+    The id is a column of the first label's index, if there are labels.
+    """
     query = select(JobRow)
     order: ColumnElement[str] = JobRow.id.expression
     for number, (key, value) in enumerate(labels):

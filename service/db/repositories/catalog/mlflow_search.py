@@ -1,4 +1,4 @@
-"""SQL for searches of runs: jobs by experiment, metrics, parameters, tags and attributes."""
+"""SQL for MLflow's searches: jobs by experiment, metrics, parameters, tags and attributes."""
 
 from __future__ import annotations
 
@@ -36,24 +36,23 @@ from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 @dataclass(frozen=True)
 class Names:
-    """The words of MLflow that columns stand for."""
+    """MLflow's names for columns."""
 
     experiment_label: str
     states: dict[str, tuple[JobState, ...]]
-    """By the status of runs."""
+    """The states of jobs, by the status of runs."""
     tags: dict[str, str]
-    """By the name of a tag that is no label, its column."""
+    """The column of each tag that is no label."""
     notes: str
     """The tag with a job's notes."""
     job_tags: str
-    """The tag with the words that a job is marked with, with commas between."""
+    """The tag with a job's tags, separated by commas."""
 
 
 def experiments(
     session: Session, names: Names, default: str, filters: Sequence[Condition]
 ) -> list[str]:
-    """`default`, then the values of the label by name; those for whose names all filters hold.
-    InvalidSearch if that takes too long."""
+    """The names that match all filters: `default`, then the label's sorted values."""
     row = JobLabelRow
     labelled = select(row.value.label("name")).where(
         row.key == names.experiment_label, row.value != ""
@@ -78,8 +77,10 @@ def page(
     before: int | None,
     limit: int,
 ) -> list[JobRow]:
-    """The jobs that match all filters, in order and then the newest first; those after `offset`,
-    and with numbers below `before`. InvalidSearch if the search takes too long."""
+    """Return jobs after `offset` that match all filters and have numbers below `before`.
+
+    Sorted by `order`, then newest first. Raises InvalidSearch if the search takes too long.
+    """
     compile_ = _Compiler(session, names)
     query = select(JobRow).where(
         JobRow.deleted_at.is_(None), compile_.of_experiments(experiments, unlabelled)
@@ -98,13 +99,13 @@ def _ordered(
 ) -> Select[JobRow]:
     for one in order:
         by = compile_.sort_key(one)
-        # Jobs without it come last, in both directions.
+        # Jobs without a value come last, in both directions.
         query = query.order_by(by.is_(None), by.desc() if one.descending else by.asc())
     return query.order_by(JobRow.number.desc())
 
 
 class _Compiler:
-    """Conditions as SQL of one database, with bound values."""
+    """Compiles conditions to SQL for one database, with bound values."""
 
     def __init__(self, session: Session, names: Names) -> None:
         self._is_sqlite = session.get_bind().dialect.name == "sqlite"
@@ -143,7 +144,7 @@ class _Compiler:
                 return self._column(one.key)
 
     def _metric(self, key: str) -> ColumnElement[Any]:
-        """The metric's last value; NULL if it is NaN. JSON has infinities and NaN as texts."""
+        """The metric's last value; NULL for NaN. The JSON has infinities and NaN as text."""
         if self._is_sqlite:
             value: ColumnElement[Any] = _entry(JobRow.summary, (key,), "value")
         else:
@@ -158,7 +159,7 @@ class _Compiler:
         return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """As PostgreSQL has it; None for a name that no field of a document has."""
+        """The field's path in the form of the database; None if no document can have this field."""
         parts = tuple(key.split("."))
         if not all(parts):
             return None
@@ -192,13 +193,13 @@ class _Compiler:
             for value in values
             for form in (json.dumps(value), json.dumps(value, ensure_ascii=False), value)
         ]
-        there = and_(in_json.is_not(None), in_json != "null")
+        is_set = and_(in_json.is_not(None), in_json != "null")
         if one.operator in ("!=", "NOT IN"):
-            return and_(there, in_json.not_in(forms))
-        return and_(there, in_json.in_(forms))
+            return and_(is_set, in_json.not_in(forms))
+        return and_(is_set, in_json.in_(forms))
 
     def _as_json(self, path: tuple[str, ...]) -> ColumnElement[str]:
-        """The field's JSON as it is stored."""
+        """The field's stored JSON."""
         if self._is_sqlite and _needs_each(path):
             return _entry(JobRow.spec, path, "json")
         if self._is_sqlite:
@@ -253,14 +254,16 @@ class _Compiler:
         return self.compare(column, one)
 
     def compare(self, column: ColumnElement[Any], one: Condition) -> ColumnElement[bool]:
-        if one.operator == "LIKE" and self._is_sqlite:  # whose LIKE knows no case
+        if one.operator == "LIKE" and self._is_sqlite:  # its LIKE ignores case
             return column.op("GLOB")(_as_glob(str(one.value)))
         return _OPERATORS[one.operator](column, one.value)
 
 
 def _needs_each(path: tuple[str, ...]) -> bool:
-    """Whether SQLite's paths into JSON miss one of these names: they are compared with the text as
-    it is stored, where other letters than ASCII's are escaped, and know no quotes."""
+    """Whether SQLite's JSON paths can't find one of these names.
+
+    It can't escape quotes, and compares names with text where non-ASCII letters are escaped.
+    """
     return not all(part.isascii() and part.isprintable() for part in path) or any(
         character in part for part in path for character in '"\\'
     )
@@ -269,7 +272,7 @@ def _needs_each(path: tuple[str, ...]) -> bool:
 def _entry(
     column: InstrumentedAttribute[Any], path: tuple[str, ...], form: Literal["value", "json"]
 ) -> ColumnElement[Any]:
-    """The entry at a path into SQLite's JSON; NULL if there is none."""
+    """The value at a path of a JSON column of SQLite; NULL if it does not exist."""
     each = func.json_each(column).table_valued("key", "value", "type", name="each_0")
     conditions = [each.c.key == path[0]]
     for depth, part in enumerate(path[1:], 1):
@@ -289,7 +292,7 @@ def _entry(
 
 
 def _as_glob(pattern: str) -> str:
-    """A pattern of LIKE as one of GLOB."""
+    """Convert a pattern of LIKE to a pattern of GLOB."""
     quoted = re.sub(r"[*?[]", r"[\g<0>]", pattern)
     return quoted.replace("%", "*").replace("_", "?")
 

@@ -1,7 +1,7 @@
-"""Search expressions as conditions of SQL, with bound values.
+"""Search expressions as SQL conditions, with bound values.
 
-Most conditions are sets of job ids that an index gives, so that a search costs what its matches
-cost, and not what all jobs do.
+Most conditions are sets of job ids found by an index, so that the cost of a search depends on the
+number of matches and not on the number of jobs.
 """
 
 from __future__ import annotations
@@ -54,17 +54,16 @@ from service.domain.tracking.search_tree import (
 )
 
 LIMIT_S = 5.0
-"""After which a search is given up: 32 conditions that nearly all jobs match, and one that none
-does, take a while."""
+"""The time limit of a search, which many conditions that nearly all jobs match can exceed."""
 _STEPS = 10_000
-"""Instructions of SQLite after which it looks at the clock."""
+"""SQLite checks the clock each time it has executed this many instructions."""
 _CANCELLED = "57014"
-"""PostgreSQL's code of a statement that took too long."""
+"""PostgreSQL's code for a statement that was cancelled by a timeout."""
 
 
 @contextmanager
 def limited(session: Session) -> Iterator[None]:
-    """InvalidSearch if the statements of the block take longer than `LIMIT_S`."""
+    """Raise InvalidSearch if the statements of the block take longer than `LIMIT_S`."""
     connection: Any = session.connection().connection.driver_connection
     is_sqlite = session.get_bind().dialect.name == "sqlite"
     until = time.monotonic() + LIMIT_S
@@ -74,7 +73,7 @@ def limited(session: Session) -> Iterator[None]:
         session.execute(text(f"SET LOCAL statement_timeout = {LIMIT_S * 1000:.0f}"))
     try:
         yield
-        if not is_sqlite:  # what follows in the same transaction is not limited
+        if not is_sqlite:  # later statements of the transaction have no limit
             session.execute(text("SET LOCAL statement_timeout = DEFAULT"))
     except DBAPIError as error:
         is_late = is_sqlite and time.monotonic() > until
@@ -91,7 +90,7 @@ def limited(session: Session) -> Iterator[None]:
 
 
 _JOBS = "job-"
-"""How the ids of jobs begin: those of arrays, and of defaults, come before them."""
+"""The prefix of job ids. Ids of arrays and of defaults sort before it."""
 _ORDERS = {
     Order.LESS: operator.lt,
     Order.AT_MOST: operator.le,
@@ -101,7 +100,7 @@ _ORDERS = {
 
 
 def condition(session: Session, node: SearchNode) -> ColumnElement[bool]:
-    """True of the jobs that the expression matches; it is never NULL."""
+    """The condition that a job matches the expression; it is never NULL."""
     match node:
         case AllOf(items):
             return and_(*(condition(session, item) for item in items))
@@ -141,7 +140,7 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """Ids begin with the time of the submit, so an index has them in its order."""
+    """A bound of the id that an index can use: ids begin with the time of the submit."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
@@ -174,10 +173,10 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """The document has such a value there: of its own, or one that it shares."""
+    """The condition that the document's value at the pointer, own or shared, matches."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
-        # Most jobs match, so one job after the other is looked at.
+        # Most jobs match, so the condition is evaluated for one job at a time.
         of_job = (own.holder == JobRow.id, own.pointer == pointer)
         of_shared = (shared.holder == shares.text, shared.pointer == pointer)
         of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)
@@ -197,7 +196,7 @@ def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElemen
 
 
 def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
-    """Whether a document that says nothing matches."""
+    """Whether a document without this field matches, by the field's default."""
     row = DocumentValueRow
     holders = _holders(row, pointer, node).where(
         row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)

@@ -21,7 +21,7 @@ def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
 
 
 def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """The notes of those of these jobs of which tags or notes were ever changed."""
+    """The notes of these jobs; jobs whose tags and notes never changed are left out."""
     row = JobAnnotationRow
     found: dict[str, str] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -31,7 +31,7 @@ def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
 
 
 def annotate(session: Session, job_id: str, notes: str, now: datetime, by: str) -> None:
-    """Store the notes as the next revision. The job's row is locked."""
+    """Store the notes as the next revision. The caller must have locked the job's row."""
     row = annotation(session, job_id)
     if row is None:
         row = JobAnnotationRow(job_id=job_id, revision=0)
@@ -48,7 +48,7 @@ def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
 
 
 def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
-    """(name, number of jobs, id of the newest) of experiments by name, after that name."""
+    """(name, number of jobs, newest job's id) of experiments after the name `after`, sorted."""
     label = JobLabelRow
     query = (
         select(label.value, func.count(), func.max(label.job_id))
@@ -68,7 +68,7 @@ def jobs_of(session: Session, name: str, limit: int) -> list[str]:
 
 
 def states_of(session: Session, name: str) -> dict[JobState, int]:
-    """The number of its jobs in each state that one is in."""
+    """The number of the experiment's jobs in each state; states without a job are left out."""
     query = (
         select(JobRow.state, func.count())
         .join(JobLabelRow, JobLabelRow.job_id == JobRow.id)
@@ -88,7 +88,7 @@ def _shown(job_id: Any) -> tuple[Any, ...]:
 
 
 def baselines(session: Session, names: Collection[str]) -> Mapping[str, str]:
-    """The pinned jobs of those of these experiments that have one, by experiment."""
+    """The pinned job of each of these experiments that has one."""
     found: dict[str, str] = {}
     for some in in_chunks(sorted(names), CHUNK):
         query = (

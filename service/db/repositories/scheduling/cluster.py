@@ -1,4 +1,4 @@
-"""SQL on the deployment's own row and on what was last seen of the cluster."""
+"""SQL on the deployment's own row, and on the last known state of the cluster."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def get(session: Session) -> ClusterRow | None:
 
 
 def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
-    """Resources of the nodes that may carry ranks, whether these are ranks of silos alone, and how
-    many nodes there are of each kind."""
+    """(resources, whether only for silos, number) of each kind of node that may run ranks."""
     found = session.connection().execute(_usable_totals())
     return [(json.loads(total), is_silo, number) for total, is_silo, number in found]
 
@@ -44,7 +43,7 @@ def nodes(session: Session) -> list[NodeRow]:
 
 
 def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By node id, of those of these nodes that were seen last."""
+    """The labels of these nodes, by node id; unknown nodes are left out."""
     found = session.connection().execute(_labels(), {"node_ids": node_ids})
     return {row.node_id: row.labels for row in found}
 
@@ -61,7 +60,7 @@ def put(session: Session, row: ClusterRow) -> None:
 
 
 def autoscaling(session: Session) -> AutoscalingRow | None:
-    """The newest request to Ray's autoscaler; None before the first."""
+    """The newest request to Ray's autoscaler; None before the first request."""
     return session.get(AutoscalingRow, THE_CLUSTER)
 
 
@@ -77,7 +76,7 @@ def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:
 
 
 def _overwrite(session: Session, rows: Sequence[ClusterRow] | Sequence[NodeRow]) -> None:
-    """Insert or overwrite, so that two services that look at once do not collide."""
+    """Insert or overwrite, so that two services that write at the same time do not collide."""
     if not rows:
         return
     table = type(rows[0])
@@ -99,7 +98,7 @@ def _upsert(table: type[ClusterRow] | type[NodeRow], dialect: str) -> Executable
 
 
 def ensure_deployment(session: Session, now: datetime) -> str:
-    """The id of this deployment, made up when the database is first used."""
+    """Return this deployment's id, which is generated when the database is first used."""
     oldest = select(DeploymentRow.id).order_by(DeploymentRow.created_at, DeploymentRow.id).limit(1)
     existing = session.scalar(oldest)
     if existing is not None:

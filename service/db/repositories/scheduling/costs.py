@@ -1,4 +1,4 @@
-"""SQL on what attempts have cost."""
+"""SQL on the costs of attempts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _SUMS = tuple(func.sum(getattr(AttemptCostRow, name)) for name in AMOUNTS)
 
 
 def put(session: Session, row: AttemptCostRow) -> None:
-    """Add it, or replace what the attempt had cost before."""
+    """Add the cost of an attempt, or replace its earlier cost."""
     session.merge(row)
     session.flush()
 
 
 def of_job(session: Session, job_id: str, currency: str) -> dict[str, Any]:
-    """The cost of its attempts together, of those that were priced in this currency:
-    `JobRow.cost`."""
+    """`JobRow.cost`: the total cost of the job's attempts that were priced in this currency."""
     here = AttemptCostRow.job_id == job_id, AttemptCostRow.currency == currency
     sums = session.execute(select(*_SUMS).where(*here)).one()
     _, total, useful, unreported = (float(amount or 0.0) for amount in sums)
@@ -38,14 +37,14 @@ def of_job(session: Session, job_id: str, currency: str) -> dict[str, Any]:
 
 
 def of_attempts(session: Session, job_id: str) -> dict[int, AttemptCostRow]:
-    """By the number of the attempt, of those that were priced."""
+    """The costs of the job's priced attempts, by attempt number."""
     query = select(AttemptCostRow).where(AttemptCostRow.job_id == job_id)
     return {row.attempt: row for row in session.scalars(query)}
 
 
 @dataclass
 class CostSum:
-    """The cost of some attempts together, in one currency."""
+    """The total cost of some attempts, in one currency."""
 
     amounts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AMOUNTS, 0.0))
     num_jobs: int = 0
@@ -65,10 +64,11 @@ def between(
     queues: Collection[str] | None = None,
     currency: str | None = None,
 ) -> dict[tuple[str, str], CostSum]:
-    """By (`owner` or `queue`, currency), what was spent from one time to another. An attempt that
-    lies across either counts by the share of its time that lies between.
+    """The spending between two times, by (`owner` or `queue`, currency).
 
-    owner, queues, currency: of these alone.
+    An attempt that lies partly outside counts by the share of its time between the two.
+
+    by: `owner` or `queue`. owner, queues, currency: count only these.
     """
     c = AttemptCostRow
     key = getattr(c, by)
@@ -90,7 +90,7 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        # The first of a key may have come between the two statements.
+        # A key may be new since the statements above.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 
@@ -101,7 +101,7 @@ def _share(row: AttemptCostRow, since: datetime, until: datetime) -> float:
 
 
 def spent_in_all(session: Session, queues: Sequence[str], currency: str) -> dict[str, float]:
-    """By queue, of these queues, all that their jobs have cost in this currency."""
+    """The total cost of each queue's jobs in this currency; queues without costs are left out."""
     c = AttemptCostRow
     here = c.queue.in_(queues), c.currency == currency
     query = select(c.queue, func.sum(c.total)).where(*here).group_by(c.queue)

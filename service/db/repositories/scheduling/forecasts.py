@@ -1,4 +1,4 @@
-"""SQL on forecasts of starts and ends, and on how far off they were."""
+"""SQL on forecasts of starts and ends, and on their errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ForecastOf(StrEnum):
     END = "end"
 
 
-_SAID = (
+_FORECAST = (
     *("expected_at", "earliest_at", "latest_at", "not_before"),
     *("code", "message", "num_assumed", "made_at"),
 )
@@ -47,8 +47,7 @@ _FIRST = ("first_expected_at", "first_made_at")
 
 def facts(session: Session) -> Sequence[Row[Any]]:
     """(id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
-    runtime_used_s, progress) of all jobs that have not ended: what a forecast needs besides what
-    the scheduler sees."""
+    runtime_used_s, progress) of all unfinished jobs, in addition to the scheduler's snapshot."""
     c = JobRow.__table__.c
     names = (
         *("id", "name", "owner", "state", "attempt", "num_workers", "position", "array_id"),
@@ -59,7 +58,7 @@ def facts(session: Session) -> Sequence[Row[Any]]:
 
 
 def usual_run_s(session: Session, most: int) -> list[float]:
-    """Seconds that the jobs ran that succeeded last."""
+    """Run times, in seconds, of the jobs that succeeded last."""
     c = JobRow.__table__.c
     query = (
         select(c.runtime_used_s)
@@ -75,28 +74,26 @@ def of_job(session: Session, job_id: str, attempt: int, of: ForecastOf) -> Forec
 
 
 def still_open(session: Session) -> Sequence[Row[Any]]:
-    """All columns of those whose event has not come."""
+    """All columns of forecasts whose event has not happened."""
     table = table_of(ForecastRow)
     query = select(*table.c).where(table.c.came_at.is_(None))
     return session.connection().execute(query).all()
 
 
 def add(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store forecasts that are not stored yet, each with all columns but `came_at`; those of jobs
-    that are gone are left out."""
+    """Store new forecasts, each with all columns but `came_at`. Skips jobs that no longer exist."""
     if not rows:
         return
     table = table_of(ForecastRow)
-    names = ("job_id", "attempt", "of", *_SAID, *_FIRST)
+    names = ("job_id", "attempt", "of", *_FORECAST, *_FIRST)
     given = [bindparam(f"new_{name}", type_=table.c[name].type).label(name) for name in names]
-    is_there = exists().where(JobRow.id == bindparam("new_job_id"))
-    found = select(*given).where(is_there)
+    found = select(*given).where(exists().where(JobRow.id == bindparam("new_job_id")))
     values = [{f"new_{name}": row[name] for name in names} for row in rows]
     session.execute(insert(table).from_select(list(names), found), values)
 
 
 def change(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store what is expected by now of stored ones."""
+    """Update stored forecasts. The first expected time is kept."""
     if rows:
         values = [{f"new_{name}": value for name, value in row.items()} for row in rows]
         session.connection().execute(_change(), values)
@@ -105,7 +102,7 @@ def change(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
 @cache
 def _change() -> Update:
     c = table_of(ForecastRow).c
-    said: dict[str, Any] = {name: bindparam(f"new_{name}", type_=c[name].type) for name in _SAID}
+    new: dict[str, Any] = {name: bindparam(f"new_{name}", type_=c[name].type) for name in _FORECAST}
     first: dict[str, Any] = {
         name: func.coalesce(c[name], bindparam(f"new_{name}", type_=c[name].type))
         for name in _FIRST
@@ -117,12 +114,12 @@ def _change() -> Update:
             c.attempt == bindparam("new_attempt"),
             c.of == bindparam("new_of"),
         )
-        .values({**said, **first})
+        .values({**new, **first})
     )
 
 
 def settle(session: Session) -> None:
-    """Note when the events came that were forecast, and drop forecasts of those that never will."""
+    """Record when forecast events happened, and drop forecasts of events that never will."""
     row, attempt = ForecastRow, AttemptRow
     is_open = row.came_at.is_(None)
     same = and_(attempt.job_id == row.job_id, attempt.attempt == row.attempt)
@@ -157,7 +154,7 @@ def settle(session: Session) -> None:
 
 
 def settled(session: Session, since: datetime, most: int) -> Sequence[Row[Any]]:
-    """(of, first_made_at, first_expected_at, came_at) of the newest whose event came."""
+    """(of, first_made_at, first_expected_at, came_at) of the newest events after `since`."""
     c = table_of(ForecastRow).c
     names = ("of", "first_made_at", "first_expected_at", "came_at")
     query: Select[Any] = (
@@ -174,12 +171,12 @@ def outlook(session: Session) -> OutlookRow | None:
 
 
 def outlook_made_at(session: Session) -> datetime | None:
-    """When the newest one was made, without reading it."""
+    """When the newest outlook was made, without reading the outlook."""
     return session.scalar(select(OutlookRow.made_at).where(OutlookRow.id == THE_OUTLOOK))
 
 
 def errors(session: Session) -> dict[str, Any]:
-    """As the newest outlook has them; empty before the first."""
+    """The errors in the newest outlook; empty before the first outlook."""
     found = session.scalar(select(OutlookRow.errors).where(OutlookRow.id == THE_OUTLOOK))
     return found or {}
 

@@ -13,7 +13,7 @@ from service.domain.leases import Lease
 
 LOOPS = "loops"
 ADVISORY_LOCK = 0x6C656173
-"""Held shared by each transaction under the lease, and alone by the one that passes it on."""
+"""The key of the lock that transactions under the lease hold shared, and a takeover exclusively."""
 
 _TABLE = cast(Table, LeaseRow.__table__)
 _LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
@@ -33,7 +33,7 @@ _LOCK = {
     )
 }
 
-# A bigint key is shown in two halves; ours has no upper one.
+# pg_locks shows a bigint key in two halves; the upper half of this key is 0.
 _END_WRITES = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
     " AND classid = 0 AND objid = :key AND objsubid = 1 AND granted AND mode = 'ShareLock'"
@@ -43,31 +43,31 @@ _END_WRITES = text(
 
 
 def lock(session: Session, *, alone: bool) -> None:
-    """Keep the lease from passing on before this transaction ends; `alone`, wait for all
-    transactions that do.
+    """Keep the lease from being taken over before this transaction ends.
 
-    An advisory lock, because its waiters are served in turn: rows locked `FOR SHARE` again and
-    again would keep the one that wants to take the lease waiting for ever. On SQLite no other
-    process writes.
+    alone: whether to lock exclusively, and so wait for all transactions that hold the lock.
+
+    This is an advisory lock, whose waiters are served in order. With rows locked `FOR SHARE`, new
+    readers could keep a takeover waiting forever. On SQLite no other process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection().execute(_LOCK[alone])
 
 
 def end_writes(session: Session) -> None:
-    """End the transactions that keep the lease from passing on. On SQLite there are none."""
+    """Terminate the transactions that keep the lease from being taken over (PostgreSQL only)."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(_END_WRITES, {"key": ADVISORY_LOCK})
 
 
 def get(session: Session) -> Lease | None:
-    """As it is committed now: after `lock`, as it stays until this transaction ends."""
+    """The committed lease. After `lock`, it stays the same until this transaction ends."""
     row = session.connection().execute(_LEASE).one_or_none()
     return None if row is None else Lease(*row)
 
 
 def compare_and_set(session: Session, seen: Lease, then: Lease, now: datetime) -> bool:
-    """Replace the lease that `holder` has, unless it passed on or ended meanwhile."""
+    """Renew the lease `seen`. Returns False if it was taken over or has expired."""
     values = {"by": seen.holder, "in_term": seen.term, "at": now, "until": then.expires_at}
     changed = session.connection().execute(_RENEW, values)
     return changed.scalar_one_or_none() is not None

@@ -1,4 +1,4 @@
-"""SQL on jobs as the scheduler sees and changes them: those that wait, or hold slots."""
+"""SQL on jobs as the scheduler sees and changes them: jobs that wait or hold slots."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ _CLAIMED = (
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources"),
 )
-"""Columns of a job that a claim goes by."""
+"""Columns of a job that a claim reads."""
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """`_CLAIMED` of those of these jobs that wait, by id; nobody else changes them before this
-    transaction ends."""
+    """Lock the waiting ones of these jobs, and return their columns `_CLAIMED` by id.
+
+    No other transaction changes them before this transaction ends.
+    """
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         rows = session.connection().execute(_locking_waiting(), {"job_ids": some})
@@ -41,7 +43,10 @@ def _locking_waiting() -> Select[Any]:
 
 
 def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Change jobs that `lock_waiting` has found: each with `job_id` and the same other columns."""
+    """Change jobs that `lock_waiting` returned.
+
+    changes: `job_id` and the new columns, which are the same columns for all jobs.
+    """
     if not changes:
         return
     names = tuple(name for name in changes[0] if name != "job_id")
@@ -49,12 +54,12 @@ def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> No
         {"job_id": one["job_id"], **{f"new_{name}": one[name] for name in names}} for one in changes
     ]
     changed = session.connection().execute(_change_waiting(names), rows).rowcount
-    assert changed == len(rows), "the rows are locked, so nobody changed them meanwhile"
+    assert changed == len(rows), "a locked row was changed by another transaction"
 
 
 @cache
 def _change_waiting(names: tuple[str, ...]) -> Update:
-    """Sets these columns of a waiting job to parameters, each with `new_` before its name."""
+    """Set these columns of a waiting job to parameters named `new_` and the column's name."""
     table = table_of(JobRow)
     return (
         update(table)
@@ -71,11 +76,11 @@ _PLANNED = (
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
-"""Columns of a job that planning goes by."""
+"""Columns of a job that planning reads."""
 
 
 def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any]]:
-    """`_PLANNED` of jobs, in the order in which they are looked at: priority, rank, submission."""
+    """The columns `_PLANNED` of jobs in the scheduler's order: priority, rank, submission."""
     return session.connection().execute(_in_state(states)).all()
 
 
@@ -93,16 +98,16 @@ _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
     *("kept_back_s", "kept_back_since"),
 )
-"""Columns of a waiting job that say why it waits."""
+"""Columns of a waiting job that explain why it waits."""
 
 
 def waiting_notes(session: Session) -> dict[str, Row[Any]]:
-    """`_NOTED` of all jobs that wait, by id."""
+    """The columns `_NOTED` of all waiting jobs, by id."""
     return {row.id: row for row in session.connection().execute(_waiting_notes())}
 
 
 def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """The same of those of these jobs that wait."""
+    """The columns `_NOTED` of the waiting ones of these jobs, by id."""
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(job_ids, CHUNK):
         rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})
@@ -123,8 +128,10 @@ def _waiting_notes() -> Select[Any]:
 
 
 def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Store why jobs wait, each note with `job_id` and the columns that say it, as one statement:
-    when a job starts, all that wait behind it move up."""
+    """Store why jobs wait, in one statement: when a job starts, all jobs behind it move up.
+
+    notes: `job_id` and the columns `_NOTE`, each named `new_` and the column's name.
+    """
     if notes:
         session.connection().execute(_change_waiting(_NOTE), list(notes))
 
@@ -139,8 +146,8 @@ _NOTE = (
 def count_events_of_waiting(
     session: Session, job_ids: Sequence[str], code: str
 ) -> Sequence[Row[str, int, int]]:
-    """(id, number of its next event, attempt) of those of these jobs that wait and whose newest
-    event has not this code."""
+    """Reserve an event's number for each of these jobs that waits and whose newest event has
+    another code. Returns (id, number of the event, attempt)."""
     newest = select(EventRow.seq).where(
         EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
     )
@@ -158,26 +165,24 @@ def count_events_of_waiting(
 
 
 _NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority, JobRow.world_size)
-"""Columns of a job that the explanation of another names."""
+"""Columns of a job that another job's explanation shows."""
 
 
 def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
-    """`_NAMED` of the first waiting jobs by the newest plan, up to 20, of those before this
-    position."""
+    """The columns `_NAMED` of up to 20 waiting jobs before this position of the newest plan."""
     # Only jobs that wait have a position; a condition on the state would mislead SQLite's planner.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 
 
 def count_queued(session: Session) -> int:
-    # A job that waits is not deleted.
+    # A waiting job is never being deleted.
     query = select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
     return session.scalar(query) or 0
 
 
 def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
-    """`_NAMED` of jobs with an attempt that has not been seen gone: those of `first`, then the
-    oldest."""
+    """The columns `_NAMED` of jobs with a live attempt: the jobs `first`, then the oldest."""
     live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
     query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
     order = (JobRow.id.in_(first).desc(), JobRow.number)

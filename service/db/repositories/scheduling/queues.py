@@ -34,16 +34,17 @@ def get(session: Session, name: str) -> Queue | None:
 
 
 def lock(session: Session, name: str) -> Queue | None:
-    """The queue as it is now. It exists, and its rules stay, until this transaction ends, and so
-    does the number of its waiting jobs if it bounds that.
+    """Lock the queue and return it; None if it does not exist.
 
-    A queue without bounds is locked shared, so that submits to it do not wait for each other.
+    Until this transaction ends, no other transaction deletes the queue or changes its rules; if the
+    queue limits the number of waiting jobs, this number does not grow either. A queue without such
+    limits is locked shared, so that submits to it do not wait for each other.
     """
     return _found(session, _locking(shared=True), name) or lock_alone(session, name)
 
 
 def lock_alone(session: Session, name: str) -> Queue | None:
-    """The same, and nobody else holds a lock of it."""
+    """Like `lock`, but always exclusively."""
     return _found(session, _locking(shared=False), name)
 
 
@@ -59,25 +60,24 @@ def _named() -> Select[Any]:
 
 @cache
 def _locking(*, shared: bool) -> Select[Any]:
-    """shared: of queues without bounds."""
+    """shared: match only queues without limits on waiting jobs, and lock them shared."""
     c = QueueRow.__table__.c
     bounds = [c[name].is_(None) for name in BOUNDS_OF_WAITING if shared]
     return _named().where(*bounds).with_for_update(read=shared)
 
 
 def put(session: Session, queue: Queue) -> None:
-    """Add it, or replace the rules that it had."""
+    """Add a queue, or replace its rules."""
     _upsert(session, queue, asdict(queue))
 
 
 def add(session: Session, queue: Queue) -> None:
-    """Add it unless there is one of this name, which then nobody changes or deletes before this
-    transaction ends."""
+    """Add a queue. If it exists, it is only locked until this transaction ends."""
     _upsert(session, queue, {"name": queue.name})
 
 
 def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
-    """changes: of the row that is there."""
+    """changes: the columns to set if the row exists."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert = postgresql.insert if is_postgres else sqlite.insert
     statement = insert(QueueRow).values(**asdict(queue))
@@ -89,12 +89,12 @@ def remove(session: Session, name: str) -> None:
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
-    # The second condition is that of the index by queue, state and owner.
+    # The second condition lets the database use the index by queue, state and owner.
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
 def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
-    """Jobs that wait in the queue, or those of one owner."""
+    """The number of jobs that wait in the queue, of one owner if one is given."""
     query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
     return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
 
@@ -105,16 +105,13 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
-    """The lowest rank among the queue's waiting jobs of this priority; None if it is the only one.
-
-    but: id of the job that does not count.
-    """
+    """The lowest rank among the queue's waiting jobs of this priority except `but`, if any."""
     here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
-    """(queue, owner, jobs that wait, those of them that are held)."""
+    """(queue, owner, number of waiting jobs, number of held jobs among them)."""
     counts = (func.count(), func.count(JobRow.held_by))
     query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
@@ -130,7 +127,7 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
-    """By `finished_at` alone SQLite may go along all jobs that a queue ever had."""
+    # With `finished_at` alone, SQLite may scan all jobs that the queue ever had.
     states = [state for state in JobState if not state.is_terminal]
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 

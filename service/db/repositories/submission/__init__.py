@@ -1,1 +1,1 @@
-"""SQL on what a submit makes or looks up: arrays, sweeps, dependencies, code, idempotency keys."""
+"""SQL for submits: arrays, sweeps, dependencies, code and idempotency keys."""

@@ -1,4 +1,4 @@
-"""SQL on arrays: many jobs of one document."""
+"""SQL on arrays: many jobs with one document."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from service.domain.ids import is_array_id
 
 
 def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs that are as `first`, which is stored, but for these columns, with its labels and
-    its event. All but these columns is copied within the database."""
+    """Insert copies of the stored job `first`, with its labels and its event.
+
+    copies: the columns that differ. All other columns are copied within the database.
+    """
     if not copies:
         return
     jobs = table_of(JobRow)
@@ -48,13 +50,13 @@ def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str,
 
 
 def first(session: Session, array_id: str) -> JobRow | None:
-    """The job of the lowest index that is there; its columns but for its own are the array's."""
+    """The array's job with the lowest index, which stands for what the array's jobs share."""
     query = select(JobRow).where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
     return session.scalar(query.order_by(JobRow.array_index).limit(1))
 
 
 def counts(session: Session, array_id: str) -> dict[JobState, int]:
-    """The number of its jobs in each state that one is in."""
+    """The number of the array's jobs in each state; states without a job are left out."""
     query = (
         select(JobRow.state, func.count())
         .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
@@ -64,7 +66,7 @@ def counts(session: Session, array_id: str) -> dict[JobState, int]:
 
 
 def started(session: Session, array_id: str) -> list[str]:
-    """Ids of its jobs that have not ended and have had an attempt."""
+    """Ids of the array's jobs that have had an attempt and have not ended."""
     query = select(JobRow.id).where(
         JobRow.array_id == array_id, JobRow.finished_at.is_(None), JobRow.attempt > 0
     )
@@ -74,9 +76,9 @@ def started(session: Session, array_id: str) -> list[str]:
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
 ) -> list[Row[str, str | None, int]]:
-    """End those of these jobs, and of the jobs of these arrays, that wait for their first attempt.
+    """Cancel all of these jobs, and of the jobs of these arrays, that wait for their first attempt.
 
-    (id, array_id, number of the event that tells of it) of each that was ended by this call.
+    Returns (id, array_id, number of the event to add) of each job that was cancelled.
     """
     changed: list[Row[str, str | None, int]] = []
     for which in by_unit(units):
@@ -105,8 +107,10 @@ def cancel_unstarted(
 
 
 def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
-    """Conditions that choose these jobs and the jobs of these arrays, one after the other: SQLite
-    would look at all rows for both at once."""
+    """Yield conditions that select these jobs, and the jobs of these arrays.
+
+    They are separate, because SQLite would scan all rows for a condition with both.
+    """
     alone = sorted(unit for unit in units if not is_array_id(unit))
     for some in in_chunks(alone, CHUNK):
         yield JobRow.id.in_(some)
@@ -115,7 +119,7 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
-    """One of its jobs from whose checkpoint another job starts that has not ended."""
+    """A job of the array from whose checkpoint a job starts that has not ended."""
     ids = select(JobRow.id).where(JobRow.array_id == array_id)
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
@@ -124,7 +128,7 @@ def first_needed(session: Session, array_id: str) -> str | None:
 
 
 def hand_head_on(session: Session, row: JobRow) -> None:
-    """Let the first job of its array that is left stand for it in lists; `row` is being deleted."""
+    """Let the array's first remaining job represent it in lists, because `row` is being deleted."""
     query = select(JobRow.id).where(
         JobRow.array_id == row.array_id, JobRow.deleted_at.is_(None), JobRow.id != row.id
     )
@@ -137,11 +141,11 @@ def hand_head_on(session: Session, row: JobRow) -> None:
             .execution_options(synchronize_session=False)
         ).one_or_none()
         if took is not None:
-            return  # else it was deleted meanwhile
+            return  # else the job was deleted meanwhile
 
 
 def hide(session: Session, array_id: str, now: datetime) -> list[str]:
-    """Mark its jobs as being deleted; answers their ids."""
+    """Mark the array's jobs as being deleted, and return their ids."""
     marked = session.scalars(
         update(JobRow)
         .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))

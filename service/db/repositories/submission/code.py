@@ -1,8 +1,7 @@
 """SQL on uploaded code: its descriptions, packs and parts.
 
-A pack is deleted when no code uses it and nobody has asked for one of its parts for a while. A
-use case that counts on a part renews its pack first (`renew`), which on PostgreSQL also waits for a
-deletion that is under way.
+A pack is deleted when no code uses it and its parts were not requested for some time. A use case
+that relies on a part renews its pack first, which on PostgreSQL also waits for a running deletion.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, Job
 
 T = TypeVar("T")
 MOST_AT_ONCE = 5000
-"""Parameters of one statement."""
+"""The most parameters of one statement."""
 
 
 @dataclass(frozen=True)
 class PartPlace:
-    """Where a part is in the storage."""
+    """The location of a part in the storage."""
 
     pack: str
     start: int
@@ -37,7 +36,7 @@ def get(session: Session, owner: str, code_id: str) -> CodeRow | None:
 
 
 def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | None:
-    """The code, whose time to be kept begins anew; None if there is none."""
+    """Return the code and restart its retention time; None if the code does not exist."""
     session.execute(
         update(CodeRow).where(CodeRow.owner == owner, CodeRow.id == code_id).values(used_at=now)
     )
@@ -45,7 +44,7 @@ def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | 
 
 
 def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartPlace]:
-    """Where those of these parts are that the owner has uploaded, by their hash."""
+    """The locations of these parts, by hash; parts that the owner has not uploaded are left out."""
     found: dict[str, PartPlace] = {}
     for some in _batches(sorted(parts), MOST_AT_ONCE):
         rows = session.execute(
@@ -58,7 +57,7 @@ def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, Pa
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Which of these packs are not being deleted; their time to be kept begins anew."""
+    """Restart the retention time of these packs. Returns the packs that are not being deleted."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(
@@ -73,7 +72,7 @@ def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
 
 
 def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: datetime) -> None:
-    """Note a pack before it is written, so that it is found if nobody comes to its end."""
+    """Add a pack's row before the pack is written, so that an unfinished pack is found later."""
     session.execute(
         insert(CodePackRow).values(
             key=key, owner=owner, size_bytes=size_bytes, used_at=now, deleted_at=None
@@ -82,10 +81,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -> None:
-    """Note the parts of a pack that was written; one that another pack has meanwhile stays there.
-
-    Harmless to repeat.
-    """
+    """Add a written pack's parts that no other pack has. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
@@ -102,8 +98,7 @@ def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -
 
 
 def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
-    """Note code that is whole, and which packs it is made of; the row that there is then, which
-    may be another's."""
+    """Add complete code and its packs. Returns the row, which another request may have added."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
     insert_ = _insert_of(session)
     session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())
@@ -114,13 +109,13 @@ def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow
 
 
 def delete_unused(session: Session, before: datetime) -> None:
-    """Forget code that no job has and that nobody has used since."""
+    """Delete code that no job has and that was last used before this time."""
     in_use = exists().where(JobRow.code == CodeRow.id, JobRow.owner == CodeRow.owner)
     session.execute(delete(CodeRow).where(CodeRow.used_at < before, ~in_use))
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
-    """Forget the parts of packs that no code uses and that nobody has asked for since."""
+    """Delete the parts of packs that no code uses and that were last used before this time."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     doomed = list(
         session.scalars(
@@ -140,7 +135,7 @@ def packs_being_deleted(session: Session, limit: int) -> list[str]:
 
 
 def end_deleting_packs(session: Session, keys: Sequence[str]) -> None:
-    """Forget packs whose objects are gone."""
+    """Delete the rows of packs whose objects are deleted."""
     session.execute(delete(CodePackRow).where(CodePackRow.key.in_(keys)))
 
 

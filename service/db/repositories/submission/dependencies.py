@@ -1,4 +1,4 @@
-"""SQL on what jobs wait for."""
+"""SQL on dependencies: jobs and arrays that wait for others to end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.domain.states import STOPPED_EARLY
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """after: each id, and whether it must succeed."""
+    """after: (id to wait for, whether it must succeed)."""
     rows = [
         {"waiter": waiter, "after_id": after_id, "on_success": on_success}
         for after_id, on_success in after
@@ -38,7 +38,7 @@ def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]])
 
 
 def all_open(session: Session) -> Sequence[Row[str, str, bool]]:
-    """(waiter, after_id, on_success) of all jobs and arrays that wait for others."""
+    """(waiter, after_id, on_success) of all dependencies that are not settled."""
     return session.connection().execute(_all_open()).all()
 
 
@@ -51,10 +51,10 @@ def _all_open() -> Select[str, str, bool]:
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
 ) -> list[tuple[str, str, bool]]:
-    """(waiter, after_id, on_success) of those that wait for any of these.
+    """(waiter, after_id, on_success) of all dependencies on these jobs and arrays.
 
-    The rows of arrays stay locked: of two jobs of an array that end at once, the second one to come
-    here sees the end of the first.
+    The rows of arrays stay locked. If two jobs of an array end at the same time, the transaction
+    that waits for the lock then sees the other job's end.
     """
     queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
@@ -74,31 +74,33 @@ def _waiting_for() -> Select[str, str, bool]:
 
 
 def settle(session: Session, after_ids: Iterable[str]) -> None:
-    """Nobody waits for these any more."""
+    """Delete all dependencies on these jobs and arrays."""
     for some in in_chunks(sorted(after_ids), CHUNK):
         session.execute(delete(JobDependencyRow).where(JobDependencyRow.after_id.in_(some)))
 
 
 def withdraw(session: Session, waiters: Iterable[str]) -> None:
-    """These wait for nobody any more."""
+    """Delete all dependencies of these jobs and arrays on others."""
     for some in in_chunks(sorted(waiters), CHUNK):
         session.execute(delete(JobDependencyRow).where(JobDependencyRow.waiter.in_(some)))
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:
-    """Let none of these jobs, or jobs of these arrays, end before this transaction does."""
+    """Keep these jobs, and the jobs of these arrays, from ending before this transaction ends."""
     query = select(JobRow.id).where(JobRow.finished_at.is_(None)).order_by(JobRow.id)
     for which in by_unit(ids):
         session.execute(query.where(which).with_for_update(read=True)).all()
 
 
 def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
-    """The states of these jobs, and of the jobs of these arrays, each with a job that is in it;
-    nothing of an id that is unknown or is being deleted."""
+    """The states of these jobs, and of these arrays' jobs, each with the id of a job in this state.
+
+    Ids that are unknown or being deleted are left out.
+    """
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
     stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
-    # A sweep succeeds also if trials were stopped early because others are better.
+    # A sweep also succeeds if trials were stopped early because others are better.
     in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
     for column, state in ((c.id, c.state), (c.array_id, in_array)):
         query = select(column.label("unit"), state.label("state"), c.id)
@@ -110,7 +112,7 @@ def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str
 
 
 def unfinished_arrays(session: Session, array_ids: Collection[str]) -> set[str]:
-    """Those of these arrays of which a job has not ended."""
+    """The arrays among these with a job that has not ended."""
     if not array_ids:
         return set()
     c = JobRow.__table__.c

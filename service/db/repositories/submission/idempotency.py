@@ -12,9 +12,9 @@ from service.db.models import IdempotencyRow
 
 
 def try_lock(session: Session, number: int) -> bool:
-    """Hold `number` to the end of this transaction; False at once if another one holds it.
+    """Lock `number` until this transaction ends. Returns False if another transaction has it.
 
-    On SQLite no other transaction writes meanwhile.
+    On SQLite no other transaction writes at the same time.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -31,7 +31,7 @@ def reserve(
     drill_id: str | None,
     now: datetime,
 ) -> IdempotencyRow | None:
-    """Bind the key to the job or drill; or answer the row that binds it already."""
+    """Bind the key to the job or drill. If the key is bound already, return its row."""
     values = {
         "owner": owner,
         "key": key,

@@ -37,7 +37,7 @@ def get(session: Session, array_id: str) -> SweepRow | None:
 
 
 def lock(session: Session, array_id: str) -> SweepRow | None:
-    """The sweep; no other trial of it is judged before this transaction ends."""
+    """Return the sweep, locked: no other trial of it is judged before this transaction ends."""
     query = select(SweepRow).where(SweepRow.array_id == array_id).with_for_update()
     return session.scalar(query)
 
@@ -54,9 +54,9 @@ def add_rung(session: Session, array_id: str, rung: int, job_id: str, value: flo
 def rank_on_rung(
     session: Session, array_id: str, rung: int, value: float | None, *, maximises: bool
 ) -> tuple[int, int]:
-    """How many trials were judged on the rung, and how many of them are better than this value."""
+    """The number of trials judged on the rung, and the number of them better than this value."""
     better = func.count().filter(_is_better(value, maximises))
-    # A trial that has failed since is never the best one: none is stopped for its sake.
+    # A trial that failed later does not count: no trial is stopped because of it.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,
@@ -107,8 +107,7 @@ def _trials(array_id: str) -> Select[Any]:
 
 
 def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | None:
-    """The trial with the best value, of several the first one; none that failed or was stopped
-    early."""
+    """The first trial with the best value that neither failed nor was stopped early."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = _trials(array_id).where(
         t.value.is_not(None), j.state != JobState.FAILED, j.reason_code != STOPPED_EARLY
@@ -118,7 +117,7 @@ def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | No
 
 
 def page(session: Session, array_id: str, after_index: int, limit: int) -> Sequence[TrialOfJob]:
-    """Up to `limit` trials with a higher index, by their index."""
+    """Up to `limit` trials with indices above `after_index`, in order."""
     index = TrialRow.__table__.c.array_index
     query = _trials(array_id).where(index > after_index).order_by(index).limit(limit)
     return session.execute(query).all()
@@ -128,8 +127,7 @@ ToldRow = Row[Any, Any, Any, Any, Any, Any]
 
 
 def told(session: Session, array_id: str) -> Sequence[ToldRow]:
-    """(index, parameters, value, last_step, state, reason_code) of all trials that have their
-    values."""
+    """(index, parameters, value, last_step, state, reason_code) of all trials with parameters."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = (
         select(
@@ -144,7 +142,7 @@ def told(session: Session, array_id: str) -> Sequence[ToldRow]:
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """The values of those of these jobs that are trials, by job; None of one that has none yet."""
+    """The parameters of the trials among these jobs, by job; None if a trial has none yet."""
     return {
         row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -160,12 +158,12 @@ def _parameters() -> Select[Any]:
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """Those of these jobs that are trials without values, each with its sweep."""
+    """The trials without parameters among these jobs, each with its sweep's id."""
     return _without_values(session, "job_id", job_ids)
 
 
 def without_values_of(session: Session, array_ids: Collection[str]) -> dict[str, str]:
-    """The trials of these sweeps that have no values yet, each with its sweep."""
+    """The trials of these sweeps without parameters, each with its sweep's id."""
     return _without_values(session, "array_id", array_ids)
 
 
@@ -179,7 +177,7 @@ def _without_values(session: Session, column: str, ids: Collection[str]) -> dict
 
 @cache
 def _lacking(column: str) -> Select[Any]:
-    """Trials without values of which this column is one of `ids`."""
+    """Select trials without parameters whose `column` is one of `ids`."""
     c = TrialRow.__table__.c
     query = select(c.job_id, c.array_id).where(c.parameters.is_(None))
     return query.where(c[column].in_(bindparam("ids", expanding=True)))
@@ -188,7 +186,7 @@ def _lacking(column: str) -> Select[Any]:
 def set_values(
     session: Session, job_id: str, parameters: Mapping[str, Any], document: Mapping[str, Any]
 ) -> bool:
-    """Give a trial its values, unless it has some; False if it has, or no longer waits."""
+    """Set a trial's parameters. Returns False if it has some already, or no longer waits."""
     waits = select(JobRow.id).where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
     if session.scalar(waits.with_for_update()) is None:
         return False
@@ -211,7 +209,7 @@ def set_values(
 
 
 def drop_empty(session: Session, array_ids: Collection[str]) -> None:
-    """Delete those of these sweeps that have no trial left."""
+    """Delete the sweeps among these that have no trial left."""
     for some in in_chunks(sorted(array_ids), CHUNK):
         has_trial = exists().where(TrialRow.array_id == SweepRow.array_id)
         session.execute(delete(SweepRow).where(SweepRow.array_id.in_(some), ~has_trial))

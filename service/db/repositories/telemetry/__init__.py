@@ -1,1 +1,1 @@
-"""SQL on metrics and logs of jobs, what their ranks use, and what the service measures."""
+"""SQL on metrics and logs of jobs, system metrics of their ranks, and the service's own metrics."""

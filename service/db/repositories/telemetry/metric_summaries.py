@@ -1,4 +1,4 @@
-"""SQL on the newest values and the extremes of series."""
+"""SQL on the newest values and the extremes of metric series."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetricSummary:
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Add later points, by key, to what is stored. Harmless to repeat."""
+    """Merge summaries of later points, by key, into the stored ones. Repeating this is harmless."""
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     session.connection().execute(_merging(session.get_bind().dialect.name), rows)
 
@@ -56,7 +56,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Store these, by key, instead of all that is stored of the job."""
+    """Replace all summaries of the job by these, by key."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:
@@ -64,7 +64,7 @@ def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary
 
 
 def of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, MetricSummary]]:
-    """By job and key."""
+    """The summaries of each of these jobs, by key."""
     found: dict[str, dict[str, MetricSummary]] = {job_id: {} for job_id in job_ids}
     c = _TABLE.c
     columns = [c[name] for name in MetricSummary.__dataclass_fields__]

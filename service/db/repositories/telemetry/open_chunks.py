@@ -1,4 +1,4 @@
-"""SQL on the chunks that metrics are appended to: with each reply, so without objects of rows."""
+"""SQL on chunks that grow. It runs for each reply, so it makes no ORM objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TABLE = MetricChunkRow.metadata.tables[MetricChunkRow.__tablename__]
 
 @dataclass
 class OpenChunk:
-    """A chunk while points are added to it: the columns of its row."""
+    """The columns of a chunk to which points are added."""
 
     key: str
     rank: int
@@ -36,7 +36,7 @@ class OpenChunk:
     outline: bytes | None
     points: bytes
     id: int | None = None
-    """Unset until the chunk is stored."""
+    """None until the chunk is stored."""
 
 
 _COLUMNS = tuple(OpenChunk.__dataclass_fields__)
@@ -70,7 +70,7 @@ def _last_steps() -> Select[Any]:
 
 
 def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, int], int]:
-    """By (key, rank), the last step that a chunk has of each series."""
+    """The last step of each series in chunks, by (key, rank)."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     rows = session.connection().execute(_last_steps(), asked)
     return {(key, rank): step for key, rank, step in rows}
@@ -91,7 +91,7 @@ def newest(
 
 
 def store(session: Session, job_id: str, attempt: int, chunks: Sequence[OpenChunk]) -> None:
-    """Write them as they are now, whether they were stored before or not."""
+    """Insert chunks without an id, and update the others."""
     connection = session.connection()
     known = [{"of_id": c.id, **_values(c, _CHANGING)} for c in chunks if c.id is not None]
     if known:

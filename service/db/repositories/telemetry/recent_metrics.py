@@ -1,4 +1,4 @@
-"""SQL on the newest metrics of attempts, which are not in chunks yet: one row for each reply."""
+"""SQL on the newest metrics of attempts, which are not yet in chunks: one row for each reply."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TABLE = table_of(RecentMetricsRow)
 
 
 def add(session: Session, job_id: str, attempt: int, last_step: int, points: bytes) -> None:
-    """With those of other attempts, when the session is flushed."""
+    """Add a row, which is written together with others when the session is flushed."""
     row = RecentMetricsRow(job_id=job_id, attempt=attempt, last_step=last_step, points=points)
     session.add(row)
 
 
 def of_attempt(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """In the order in which they were added."""
+    """The points of the attempt's rows, in the order of insertion."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return [row.points for row in session.connection().execute(_of_attempt(), asked)]
 
@@ -35,7 +35,7 @@ def _of_attempt() -> Select[Any]:
 
 
 def of_job(session: Session, job_id: str, after_step: int) -> Sequence[Row[Any, Any]]:
-    """(attempt, points) of rows with a step above `after_step`, in the order of their steps."""
+    """(attempt, points) of rows with a step above `after_step`, in order."""
     asked = {"of_job": job_id, "after_step": after_step}
     return session.connection().execute(_of_job(), asked).all()
 
@@ -48,7 +48,7 @@ def _of_job() -> Select[Any]:
 
 
 def take(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """As `of_attempt`, of rows that are deleted thereby; also those that this transaction added."""
+    """Delete all rows of the attempt, and return their points like `of_attempt`."""
     session.flush()
     found = of_attempt(session, job_id, attempt)
     session.connection().execute(_drop(), {"of_job": job_id, "of_attempt": attempt})

@@ -1,4 +1,4 @@
-"""SQL on what the service measures of itself, and on the queues as an operator watches them."""
+"""SQL on the service's own metrics, and on the queues as an operator watches them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.domain.meter import Cell
 
 
 def add(session: Session, cells: Mapping[Cell, float]) -> None:
-    """Add to the sums. In one order, so that no two processes wait for each other."""
+    """Add to the sums, always in the same order, so that processes never deadlock."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert: Any = postgresql.insert if is_postgres else sqlite.insert
     statement = insert(ServiceMetricRow)
@@ -38,8 +38,8 @@ def every(session: Session) -> dict[Cell, float]:
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """(queue, state, number of jobs, when the first of them was submitted that could start were
-    slots free) of jobs that have not ended."""
+    """(queue, state, num_jobs, first_at) of unfinished jobs. first_at: when the first job that only
+    waits for free slots was submitted."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
     query = (

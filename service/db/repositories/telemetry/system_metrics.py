@@ -17,25 +17,25 @@ _C = _TABLE.c
 
 
 def add(session: Session, row: SystemMetricsRow) -> None:
-    """With others, when the session is flushed."""
+    """Add a row, which is written together with others when the session is flushed."""
     session.add(row)
 
 
 def num_lone(session: Session, job_id: str) -> int:
-    """How many samples of a job have rows of their own."""
+    """The number of a job's samples in rows with a single sample."""
     query = select(func.count(distinct(_C.last_time))).where(_C.job_id == job_id, _C.is_lone)
     return session.connection().execute(query).scalar() or 0
 
 
 def first_ranks_of_lone(session: Session, job_id: str) -> list[int]:
-    """The first ranks of rows with one sample; also those that this transaction added."""
+    """The first ranks of rows with a single sample, including rows that this transaction added."""
     session.flush()
     query = select(_C.first_rank).where(_C.job_id == job_id, _C.is_lone).distinct()
     return list(session.connection().execute(query).scalars())
 
 
 def rows_of(session: Session, job_id: str, first_rank: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """(id, is_lone, mean_of, num_samples), in the order in which they were added."""
+    """(id, is_lone, mean_of, num_samples) of rows, in the order of insertion."""
     query = (
         select(_C.id, _C.is_lone, _C.mean_of, _C.num_samples)
         .where(_C.job_id == job_id, _C.first_rank == first_rank)
@@ -45,7 +45,7 @@ def rows_of(session: Session, job_id: str, first_rank: int) -> Sequence[Row[Any,
 
 
 def take(session: Session, ids: Collection[int]) -> list[bytes]:
-    """The points of these rows, which are deleted thereby, in the order of their ids."""
+    """Delete these rows, and return their points in the order of ids."""
     connection = session.connection()
     found: list[bytes] = []
     for batch in batches(sorted(ids)):
@@ -58,7 +58,7 @@ def take(session: Session, ids: Collection[int]) -> list[bytes]:
 def points_after(
     session: Session, job_id: str, first_rank: int, after_time: int
 ) -> Sequence[bytes]:
-    """Of rows with a sample after that time, in the order in which they were added."""
+    """The points of rows with a sample after this time, in the order of insertion."""
     query = (
         select(_C.points)
         .where(_C.job_id == job_id, _C.first_rank == first_rank, _C.last_time > after_time)
@@ -68,7 +68,7 @@ def points_after(
 
 
 def newest_points(session: Session, job_id: str) -> Sequence[bytes]:
-    """Of the rows with the newest sample of a job, in the order of ranks."""
+    """The points of the rows with a job's newest sample, in the order of ranks."""
     newest = select(func.max(_C.last_time)).where(_C.job_id == job_id).scalar_subquery()
     query = (
         select(_C.points)

@@ -1,1 +1,1 @@
-"""The sizes of jobs that may have more or fewer workers."""
+"""The sizes of elastic jobs."""

@@ -1,4 +1,4 @@
-"""The slots that a group holds after it has reported its size: pure rules on slices."""
+"""Pure rules for the slices that a group holds after it has reported its size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.slots import count
 
 LACKING_PAUSE = timedelta(seconds=2)
-"""Before a group that stands by is granted slots again, if it could not take the last ones."""
+"""Pause before the next grant to a waiting group that could not use the last grant."""
 GROWING_PAUSE = timedelta(seconds=30)
-"""The same of one that trains: others may be using the cluster for long."""
+"""Pause for a training group in that case: other programs may use the cluster for long."""
 RECALL_LIMIT = timedelta(minutes=2)
-"""For a group to report what it holds after it was asked for slots. It takes seconds, and more than
-this only where processes can't be ended or nobody listens."""
+"""Time limit for a group to report what it holds after a recall of slots. The report takes seconds
+unless processes can't be ended or the supervisor does not answer."""
 KEEPING_PAUSE = timedelta(minutes=10)
-"""Before a group is asked for slots again that kept all of the last ones, or did not answer."""
+"""Pause before the next recall from a group that kept all slots of the last, or did not answer."""
 
 
 class NotItsOwn(ValueError):
-    """A group reports slots that it was never given."""
+    """A group reports slots that it was never granted."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,26 @@ class Holding:
     """The slots that an attempt has, as the service records them."""
 
     slices: tuple[Slice, ...]
-    """With those of the newest grant."""
+    """All slices, including the newest grant."""
     grants: int = 0
     """Number of the newest grant."""
     granted: tuple[Slice, ...] | None = None
-    """Slices of the newest grant, until the group has reported which of them it took."""
+    """Slices of the newest grant; None once the group has reported which of them it uses."""
 
 
 @dataclass(frozen=True)
 class Resized:
     holding: Holding
     pause: timedelta | None
-    """Before the next grant; None for none."""
+    """Pause before the next grant; None for no pause."""
 
 
 def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
-    """The holding after a group reported that it holds `kept` and nothing else.
+    """Return the holding after a group has reported that it holds `kept` and nothing else.
 
-    known: the newest grant that the group knew of then. The slots of a newer one are on their way
-    to the group, and some may be among the kept: all of them stay its own, or two attempts would
-    be given the same slots. NotItsOwn if the report can't be true.
+    known: number of the newest grant that the group knew of. The slots of a newer grant are on
+    their way to the group, and some may be in `kept`. The group keeps all of them, or two attempts
+    could get the same slots. Raises NotItsOwn if the report can't be true.
     """
     if known > holding.grants:
         raise NotItsOwn(f"it knows grant {known}, and there were {holding.grants}")
@@ -70,8 +70,8 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
 
 
 def spare(slices: Sequence[Slice], least: int) -> tuple[Slice, ...]:
-    """The slices without which a group still has so many workers, the newest first. A slice is
-    given back as a whole: its workers are one placement group, which can't be resized."""
+    """Return the slices, newest first, that a group can release and still have `least` workers. It
+    releases whole slices: a slice is one placement group, which can't be resized."""
     left, found = count(slices), []
     for part in reversed(slices):
         if left - part.num_workers >= least:

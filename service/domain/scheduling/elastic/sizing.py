@@ -1,18 +1,18 @@
-"""How many workers each elastic job gets, by what more of them would gain: pure rules.
+"""Pure rules that divide workers among elastic jobs by what each job gains from more workers.
 
-A job reports how long its steps take with the workers that it has. A model of a step's time with
-few coefficients is fitted to these reports, and tells how much faster the job would be with others.
-The workers of the cluster go, one size after the other, to the job that gains most by them: its
-speed relative to that with its least size, weighed by the time that it has left, so that the mean
-time until jobs end is short. At weights of equal size each job would get a fair part (Pollux, Qiao
-et al., OSDI 2021); at weights of one over the time left short jobs would come strictly first. The
-square root lies between them, as the optimum does for speeds that grow with a power of the size
-(heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
+A job reports how long its steps take with its current workers. A model of a step's time with few
+coefficients is fitted to these reports and predicts the job's speed with other numbers of workers.
+The workers of the cluster go, one size step at a time, to the job that gains most by them. The gain
+is the speed relative to the speed at the least size, weighted by the time that the job has left, so
+that the mean time until jobs end is short. With equal weights, each job would get a fair part
+(Pollux, Qiao et al., OSDI 2021). With the weight 1 / time left, short jobs would strictly come
+first. The weight here, 1 / sqrt(time left), lies between the two, as does the optimum for speeds
+that grow with a power of the size (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
 
-A job with a range for its batch (`train.batch_range`) has at each size the batch with which it
-makes most progress a second: samples a second, times what a sample is worth in a batch of that
-size. With the gradient noise scale p that is p / (p + size), but for a constant (McCandlish et al.
-2018, https://arxiv.org/abs/1812.06162).
+A job with a range for its batch (`train.batch_range`) uses at each size the batch with the most
+progress per second: samples per second, times the worth of a sample in a batch of that size. With
+the gradient noise scale p, a sample is worth p / (p + size), up to a constant factor (McCandlish et
+al. 2018, https://arxiv.org/abs/1812.06162).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 EXPLORED = 2
-"""Times the largest size that was reported: beyond that nobody knows the job's speed."""
+"""Multiple of the largest reported size up to which sizes are tried: speeds beyond are unknown."""
 RESTART_S = 30.0
-"""In which a job makes no progress when its size changes."""
+"""Seconds without progress when a job's size changes."""
 LASTS_S = 300.0
-"""How long a size is expected to last, which must make up for the restart."""
+"""Seconds that a size is expected to last. Its gain in this time must make up for the restart."""
 LEFT_POWER = 0.5
-"""How the time that a job has left weighs against it: see above."""
+"""Power of the time left by which a job's gain is divided; the module's docstring explains it."""
 UNKNOWN_LEFT_S = 600.0
-"""Taken of a job that has not told: it is to tell soon."""
+"""Seconds left that are assumed for a job until it reports how long it has left."""
 SHORTEST_S = 30.0
-"""A job that is about to end has at least so long left."""
+"""Lower bound in seconds for the time that a job has left."""
 NEARLY_NOTHING = 1e-6
 CLEARLY_BETTER = 1.05
-"""The progress with another batch over that with the one in force, for which it is changed."""
+"""Least ratio of another batch's progress to the current one's for which the batch is changed."""
 TRIED = 1.15
-"""The same for a batch that is larger than all that were reported. Only a report of it tells the
-time that each step takes whatever its batch, so it is tried where it loses little."""
+"""Factor in favour of a batch larger than all reported ones. Only its report can show the part of a
+step's time that does not depend on the batch, so it is tried where it loses little."""
 LEAST_SHARE = 1e-4
-"""Of the shortest step that was reported: no step of any size takes less."""
+"""Lower bound of a step's time, as a part of the shortest reported step."""
 PRIOR = 1e-3
 """Weight of the assumption that steps cost only their samples, in squares of relative errors."""
 
@@ -54,57 +54,60 @@ class ReportedStep:
     num_workers: int
     num_nodes: int
     batch_size: int
-    """Over all workers."""
+    """Samples over all workers."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """The sizes that a job may have, and what it has reported."""
+    """The sizes that a job may have, and its reports."""
 
     least: int
     most: int
     batch_size: int
-    """In force now."""
+    """The current batch size."""
     micro_batch_size: int
-    """Most samples of a worker's forward pass: larger shares are computed in several."""
+    """Most samples of a worker's forward pass. A larger share takes several passes."""
     step_times: tuple[ReportedStep, ...] = ()
-    """Its own, and those of earlier jobs like it."""
+    """Steps of this job and of earlier jobs like it."""
     in_place: bool = False
-    """Its group grows and shrinks without leaving its slots; only its start costs a restart."""
+    """Whether the group grows and shrinks without leaving its slots or restarting."""
     steps_left: float | None = None
-    """At the batch size in force; None where nobody knows."""
+    """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None
-    """Least and largest batch; None of a job whose batch is fixed. Batches are multiples of the
-    least."""
+    """Smallest and largest batch; None if the batch is fixed. Batches are multiples of the
+    smallest."""
     noise_scale: float | None = None
-    """In samples; None while it was not measured."""
+    """The gradient noise scale in samples; None until it is measured."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """An elastic job with its place in one plan."""
+    """An elastic job in one plan."""
 
     job_id: str
     job: ElasticJob
     held: int
-    """Workers that it has; 0 of a job that waits."""
+    """Workers that the job has; 0 if it waits."""
     stays: bool = False
-    """It keeps what it has, and may get more."""
+    """Whether the job keeps its workers. It may still get more."""
     comes_first: bool = False
-    """It gets its least size before anybody gets more."""
+    """Whether the job gets its least size before any job gets more."""
     has_grown: bool = False
-    """It was given slots of late: it keeps them from jobs that run, not from those that start."""
+    """Whether the job got slots recently. It need not give them to running jobs, only to jobs that
+    start."""
     has_shrunk: bool = False
-    """It gave slots back of late for the gain of others: it gets more when nobody else does."""
+    """Whether the job recently released slots to jobs that gain more. It gets more slots only if no
+    other job wants them."""
 
 
 @functools.lru_cache(maxsize=4096)
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
-    """The coefficients of a step's time, none of them negative: those of `_terms`.
+    """Return the coefficients of `_terms` in a step's time, none of them negative.
 
-    Least squares of relative errors. Times that the reports can't tell apart are put down to the
-    samples: a job is taken to grow well until it shows that it does not.
+    The fit minimizes the squares of the relative errors. Time that the reports can't assign to one
+    term is assigned to the samples: a job is assumed to scale well until its reports show that it
+    does not.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -123,8 +126,8 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Of a step: passes, samples of a worker, an exchange, what it takes longer between nodes, and
-    the part of it that grows with the workers."""
+    """Return the terms of a step's time: passes, samples of a worker, an exchange, the extra time
+    of an exchange between nodes, and the part of the exchange that grows with the workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
@@ -136,7 +139,7 @@ def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tup
 
 
 def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int]) -> list[float]:
-    """The least squares of the active terms; the others are 0."""
+    """Return the least-squares solution for the active terms; the others are 0."""
     scale = [max(terms[at] / seconds for terms, seconds in rows) or 1.0 for at in active]
     size = len(active)
     matrix = [[0.0] * (size + 1) for _ in active]
@@ -164,11 +167,11 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
 
 
 def least_run_s(min_run_s: float, num_left: int) -> float:
-    """How long a job holds slots before it leaves them all to others that gain more by them.
+    """Return the seconds for which a job holds slots before it leaves them to jobs that gain more.
 
-    num_left: how often it has left its slots. It keeps its least size for longer each time, so in a
-    time t it leaves for others no more than sqrt(2 t / min_run_s) times, whatever the estimates
-    say.
+    num_left: number of times that the job has left its slots. The job keeps its least size for
+    longer each time, so in t seconds it leaves at most sqrt(2 t / min_run_s) times, whatever the
+    estimates.
     """
     return min_run_s * (1 + num_left)
 
@@ -176,19 +179,19 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
 def step_s(
     job: ElasticJob, num_workers: int, per_node: int, batch_size: int | None = None
 ) -> float:
-    """Seconds of a step with so many workers. per_node: workers that a node carries. batch_size:
-    None for the one in force."""
+    """Return the seconds of a step. per_node: workers that fit on a node. batch_size: None for the
+    current one."""
     coefficients = fitted(job.step_times, job.micro_batch_size)
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
     seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
-    # A model of reports by several workers may have no term that is left with a single one.
+    # A model fitted to reports of several workers may have no term that is nonzero for one worker.
     return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """The batch with which the job makes most progress on so many workers, of the one in force, its
-    double and its half: the step times of others are not known well."""
+    """Return the batch with the most progress on `num_workers`: the current one, its double or its
+    half. The step times of other batches are not known well."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
@@ -203,7 +206,7 @@ def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
 
 
 def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
-    """Seconds for as much progress as a step with the batch in force makes."""
+    """Return the seconds for as much progress as one step with the current batch makes."""
     seconds, now = step_s(job, num_workers, per_node, batch), job.batch_size
     if batch == now or job.noise_scale is None:
         return seconds
@@ -212,15 +215,15 @@ def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> 
 
 
 def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
-    """The same with the batch that is chosen for so many workers."""
+    """Return `_step_cost` with the best batch for `num_workers`."""
     chosen = best_batch(job, num_workers, per_node)
     return _step_cost(job, num_workers, per_node, chosen)
 
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
-    """The sizes that are weighed: powers of two within a node, and then whole nodes."""
+    """Return the sizes to compare: powers of two within a node, then whole nodes."""
     most = max(job.least, min(job.most, job.batch_size))
-    if not job.in_place:  # to try a size costs a restart
+    if not job.in_place:  # trying a size costs a restart
         known = max((each.num_workers for each in job.step_times), default=0)
         most = max(job.least, min(most, EXPLORED * known))
     sizes = {job.least, most}
@@ -234,12 +237,12 @@ def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
     while number <= whole:
         sizes.add(number * per_node)
         number += stride
-        stride = max(1, number // 4)  # a larger job notices less of a node
+        stride = max(1, number // 4)  # one node matters less to a larger job
     return sorted(size for size in sizes if job.least <= size <= most)
 
 
 def worths(sized: Sized, per_node: int) -> dict[int, float]:
-    """The worth of each size, and of having none. The size that the job has is among them."""
+    """Return the worth of each size, of the current size and of size 0."""
     job, held = sized.job, sized.held
     sizes = sizes_of(job, per_node)
     if held and held not in sizes:
@@ -257,7 +260,7 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
         if size != held and not (held and job.in_place):
             speed *= max(0.05, 1 - RESTART_S / min(LASTS_S, left_s / speed + RESTART_S))
         worth[size] = weight * speed
-    if job.in_place:  # free slots are used, whatever the gain
+    if job.in_place:  # use free slots, whatever the gain
         highest = 0.0
         for size in sizes:
             worth[size] = highest = max(worth[size], highest * (1 + NEARLY_NOTHING))
@@ -265,10 +268,10 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
 
 
 def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]:
-    """Workers of each job, of `capacity` in all: 0 for a job that gets none now.
+    """Return the workers of each job, at most `capacity` in all; 0 for a job that gets none now.
 
-    Groups do not pass slots to and fro: those that have changed their size of late keep it, unless
-    there is no other room for jobs that start.
+    Groups that have recently changed their size keep it, unless starting jobs have no other room.
+    Otherwise groups would pass slots to and fro.
     """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
     given = _by_gain(jobs, worth, capacity)
@@ -293,7 +296,7 @@ def _by_gain(
     bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(place: int) -> None:
-        """The next size of a job: the one that gains most by the worker."""
+        """Push the job's next size: the size with the largest gain per worker."""
         name = jobs[place].job_id
         of_job, at = worth[name], given[name]
         bound = min(at + left, bounds[place])
@@ -306,7 +309,7 @@ def _by_gain(
         if gain > 0:
             heapq.heappush(heap, (-gain, place, at, -size))
 
-    for _ in range(2):  # what is left then is for those that have shrunk, too
+    for _ in range(2):  # in the second pass, jobs that have shrunk get the rest
         for place in range(len(jobs)):
             offer(place)
         while heap and left > 0:

@@ -1,6 +1,6 @@
 """The sizes that one plan aims at, for all elastic jobs whose speed is known or soon will be.
 
-Jobs of higher standing choose first. Those that are not sized, and wait, keep what they ask for.
+Jobs of higher standing choose first. Waiting jobs without a choice of size get what they ask for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
 
 Standing = tuple[int, int, bool]
-"""(turn, falling priority, whether the user is ahead): lower ones choose first."""
+"""(turn, negative priority, whether the user is ahead): the lowest chooses first."""
 
 
 @dataclass(frozen=True)
 class ElasticClaim:
-    """An elastic job that has slots or wants some."""
+    """An elastic job that has or wants slots."""
 
     job_id: str
     standing: Standing
@@ -37,10 +37,10 @@ def targets(
     room: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> dict[str, int]:
-    """Workers of each claim.
+    """Return the workers of each claim.
 
-    others: workers of the jobs that wait and have no choice. room: for workers besides those that
-    the claims hold. per_node: workers of the largest node.
+    others: workers of the waiting jobs without a choice of size. room: number of workers that fit
+    in addition to the workers that the claims hold. per_node: workers that fit on the largest node.
     """
     chosen: dict[str, int] = {}
     by_standing: dict[tuple[Standing, WorkerKind], list[ElasticClaim]] = {}
@@ -57,7 +57,7 @@ def targets(
                 used = chosen[claim.job_id] - claim.held
             elif claim.standing == standing and claim.kind is kind:
                 used = -claim.held
-            else:  # it leaves for others by the rules of eviction only
+            else:  # only the rules of eviction make it leave
                 used = min(0, claim.elastic.least - claim.held)
             left -= used * _in_workers(claim.kind, kind)
         capacity = max(math.floor(left), sum(c.held for c in mine if c.stays))
@@ -74,7 +74,7 @@ def targets(
 
 
 def _in_workers(of: WorkerKind, other: WorkerKind) -> float:
-    """How many workers of the other kind have room where one of this kind is, at most."""
+    """Return an upper bound for the workers of the other kind that fit in place of one of `of`."""
     if of is other:
         return 1.0
     shares: Mapping[str, float] = other.bundle

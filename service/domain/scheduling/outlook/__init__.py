@@ -1,1 +1,1 @@
-"""The policy played forward: when jobs will start, and what would have them start sooner."""
+"""Simulations of the policy: when jobs will start, and which changes would start them sooner."""

@@ -1,8 +1,8 @@
-"""Changes that would have a waiting job start: fewer workers, less of a resource, another queue, a
+"""Changes with which a waiting job would start: fewer workers, less of a resource, another queue, a
 higher priority, any domain of the topology.
 
-Each change is tried before it is suggested, by one call of the policy with the job changed and the
-others as they are. Where the job would not start at once, the policy is played forward with it.
+Each change is tried before it is suggested, by one call of the policy with the changed job and the
+other jobs as they are. If the job would not start at once, the policy is simulated with it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from service.domain.scheduling.rules.queues import Queue
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT)
 MAX_QUEUES = 3
-"""Other queues that are tried."""
+"""Most other queues to try."""
 MAX_SIZES = 2
-"""Smaller amounts of each kind that are tried."""
+"""Most smaller amounts of each kind to try."""
 MAX_CHECKED = 16
-"""Documents with less that are checked, to find the largest valid one."""
+"""Most smaller documents to check in search of the largest valid one."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
 """Amounts of a worker's resources are tried in multiples of these."""
 MAX_PLANS = 60
-"""How often the policy is called for an expected start."""
+"""Most calls of the policy for one expected start."""
 SOONER_S = 5.0
-"""A start that is no earlier than this before the expected one is not suggested."""
+"""Least seconds by which a suggested start must precede the expected one."""
 
 
 class Resubmit(Protocol):
-    """The job as it would wait if its document were submitted again with one thing changed."""
+    """Return the job as it would wait if submitted again with one change of its document."""
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
         """None if the document would be refused."""
@@ -52,15 +52,15 @@ class Resubmit(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a job's document."""
+    """A change of a job's document."""
 
     num_workers: int | None = None
     min_workers: int | None = None
     """The least size of an elastic job."""
     of_worker: tuple[str, float] | None = None
-    """A resource, and its amount for each worker."""
+    """The name of a resource, and its new amount for each worker."""
     anywhere: bool = False
-    """Without `required_topology`."""
+    """Whether to remove `required_topology`."""
 
     @property
     def words(self) -> str:
@@ -75,13 +75,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A job with one thing changed, or with none, and when it would start."""
+    """A change of a job, or no change, and when the job would then start."""
 
     message: str
     at: datetime | None
     """When it would start; None if never."""
     change: Change | None = None
-    """Of the document."""
+    """The change of the document, if any."""
     queue: str | None = None
     priority: int | None = None
 
@@ -91,28 +91,28 @@ class Counterfactual:
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
-    """Of a job whose document can't be submitted again."""
+    """Return None: the `Resubmit` of a job whose document can't be submitted again."""
     return None
 
 
 Resources = Mapping[str, Mapping[str, float]]
-"""Of nodes, by their ids."""
+"""The resources of nodes, by node id."""
 Sizes = tuple[int, Callable[[int], Change]]
-"""The largest size to try, and the change that has the job ask for a size."""
+"""The largest size to try, and a function from a size to the change that asks for it."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The changes of a job that its user may make."""
+    """The changes that a job's user may make to it."""
 
     resubmit: Resubmit = refuses_all
     queues: tuple[Queue, ...] = ()
-    """Other queues that would take the job."""
+    """Other queues that would accept the job."""
     max_priority: int = 100
 
 
 def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> list[Counterfactual]:
-    """Those with which the job starts before the expected start."""
+    """Return the counterfactuals with which the job starts before the expected start."""
     if expected_at is None:
         return list(found)
     latest = expected_at - timedelta(seconds=SOONER_S)
@@ -120,7 +120,7 @@ def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> lis
 
 
 class JobQuestions:
-    """Questions about one job. The situation may hold it, as it was; it counts as given here."""
+    """Questions about one job. An older version of the job in the situation is ignored."""
 
     def __init__(self, situation: Situation, job: WaitingJob, now: datetime) -> None:
         self.job = job
@@ -132,11 +132,11 @@ class JobQuestions:
 
     @functools.cached_property
     def decision(self) -> policy.Decision:
-        """About the job as it is."""
+        """The decision about the job as it is."""
         return self._decide(self.job)
 
     def expected(self) -> Expected:
-        """When the job starts as it is, by a play of its own."""
+        """Return when the job starts as it is, by a simulation for this job."""
         if isinstance(self.decision, policy.Impossible):
             return Expected(None, self.decision.reason)
         there = self._with(self.job)
@@ -147,7 +147,7 @@ class JobQuestions:
         return ranges.expected(there, plays)[self.job.job_id]
 
     def _bound(self, played: Simulation) -> Expected:
-        """A bound of the start, where jobs come first that are not in the situation."""
+        """Return a bound of the start if jobs that are not in the situation come first."""
         found = played.starts[self.job.job_id]
         if found.at is None and found.not_before is None:
             return found
@@ -157,7 +157,7 @@ class JobQuestions:
         return Expected(None, Reason("beyond_forecast", message), not_before=bound)
 
     def _with(self, job: WaitingJob) -> Situation:
-        """The situation with this job at its place among those that wait."""
+        """Return the situation with this job at its position in the queue."""
         queue = self._situation.snapshot.queue
         order = [decision.job_id for decision in self._plan(job)]
         behind = set(order[order.index(job.job_id) + 1 :])
@@ -166,12 +166,12 @@ class JobQuestions:
         return replace(self._situation, snapshot=replace(self._situation.snapshot, queue=with_it))
 
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
-        """Changes with which the job starts. why: the reason for which it waits."""
+        """Return the changes with which the job starts. why: the reason for which it waits."""
         if why.code == UNSATISFIABLE:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
-        # Elsewhere only the limits are others, and the turn of the queue and of its users.
+        # Another queue differs only in its limits and in the turn of the queue and its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
@@ -185,7 +185,7 @@ class JobQuestions:
                 yield Counterfactual(message, None, change)
 
     def _starts_alone(self, job: WaitingJob) -> bool:
-        """Whether the job starts where no other runs or waits."""
+        """Whether the job starts if no other job runs or waits."""
         nodes = tuple(replace(node, available_to_us=node.total) for node in self._nodes)
         empty = replace(
             self._snapshot, queue=(job,), nodes=nodes, holders=(), running=(), growing=()
@@ -216,7 +216,7 @@ class JobQuestions:
     def _largest(
         self, choices: Choices, most: int, to_size: Callable[[int], Change]
     ) -> tuple[int, Change, WaitingJob] | None:
-        """The largest size up to `most` that a valid document may have, and the job with it."""
+        """Return the largest size up to `most` with a valid document, its change, and the job."""
         for size in range(most, max(0, most - MAX_CHECKED), -1):
             change = to_size(size)
             job = choices.resubmit(self.job, change)
@@ -225,9 +225,9 @@ class JobQuestions:
         return None
 
     def _less(self, there: Resources) -> Iterator[Sizes]:
-        """All of which the job could ask for less, so that it has room on these nodes."""
+        """Yield each amount that the job could reduce to have room on these nodes."""
         request = self.job.request
-        if not request.roles:  # how many of fewer workers would have which role is not known
+        if not request.roles:  # the roles of fewer workers are unknown
             most = min(self._room(request, there), request.least - 1)
             if request.min_workers is None:
                 yield most, lambda number: Change(num_workers=number)
@@ -239,7 +239,7 @@ class JobQuestions:
             yield most, functools.partial(_of_worker, name, unit)
 
     def _most_units(self, name: str, unit: float, below: int, there: Resources) -> int:
-        """The most units of a resource, up to `below`, with which the job has room; 0 if none."""
+        """Return the most units of a resource, up to `below`, with which the job fits, or 0."""
         request = self.job.request
 
         def has_room(units: int) -> bool:
@@ -249,7 +249,7 @@ class JobQuestions:
         return bisect.bisect_left(range(1, below + 1), True, key=lambda units: not has_room(units))
 
     def _room(self, request: Request, there: Resources) -> int:
-        """How many workers have room where they may be together."""
+        """Return how many workers have room where they may be together."""
         if request.roles:
             return count(place_unlike(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
@@ -269,7 +269,7 @@ class JobQuestions:
                 yield replace(found, queue=queue.name, priority=lower)
 
     def _at_higher_priority(self, most: int) -> Iterator[Counterfactual]:
-        """At the lowest priority above those of all others that wait, if the user may have it."""
+        """Try the lowest priority above all other waiting jobs, if the user may have it."""
         others = (job.priority for job in self._snapshot.queue)
         priority = min(most, max(others, default=self.job.priority) + 1)
         if priority > self.job.priority:
@@ -280,8 +280,8 @@ class JobQuestions:
     def _tried(
         self, job: WaitingJob, words: str, *, later: bool = False
     ) -> Iterator[Counterfactual]:
-        """Whether the changed job starts, at once or as soon as others have made room. later: or at
-        any time that is known."""
+        """Yield a counterfactual if the changed job starts at once or once other jobs have made
+        room. later: also if it starts later at a known time."""
         decision = self._decide(job)
         if isinstance(decision, policy.Start):
             yield Counterfactual(f"starts now {words}", self._now)
@@ -299,8 +299,7 @@ class JobQuestions:
         yield Counterfactual(f"starts {words} once {others} {verb} made room", at)
 
     def _played(self, job: WaitingJob) -> datetime | None:
-        """When the job starts; None where that takes a job of which nobody knows how long it
-        takes."""
+        """Return when the job starts; None if that depends on a job of unknown length."""
         there = self._with(job).paced(ranges.SHARES[ranges.MIDDLE])
         play = Simulation(there, self._now, only=job.job_id, max_plans=MAX_PLANS)
         found = play.run()[job.job_id]

@@ -1,4 +1,4 @@
-"""How long a job has left, from its own progress and from the runs of earlier jobs like it."""
+"""The time that a job has left, from its progress and from the runs of earlier jobs like it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import statistics
 from collections.abc import Sequence
 
 NEWEST = 9
-"""Earlier runs that count: jobs change, and the newest tell most."""
+"""Number of earlier runs that count. Jobs change, so the newest runs predict best."""
 LONGEST_S = 10 * 365 * 86400.0
-"""A job whose total number of steps stands for "without end" has no longer left than this."""
+"""Upper bound in seconds, for jobs whose total number of steps stands for "without end"."""
 
 
 def seconds_left(
     share_done: float | None, ran_s: float, earlier_s: Sequence[float] = ()
 ) -> float | None:
-    """Seconds of running that a job of its full size has left; None where nothing tells.
+    """Return the seconds that a job of its full size has left to run; None if nothing is known.
 
-    share_done: of all its steps, from 0 to 1, as the job reports it; None of one that reports no
+    share_done: part of all steps that the job reports as done, from 0 to 1; None if it reports no
         steps. The longer such a job has run, the longer it is likely to go on.
-    ran_s: how long it has run for that.
-    earlier_s: running times of finished jobs like it, newest last. Their median counts as much as
-    the job has left to show by itself.
+    ran_s: seconds that the job has run.
+    earlier_s: running times in seconds of finished jobs like it, newest last. The weight of their
+        median is the share of the job that is not done.
     """
     if share_done is None:
         usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0

@@ -1,11 +1,11 @@
-"""The waiting jobs that matter to a plan, out of many that wait.
+"""The waiting jobs that affect a plan, out of a long queue.
 
-Jobs that ask for the same and stand under the same limits form a lane. A blocked job keeps, on each
-node, as many of its workers' slots as the node has; so once the first jobs of a lane ask together
-for more workers than the largest node could carry, those behind them change nothing but their own
-places. A plan of the heads of all lanes therefore decides of these as one of the whole queue would.
-Limits on the running time make no lanes: where a job is blocked although there is room for it, none
-that asks for the same passes by its limit.
+Jobs with equal requests and the same limits form a lane. A blocked job reserves, on each node, as
+many slots for its workers as the node has. So once the first jobs of a lane together ask for more
+workers than the largest node can hold, the jobs behind them change nothing but their own positions.
+A plan for the heads of all lanes therefore decides about these jobs as a plan for the whole queue
+would. Limits on the running time make no lanes: if a job is blocked although it has room, no job
+with an equal request overtakes it by a shorter limit.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from service.domain.scheduling.rules.queues import Queue
 
 Lane = tuple[object, ...]
 _Sort = tuple[Kind, bool]
-"""The bundle of a worker, and whether it is one of silos."""
+"""The bundle of a worker, and whether the worker is a silo."""
 
 
 class Lanes:
-    """The jobs that wait, in lanes; those that are held are left out."""
+    """The waiting jobs in lanes, without jobs that are held."""
 
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
     ) -> None:
-        """queue: in the order in which a plan looks at them, as far as that is known."""
+        """queue: jobs in the order in which a plan considers them, as far as known."""
         self._queues = {each.name: each for each in queues}
         self._nodes = list(nodes)
         self._places: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
         self._lanes: dict[Lane, list[tuple[int, str]]] = {}
-        """Place and id of jobs that wait for no others, in order."""
+        """Position and id of the jobs that wait for no other job, in order."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
-        """How many jobs `heads` left out, by the last one before them in their lane."""
+        """Number of jobs that `heads` left out, by the last job before them in their lane."""
         for place, job in enumerate(queue):
             if job.held is None:
                 self.add(job, place)
 
     def after(self, job_id: str) -> tuple[Dependency, ...]:
-        """The jobs and arrays that a waiting job has still to wait for."""
+        """Return the jobs and arrays that a waiting job still waits for."""
         return self._jobs[job_id].after if job_id in self._jobs else ()
 
     def add(self, job: WaitingJob, place: int = 0) -> None:
@@ -62,15 +62,15 @@ class Lanes:
         return job
 
     def resolve(self, ended: Collection[str]) -> None:
-        """These jobs and arrays have ended, so that those after them may start."""
+        """Remove these ended jobs and arrays from the dependencies of the waiting jobs."""
         for job in [job for job in self._jobs.values() if job.after]:
             left = tuple(one for one in job.after if one.id not in ended)
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._places[job.job_id])
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
-        """The first jobs of each lane: as many as could start on what the nodes have free, and as
-        many more as could keep others from starting. free: by node; at_least: of each lane."""
+        """Return the first jobs of each lane: all that could start on the free resources, and all
+        that could block other jobs. free: by node. at_least: number of jobs of each lane."""
         found: list[WaitingJob] = []
         self.left_out = {}
         room: dict[_Sort, int] = {}
@@ -100,7 +100,7 @@ class Lanes:
         return [job.not_before for job in self._jobs.values() if job.not_before is not None]
 
     def _largest_of(self, sort: _Sort) -> int:
-        """Workers of the sort that the largest node carries."""
+        """Return how many workers of the sort fit on the largest node."""
         if sort not in self._largest:
             self._largest[sort] = max((_fits(sort, n.total) for n in self._nodes), default=0)
         return self._largest[sort]

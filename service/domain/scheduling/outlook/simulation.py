@@ -1,12 +1,12 @@
-"""The policy played forward: when each waiting job is expected to start.
+"""A simulation of the policy that predicts when each waiting job will start.
 
-The play goes from one end of a job to the next. At each it calls `policy.plan`, as the service's
-loop would, and does what the plan says: jobs start, and leave or shrink for others. It assumes that
-nothing else happens: nobody submits, nothing fails, groups do not grow, no node comes or goes, what
-others use of the nodes stays as it is, and jobs that wait for others get the success they wait for.
+The simulation goes from one end of a job to the next. At each end it calls `policy.plan`, as the
+scheduler does, and applies the plan: jobs start, and leave or shrink for other jobs. It assumes
+that nothing else happens: no job is submitted or fails, groups do not grow, nodes and what other
+programs use of them stay the same, and dependencies on the success of a job are met.
 
-Times far away are forecast coarsely, since what is assumed about them is coarser still: ends that
-are close together, compared with how far away they are, count as one.
+Times far away are forecast coarsely, because the assumptions about them are even coarser. Ends that
+are close together, relative to how far away they are, count as one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""How long a job takes to leave its slots once it was asked."""
+"""Seconds that a job takes to leave its slots after a request."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
-"""Ends are told apart by so much of the time until them, and by `FINEST_S` at least."""
+"""Least distance of separate ends, relative to the time until then; at least `FINEST_S`."""
 MAX_PLANS = 600
-"""How often one play calls the policy."""
+"""Most calls of the policy in one simulation."""
 HORIZON_S = 30 * 86400.0
 
 
@@ -58,29 +58,29 @@ class Expected:
     why: Reason | None = None
     """Why no time is known."""
     not_before: datetime | None = None
-    """Where no time is known: it has not started until then."""
+    """If no time is known: the job does not start before this."""
     num_assumed: int = 0
-    """Jobs of unknown length that the play needed an assumption for until then."""
+    """Number of jobs of unknown length on which the time depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """The range of `at`. A start has no latest time where it is not known whether the job starts
-    when others take long."""
+    """The range of `at`. `latest` is None if it is unknown whether the job starts when other jobs
+    take long."""
 
 
 @dataclass(frozen=True)
 class _Active:
-    """A job that holds slots in the play."""
+    """A job that holds slots in the simulation."""
 
     job: RunningJob
-    """As it was at `since`."""
+    """The job at `since`."""
     since: datetime
     ends_at: datetime
     is_assumed: bool = False
-    """Nobody knows how long it takes."""
+    """Whether the job's length is unknown and only assumed."""
     goes_on: bool = False
-    """It waits again once it has left its slots."""
+    """Whether the job waits again once it has left its slots."""
     shrinks_at: datetime | None = None
-    """When it gives back what was recalled."""
+    """When the job releases the recalled slots."""
 
     def at(self, now: datetime) -> RunningJob:
         passed_s = (now - self.since).total_seconds()
@@ -90,7 +90,7 @@ class _Active:
 
 
 class Simulation:
-    """One play: `step` until it answers False, and `starts` then has every job that waits."""
+    """One simulation. Call `step` until it returns False; `starts` then has every waiting job."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Simulation:
         only: str | None = None,
         max_plans: int = MAX_PLANS,
     ) -> None:
-        """only: the one job whose start is asked for, of which the play ends once it `has_run_out`;
-        None for all that wait."""
+        """only: the only job whose start to find; its simulation ends once it `has_run_out`. None
+        for all waiting jobs."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
         self._snapshot = snapshot = situation.snapshot
@@ -124,25 +124,25 @@ class Simulation:
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._unfinished = Counter(self._array_of.values())
         self._unfinished.update(situation.others_of_arrays)
-        self._last_told: dict[str, Reason] = {}
+        self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started behind which others come that are not in the situation: what
-        starts later, may start later still."""
+        """Whether a job has started that has jobs behind it which are not in the situation. Starts
+        from then on may be later than predicted."""
         self._num_assumed = 0
-        """Jobs of unknown length that have ended."""
+        """Number of ended jobs of unknown length."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
         for holder in snapshot.holders:
             self._active.setdefault(holder.job_id, self._leftover(holder))
 
     def run(self) -> dict[str, Expected]:
-        """All steps at once."""
+        """Call `step` until the simulation ends, and return the starts."""
         while self.step():
             pass
         return self.starts
 
     def step(self) -> bool:
-        """Decide what happens now, and go to the next moment at which something can; False once
-        nothing more is to come."""
+        """Apply a plan for now, and go to the next moment at which something may happen. Returns
+        False if there is no such moment."""
         while self._plans_left > 0:
             heads = self._lanes.heads(self._free)
             has_more = bool(self._lanes.left_out)
@@ -202,7 +202,7 @@ class Simulation:
         )
 
     def _apply(self, decisions: Iterable[policy.Decision]) -> bool:
-        """Whether somebody started."""
+        """Apply the decisions; whether a job started."""
         has_started = False
         for decision in decisions:
             if isinstance(decision, policy.Start):
@@ -210,14 +210,14 @@ class Simulation:
                 has_started = True
             elif isinstance(decision, policy.Impossible):
                 self._lanes.remove(decision.job_id)
-                self._tell(decision.job_id, Expected(None, decision.reason))
+                self._record(decision.job_id, Expected(None, decision.reason))
             elif isinstance(decision, policy.Preempt):
                 self._leave(self._active[decision.job_id])
             elif isinstance(decision, policy.Shrink):
                 job = self._active[decision.job_id].at(self._now)
                 self._active[job.job_id] = self._begun(replace(job, recalled=decision.slices))
             elif isinstance(decision, policy.Wait):
-                self._last_told[decision.job_id] = decision.reason
+                self._last_reasons[decision.job_id] = decision.reason
         return has_started
 
     def _start(self, job: WaitingJob, slices: tuple[Slice, ...]) -> None:
@@ -225,9 +225,9 @@ class Simulation:
         assumed = sum(active.is_assumed for active in self._active.values())
         expected = Expected(self._now, num_assumed=self._num_assumed + assumed)
         if job.preparing is not None and self._now == self._began:
-            # Slots are free, and nobody knows how long the preparation takes.
+            # Slots are free, but it is unknown how long the preparation takes.
             expected = Expected(None, Reason("preparing_environment", job.preparing))
-        self._tell(job.job_id, expected)
+        self._record(job.job_id, expected)
         number = count(slices)
         slower = job.request.num_workers / number
         for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):
@@ -259,11 +259,11 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # The policy learns from its progress, soon after it has started, how long it takes.
+            # The job's progress shows soon after its start how long the job takes.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # A job without end on few of its workers would end after the last date that there is.
+        # An endless job on few of its workers would end after the largest `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
@@ -272,7 +272,7 @@ class Simulation:
         return _Active(job, self._now, ends_at, is_assumed, shrinks_at=shrinks_at)
 
     def _leftover(self, holder: Holder) -> _Active:
-        """Slots of a job that has ended, which are about to be given back."""
+        """Return the slots of an ended job, which it is about to release."""
         job = RunningJob(
             *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
             is_leaving=True,
@@ -324,11 +324,11 @@ class Simulation:
             self._lanes.resolve(over)
 
     def _leaves(self, active: _Active) -> bool:
-        """Give back the slots; whether the job has ended with that."""
+        """Release the job's slots; whether the job has ended."""
         job = active.at(self._now)
         for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.roles):
             if part.node_id in self._free:
-                self._give_back(part, bundle)
+                self._release(part, bundle)
         if job.job_id in self._array_of:
             self._running_of_arrays[self._array_of[job.job_id]] -= 1
         self._num_assumed += active.is_assumed
@@ -338,13 +338,13 @@ class Simulation:
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
-        """Give back what was recalled; the job goes on with the rest, and takes longer."""
+        """Release the recalled slots. The job goes on with the rest and takes longer."""
         job = active.at(self._now)
         slices = list(job.slices)
         for part in job.recalled:
             if part in slices and part.node_id in self._free:
                 slices.remove(part)
-                self._give_back(part, job.request.bundle)
+                self._release(part, job.request.bundle)
         slower = count(job.slices) / max(1, count(slices))
         smaller = replace(
             job,
@@ -356,16 +356,16 @@ class Simulation:
         )
         self._active[job.job_id] = replace(self._begun(smaller), is_assumed=active.is_assumed)
 
-    def _give_back(self, part: Slice, bundle: Mapping[str, float]) -> None:
+    def _release(self, part: Slice, bundle: Mapping[str, float]) -> None:
         node = self._node_of[part.node_id]
         free_again(self._free[node.id], node, bundle, part.num_workers)
 
-    def _tell(self, job_id: str, expected: Expected) -> None:
+    def _record(self, job_id: str, expected: Expected) -> None:
         if job_id in self._asked:
             self.starts.setdefault(job_id, expected)
 
     def _close(self, *, is_cut_off: bool) -> None:
-        """Say why nobody knows when the others start."""
+        """Record for the other jobs why their start is unknown."""
         for job_id in self._asked:
             if job_id not in self.starts:
                 self.starts[job_id] = self._unstarted(job_id, is_cut_off=is_cut_off)
@@ -381,14 +381,14 @@ class Simulation:
         after = self._lanes.after(job_id)
         if after:
             return Expected(None, Reason("waiting_for_jobs", waits_for(after)))
-        return Expected(None, self._last_told.get(job_id, NOTHING_ENDS))
+        return Expected(None, self._last_reasons.get(job_id, NOTHING_ENDS))
 
 
-NOTHING_ENDS = Reason("behind_in_queue", "jobs ahead of it do not start, whatever ends")
+NOTHING_ENDS = Reason("behind_in_queue", "jobs ahead of it do not start, whatever jobs end")
 
 
 def _without_shares(node: Node) -> dict[str, float]:
-    """The resources that a node has free, without those that follow from who shares its GPUs."""
+    """Return a node's free resources without the counts that depend on parts of shared GPUs."""
     return {
         name: amount
         for name, amount in node.available_to_us.items()

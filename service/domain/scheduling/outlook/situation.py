@@ -1,4 +1,4 @@
-"""The situation that a play begins with: what the scheduler saw, and what it need not know."""
+"""The state from which a simulation begins: the scheduler's snapshot and further data on jobs."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Turn
 
 UNKNOWN_S = 3600.0
-"""How long a job is assumed to run where nothing tells, not even other jobs."""
+"""Seconds that a job is assumed to run if nothing is known about it or other jobs."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a play begins with."""
+    """The state from which a simulation begins."""
 
     snapshot: policy.Snapshot
-    """Its queue is in the order in which the plan took it last, as far as that is known."""
+    """The snapshot. Its queue is in the order of the last plan, as far as known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds after which a job is ended, by job, of those that have a `max_runtime_s`."""
+    """Seconds until a job with a `max_runtime_s` is ended, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
-    """The array of each unfinished job that is of one, by job."""
+    """The array of each unfinished job of an array, by job."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of other unfinished jobs, by array: they are not in the snapshot."""
+    """Number of unfinished jobs that are not in the snapshot, by array."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that leave their slots and do not come back."""
+    """Jobs that leave their slots and do not wait again."""
     usual_s: float = UNKNOWN_S
-    """How long a job is assumed to run of which nothing is known."""
+    """Seconds that a job of unknown length is assumed to run."""
     usual_range_s: TimeLeft | None = None
-    """The range around `usual_s`; None where too few jobs have run to tell."""
+    """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """How long jobs have left that run or wait, by job, where their paces or earlier runs tell."""
+    """Time left by running or waiting job, where its pace or earlier runs show it."""
     unmeasured: frozenset[str] = frozenset()
-    """Running jobs of which neither does."""
+    """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()
-    """Queues and users with jobs that run or could, also those whose jobs are left out."""
+    """Queues and users with jobs that run or could run, including jobs that are left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of waiting jobs that are not in the snapshot, by the job behind which they come: those
-    behind it ask for the same under the same limits."""
+    """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. They
+    have the same request and limits as that job."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
-        """As it is, with the waiting jobs alone that come first of each kind."""
+        """Return the situation with only the first waiting jobs of each kind."""
         snapshot = self.snapshot
         lanes = Lanes(snapshot.queue, snapshot.queues, snapshot.nodes)
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
@@ -72,8 +72,8 @@ class Situation:
         )
 
     def paced(self, share: float) -> Situation:
-        """As it is if all jobs take as long as this share of the way from the least to the most
-        that they may have left. A running job of which nothing tells takes as long as usual."""
+        """Return the situation with the time left of each job fixed at this share of its range,
+        from 0 for the least to 1 for the most. A running job of unknown length takes `usual_s`."""
         snapshot = self.snapshot
 
         def left_s(job: WaitingJob | RunningJob) -> float | None:
@@ -94,7 +94,7 @@ class Situation:
 
     @functools.cached_property
     def nodes(self) -> list[Node]:
-        """Those that are accepted."""
+        """The accepted nodes."""
         return [node for node in self.snapshot.nodes if node.accepted]
 
     @functools.cached_property
@@ -103,12 +103,12 @@ class Situation:
 
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
-        """The jobs of the queue that matter to one plan."""
+        """The jobs of the queue that affect one plan."""
         lanes = Lanes(self.snapshot.queue, self.snapshot.queues, self.nodes)
         return lanes.heads({node.id: node.available_to_us for node in self.nodes})
 
     def without(self, job_id: str) -> Situation:
-        """As it is, without a job of the queue."""
+        """Return the situation without this job in the queue."""
         queue = tuple(job for job in self.snapshot.queue if job.job_id != job_id)
         if len(queue) == len(self.snapshot.queue):
             return self
@@ -120,7 +120,7 @@ class Situation:
         return self.accounts | {(job.queue, job.owner) for job in there}
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
-        """Rules by which jobs of others come before those of a user of a queue."""
+        """Return the rules by which other jobs come before the jobs of this user in this queue."""
         snapshot = self.snapshot
         accounts = self._accounts() | {(queue, owner)}
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)

@@ -1,1 +1,1 @@
-"""The resources of nodes: which slots a gang gets, and how much is left."""
+"""The resources of nodes: which slots a gang gets, and what remains free."""

@@ -1,4 +1,4 @@
-"""Facts that jobs with equal requests share while a plan is made: a long queue has few kinds."""
+"""Facts shared by jobs with equal requests during one plan. A long queue has few different ones."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from service.domain.scheduling.placement.slots import (
 )
 
 SIZE_POWER = 0.7
-"""How the size of a gang weighs: at 1 a wide job waits behind every narrow one of the same work; at
-0 width costs nothing."""
+"""Power of a gang's size in its weight. At 1, a wide job waits behind every narrow job of the same
+work; at 0, width costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """So many workers must be in one domain of a level."""
+    """At least `least` workers must be in one domain of `level`."""
 
     level: str
     least: int
 
 
 class WorkerKind:
-    """Workers with equal bundles, and gangs with equal requirements. Two of them are equal only if
-    they are the same object."""
+    """Workers with equal bundles in gangs with equal requirements, compared by identity."""
 
     def __init__(
         self,
@@ -49,28 +48,28 @@ class WorkerKind:
         homes: Homes,
         unlike: Request | None,
     ) -> None:
-        """unlike: of a gang with roles that have resources of their own, its request."""
+        """unlike: the request of a gang whose roles have resources of their own; else None."""
         self.bundle = bundle
         self.unlike = unlike
         self.required = required
         self.homes = homes
         self.counted = tuple(amounts(bundle if unlike is None else unlike.mean_bundle, 1).items())
-        """A worker's resources as rules count them."""
+        """A worker's resources as the rules of queues count them."""
         self.vector: tuple[float, ...] = ()
-        """A worker's amount of each resource that any job asks for."""
+        """A worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
-        """That of each role with resources of its own, by its first rank."""
+        """The vector of each role with resources of its own, by its first rank."""
         self.demand: tuple[tuple[int, float], ...] = ()
-        """The amounts above zero, by their place in the vector; of unlike workers the least."""
+        """(index in the vector, amount) for amounts above zero; the minimum over all roles."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all workers of its gang are placed together, or none."""
+        """Whether all workers of the gang are placed in one step, or none."""
         return bool(self.homes) or self.unlike is not None
 
     def vectors(self, slices: Sequence[Slice]) -> list[tuple[Slice, tuple[float, ...]]]:
-        """All slices of a gang, or of like workers some, each with its workers' vector."""
-        if self.unlike is None:  # this is asked for very often
+        """Return slices, each with its workers' vector. With roles: all slices of the gang."""
+        if self.unlike is None:  # this case is frequent
             return [(part, self.vector) for part in slices]
         return [
             (part, self.vector if role is None else self.role_vectors[role.first_rank])
@@ -78,15 +77,15 @@ class WorkerKind:
         ]
 
     def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
-        """Workers on each node, without those of roles with resources of their own."""
+        """Return the workers on each node, without roles with resources of their own."""
         found: Counter[str] = Counter()
         for part, vector in self.vectors(slices):
             found[part.node_id] += part.num_workers * (vector is self.vector)
         return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
-        """As `slots.fits`, with the free resources, and those of them that are set aside, as
-        vectors. Of unlike workers no more fit."""
+        """Return `slots.fits` for vectors of the free resources and the part of them that is set
+        aside. It is an upper bound for heterogeneous workers."""
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
@@ -105,7 +104,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """The weight of its size in the order."""
+        """The weight of the gang's size in the order of the queue."""
 
     @functools.cached_property
     def needs(self) -> str:
@@ -117,21 +116,21 @@ class Gang:
 
 
 class Gangs:
-    """The gangs of one plan, and the names of the resources that they ask for."""
+    """The gangs of one plan, and the names of the resources that they request."""
 
     def __init__(self, total: Mapping[str, float]) -> None:
-        """total: of the cluster."""
+        """total: resources of the cluster."""
         self._total = total
         self._known: dict[int, Gang] = {}
-        """By the identity of a request."""
+        """Gangs by `id()` of a request."""
         self._requests: list[Request] = []
-        """Those that are known, so that no other one gets their identity."""
+        """The known requests, kept alive so that no other request gets their `id()`."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
         self._kinds: dict[tuple[object, ...], WorkerKind] = {}
         self.parts: tuple[float, ...] = ()
-        """The parts of GPUs that are asked for."""
+        """The requested parts of GPUs."""
         self.names: tuple[str, ...] = ()
-        """Resources in the order of the vectors."""
+        """Names of the resources in the order of the vectors."""
 
     def of(self, request: Request) -> Gang:
         known = self._known.get(id(request))
@@ -164,13 +163,13 @@ class Gangs:
 
     @property
     def required(self) -> list[WorkerKind]:
-        """The kinds of gangs that must be in one domain."""
+        """The worker kinds of gangs that must be in one domain."""
         return [kind for kind in self._kinds.values() if kind.required is not None]
 
     def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
-        """From here on vectors have the resources that were asked for until now. Jobs of gangs that
-        come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs.
-        has_closed: whether some nodes take ranks of silos alone."""
+        """Fix the vectors to the resources that the known gangs request. Jobs of later gangs
+        only hold slots. shares_gpus: whether running jobs have parts of GPUs. has_closed: whether
+        some nodes accept only ranks of silos."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
@@ -188,13 +187,13 @@ class Gangs:
             self._measure(kind)
 
     def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
-        """Of what a node has."""
+        """Return the vector of a node's resources."""
         return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        """No two workers of a job share a GPU: parts of GPUs need as many GPUs with room as
-        workers, whole ones need GPUs of which nobody has a part. A part may be the only one on its
-        GPU, and leaves room for another if both together are at most a whole one."""
+        """Compute the kind's vectors. No two workers of a job share a GPU: parts of GPUs need as
+        many GPUs with room as workers, and whole GPUs need GPUs that no job has a part of. A part
+        may be the only one on its GPU. It leaves room for another if the sum is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         rooms = {

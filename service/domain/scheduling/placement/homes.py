@@ -1,4 +1,4 @@
-"""Gangs whose workers have homes: the nodes on which their own data lie, by the nodes' labels."""
+"""Gangs with pinned nodes: each worker runs where its own data are, given by the node's labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ray_workers.shared.contracts import Slice
 
 Homes = tuple[tuple[str, ...], ...]
-"""Of each worker but the first, which may be anywhere: the labels of its node, as resources."""
+"""The labels of each worker's node, as resources, without the first worker: it is not pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
 """(node, labels): whether the node has all of them."""
 
@@ -18,11 +18,11 @@ def at_home(
     has_labels: HasLabels,
     is_open: Callable[[str], bool],
 ) -> tuple[Slice, ...] | int:
-    """A slice for each worker, in their order; or the place in `homes` of one that has no room on
-    any node of its own, len(homes) for the first worker.
+    """Return a slice for each worker, in the order of the workers. If a worker has no room on its
+    nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    rooms: by node, the workers that fit there. is_open: whether a node takes ranks that are no
-    silo, as the first worker is. It goes to a node that is no worker's home, if one has room.
+    rooms: workers that fit on each node. is_open: whether a node accepts ranks other than silos,
+    such as the first worker. It prefers nodes to which no other worker is pinned.
     """
     nodes = sorted(node for node, room in rooms.items() if room > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]
@@ -45,7 +45,8 @@ def _place(
     taken: dict[str, list[int]],
     tried: set[str],
 ) -> bool:
-    """Find a node for a worker, and others for those that it displaces (Kuhn's matching)."""
+    """Find a node for a worker, and other nodes for workers that it displaces (Kuhn's matching).
+    Returns whether that succeeded."""
     for node in may_take[worker]:
         if node in tried:
             continue

@@ -1,10 +1,10 @@
-"""Where a gang goes: near together, and so that little is left over.
+"""The placement of a gang: near together, and with small gaps.
 
-A gang goes on one node if one has room for it, else into the narrowest domain of the topology that
-has, else over as few domains as possible, those with the most room first. The same holds for the
-part of it in each domain, down to the nodes. Of several nodes or domains it takes the one where it
-leaves the smallest gap, and of those the one whose surroundings are the fullest, so that large
-holes stay whole. Slices come in the order of their domains: so do the ranks.
+A gang goes on one node if a node has room for it, else into the narrowest domain of the topology
+that has room, else on as few domains as possible, beginning with the most room. The same holds for
+its part in each domain, down to the nodes. Among several nodes or domains, the gang goes where it
+leaves the smallest gap, then where the surroundings are the fullest, so that large gaps stay whole.
+Slices, and so the ranks, are in the order of their domains.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class _Area:
 
     def __init__(self) -> None:
         self.room = 0
-        """Workers that fit."""
+        """Number of workers that fit."""
         self.num_nodes = 0
-        """Nodes that have room."""
+        """Number of nodes that have room."""
         self.nodes: dict[int, list[str]] = {}
-        """Those of them that are in no narrower domain, by the room that each has, in order."""
+        """Sorted nodes with room that are in no narrower domain, by the room on each."""
 
 
 _NOTHING = _Area()
 
 
 class Placement:
-    """The room that each node has for workers of one kind, by domain."""
+    """The room for workers of one kind, by node and by domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
-        """sizes: by node, of those that have room."""
+        """sizes: the room on each node that has room."""
         self._topology = topology
         self._size_of = sizes
         self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)
@@ -51,7 +51,7 @@ class Placement:
             self._add(domain, size * len(there), len(there))
 
     def change(self, node_id: str, size: int) -> None:
-        """The node has room for so many from now on."""
+        """Set the room on a node to `size` workers."""
         before = self._size_of.pop(node_id, 0)
         if size == before == 0:
             return
@@ -79,7 +79,7 @@ class Placement:
         return self._areas.get(place, _NOTHING).room
 
     def rooms(self, level: str) -> dict[Place, int]:
-        """The room of the domains of a level."""
+        """Return the room in the domains of a level."""
         domains = self._topology.of_level(level)
         found: dict[Place, int] = {domain: self.room(domain) for domain in domains.all}
         for domain in domains.wider:
@@ -90,10 +90,10 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Slices of so many workers, for which there is room.
+        """Return slices for `num_workers`, which must have room.
 
-        near: nodes on which the group has workers already: it gets the rest of these first, then of
-        the domains around them, the narrowest first. within: the only place that it may use.
+        near: nodes on which the group already has workers. The slices use these nodes first, then
+        the domains around them, the narrowest first. within: the only domain or node to use.
         """
         pack = _Pack(self)
         for place in self._around(near):
@@ -102,14 +102,14 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """These nodes, those with the most room first, and the domains that they are in."""
+        """Return the nodes, beginning with the most room, and then the domains around them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.room(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
 
     def narrowest(self, within: Domain, num_workers: int) -> Place | None:
-        """A node, or else the narrowest domain, inside of one that has room for so many workers;
-        None if nothing narrower has."""
+        """Return a node, or else the narrowest domain, inside `within` that has room for
+        `num_workers`; None if nothing narrower than `within` has."""
         wide_enough = list(self._wide_enough(within, num_workers))
         fitting = [
             (size, domain)
@@ -120,7 +120,7 @@ class Placement:
         if fitting:
             smallest = min([size for size, _ in fitting])
             tight = [domain for size, domain in fitting if size == smallest]
-            # Of equal nodes the first, as of equal domains.
+            # Among equal nodes, and among equal domains, the first one is used.
             domain = tight[0] if len(tight) == 1 else min(tight, key=self._fullness)
             return self._areas[domain].nodes[smallest][0]
         inner = [domain for domain in wide_enough if domain is not within]
@@ -130,7 +130,7 @@ class Placement:
         return min([domain for domain in inner if domain.level == level], key=self._fullness)
 
     def largest(self, within: Domain) -> Place:
-        """The part of a domain with the most room: a node of its own, or the next narrower one."""
+        """Return the part of a domain with the most room: a node directly in it, or a subdomain."""
         own = self._areas[within].nodes
         size = max(own, default=0)
         children = [domain for domain in within.children if self.room(domain)]
@@ -146,8 +146,8 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Orders domains: those with the least room first, of those the ones with it on the fewest
-        nodes, then by the domains that they are in, and then by name."""
+        """Return a sort key that orders domains by room, then by number of nodes with room, then by
+        both in the domains around them, and last by name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         rooms = [(area.room, area.num_nodes) for area in areas]
@@ -155,17 +155,17 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one after the other; what they take is gone until the end."""
+    """Slices that are chosen one by one. Their room is taken until `finish` restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._slices: list[Slice] = []
         self._before: dict[str, int] = {}
-        """The room of the chosen nodes."""
+        """The room on the chosen nodes before they were chosen."""
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:
-        """Choose so many of a place, which has room for them."""
+        """Choose slots for `num_workers` in a place that has room for them."""
         while num_workers:
             if isinstance(place, str):
                 self._choose(place, num_workers)

@@ -1,9 +1,9 @@
-"""The room that the free resources of nodes have for workers of each kind.
+"""The room in the free resources of nodes for workers of each kind.
 
-Room is counted by group of equal nodes (`stock`). The amount that is set aside for waiting jobs is
-the same on all nodes that are equal when they are empty: one number for all of these. Once it
-leaves nothing of an empty node, no node needs to be looked at any more. Only where a gang is
-placed, or must be within one domain, is the room counted by domain (`placement`).
+Room is counted by group of equal nodes (`stock`). The amount set aside for waiting jobs is the same
+on all nodes that are equal when empty, so it is stored once for all of them. Once this amount
+exhausts an empty node, no node needs to be checked any more. Room is counted by domain
+(`placement`) only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from service.domain.scheduling.placement.topology import Place
 
 
 class Reserved:
-    """The resources that are set aside on the nodes for waiting jobs: it grows."""
+    """The resources that are set aside on nodes for waiting jobs. They only grow."""
 
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
         self._workers: dict[WorkerKind, int] = {}
         self._whole: set[WorkerKind] = set()
-        """Those of which all is set aside that any node could have."""
+        """Kinds for which all slots of all nodes are set aside."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
-        """By kind of node."""
+        """Amounts by kind of node."""
         self.version = 0
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
-        """On each node, as many slots as these workers could use there if it were empty; with those
-        of others of the kind no more than it has."""
+        """Set aside on each node as many slots as these workers could use there if it were empty. A
+        kind never has more set aside than the node has."""
         if kind in self._whole:
             return
         if kind.unlike is not None:
@@ -58,7 +58,7 @@ class Reserved:
                 self.version += 1
 
     def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
-        """The same for slots of all sorts."""
+        """Set aside slots for a gang of heterogeneous slots, as `set_aside` does."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
@@ -72,12 +72,12 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether it leaves such a worker any room on a node that is empty."""
+        """Whether an empty node still has room for such a worker."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
 
 class Pool:
-    """The resources that some jobs may take; below zero where more is reserved."""
+    """The resources that some jobs may take; negative where more is reserved."""
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
         self._stock = stock
@@ -87,26 +87,26 @@ class Pool:
         self._rooms: dict[WorkerKind, _Room] = {}
 
     def room(self, kind: WorkerKind) -> int:
-        """How many such workers fit where they may be together."""
+        """Return how many such workers fit where they may be together."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
-        """How many such workers fit, wherever that is."""
+        """Return how many such workers fit anywhere."""
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """How many more would fit on nodes with the data of silos, were those open to them."""
+        """Return how many more would fit if the nodes with data of silos were open to them."""
         groups = self._free.groups.values()
         as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def rooms(self, kind: WorkerKind) -> dict[Place, int]:
-        """How many fit, by the parts of the cluster each of which may hold a gang of them."""
+        """Return how many fit in each part of the cluster that may hold a gang of them."""
         return self._exact(kind).rooms()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether so many fit. Quick where they do not: a count of earlier is too high at most,
-        unless resources were added since."""
+        """Whether `num_workers` fit. A negative answer is quick: an earlier count can only be too
+        high, unless resources were added since."""
         room = self._rooms.get(kind)
         is_bound = room is not None and room.num_grown == self._free.num_grown
         if room is not None and is_bound and room.bound < num_workers:
@@ -115,8 +115,8 @@ class Pool:
         return room.bound >= num_workers and room.most() >= num_workers
 
     def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
-        """Slices of as many of `most` workers as fit, near each other (`placement`), or None if
-        not even `least` do."""
+        """Return slices for up to `most` workers near each other (`placement`); None if fewer than
+        `least` fit."""
         if not self.has(kind, least):
             return None
         room = self._exact(kind)
@@ -125,7 +125,7 @@ class Pool:
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
-        """The same for a group that has these slots: near them."""
+        """Return slices as `pack_most` does, near the slots that the group holds."""
         if not self.has(kind, least) or (found := self.room_near(kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
@@ -138,7 +138,7 @@ class Pool:
         return slices
 
     def room_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
-        """How many fit where they may be together with workers on these slots."""
+        """Return how many fit where they may be together with workers on the held slots."""
         room, near = self._exact(kind), self._that_are_there(held)
         too_many = sum(self._too_many(kind, held).values())
         if kind.required is None or not held:
@@ -146,7 +146,7 @@ class Pool:
         return room.rooms().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """By node, the workers counted there that would share a GPU with others of their group."""
+        """Return the workers counted on each node that would share a GPU within their group."""
         most = self._stock.most_more(self._when, kind, held)
         if not most:
             return {}
@@ -154,11 +154,11 @@ class Pool:
         return {name: max(0, placement.room(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
-        """So many of those that `rooms` says."""
+        """Return slices for `num_workers` in a place for which `rooms` counts enough."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
     def at(self, node_id: str) -> tuple[Amounts, Amounts] | None:
-        """The resources of a node, and those of them that are set aside; None if it is missing."""
+        """Return a node's free resources and what is set aside; None if the node is missing."""
         group = self._free.group_of.get(node_id)
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
@@ -171,15 +171,15 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """As `Stock.given_back`."""
+        """Return `Stock.given_back`, with the parts in an unchanged order."""
         return self._stock.given_back(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
-        """The parts of GPUs that jobs will have on a node."""
+        """Return the parts of GPUs that jobs will have on a node."""
         return self._stock.parts(When.SOON, node_id)
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
-        """As `Stock.place_of`."""
+        """Return `Stock.place_of` for the kind's requirement."""
         return self._stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
@@ -194,7 +194,7 @@ class Pool:
 
 
 class _Room:
-    """How many workers of one kind have room."""
+    """The room for workers of one kind, counted incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
         self._kind = kind
@@ -203,21 +203,21 @@ class _Room:
         self._reserved = reserved
         self._version = -1
         self._num_moves = 0
-        """How many of the moves are counted here."""
+        """Number of the moves that are counted here."""
         self.num_grown = 0
         self._size_of: dict[NodeGroup, int] = {}
-        """The room of each node of a group."""
+        """The room on each node of a group."""
         self.total = 0
-        """On all nodes."""
+        """The room on all nodes."""
         self.bound = 0
-        """No more have room where they may be together, unless resources were added since."""
+        """Upper bound of `most()`, unless resources were added since."""
         self._is_exact = False
-        """Whether so many have."""
+        """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether all is set aside: there will be no room."""
+        """Whether everything is set aside, so that there will be no room."""
         self._placement: Placement | None = None
         self._num_placed = 0
-        """How many of the moves the placement knows."""
+        """Number of the moves that the placement has applied."""
 
     def catch_up(self) -> None:
         free, is_first = self._free, self._version < 0
@@ -241,20 +241,20 @@ class _Room:
         self._is_closed = not self._reserved.leaves(self._kind)
         if self._is_closed and not self._free.exceeds_total:
             self._size_of, self.total = {}, 0
-            self._version = -1  # counted again, should a node come to have more than its total
+            self._version = -1  # count again if a node gets more than its total
             return
-        # Where there was no room, there is none now that more is set aside.
+        # Groups without room stay without: only more can have been set aside.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
-        """How many have room where they may be together."""
+        """Return how many workers have room where they may be together."""
         if not self._is_exact:
             self.bound, self._is_exact = max(self.rooms().values(), default=0), True
         return self.bound
 
     def rooms(self) -> dict[Place, int]:
-        """By the parts of the cluster where they may be together."""
+        """Return the room in each part of the cluster where workers may be together."""
         required, topology = self._kind.required, self._stock.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}
@@ -263,7 +263,7 @@ class _Room:
         return self.placement.rooms(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
-        """As `Stock.place_whole`."""
+        """Return `Stock.place_whole` for what is free and not set aside."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
             amounts = plus(group.amounts, self._reserved.on[group.kind], -1)
@@ -272,7 +272,7 @@ class _Room:
 
     @property
     def placement(self) -> Placement:
-        """The room by node."""
+        """The room by node and domain, up to date."""
         moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]
@@ -294,7 +294,7 @@ class _Room:
 
 
 class Offer:
-    """The slots that jobs of one right may take: now, and once others have left theirs."""
+    """The slots that jobs of equal rights may take, now and once other jobs have left."""
 
     def __init__(self, stock: Stock) -> None:
         self.reserved = Reserved(stock)

@@ -1,10 +1,9 @@
 """GPUs of which jobs have parts: how many are whole, and how many have room for another part.
 
-Ray does not say on which GPU a part is, and puts it on the fullest one that has room. So the parts
-on a node are taken to be packed like that, the largest first, and those of a plan after them;
-workers of one job are on different GPUs. Where parts packed like that need more GPUs than there
-are, a search finds GPUs for them. If Ray has them in another way, a start fails, and is tried
-again.
+Ray does not report on which GPU a part is. It puts a part on the fullest GPU that has room. So the
+parts on a node are assumed to be packed like that, the largest first, and the parts of a plan after
+them; workers of one job are on different GPUs. If this packing needs more GPUs than the node has, a
+search finds GPUs for the parts. If Ray's packing differs, a start may fail; it is then retried.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from service.domain.scheduling.placement.slots import (
 )
 
 UNIT = 10_000
-"""Ray counts a GPU in so many units."""
+"""Ray's smallest units in a GPU."""
 MOST_TRIED = 2_000
-"""Steps of a search for GPUs."""
+"""Most steps of a search for GPUs."""
 
 Parts = Sequence[tuple[float, int]]
-"""Of each job that has parts of GPUs on a node, the part of a worker and their number."""
+"""(part of a GPU for each worker, number of workers) of each job with parts on a node."""
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Of each holder that has parts of GPUs on a node, the part of a worker and their number; the
-    largest parts first, so that they are packed well."""
+    """Return the parts that holders have on a node, the largest first, so that they are packed
+    well."""
     found = []
     for holder in holders:
         if is_part_of_gpu(holder.bundle):
@@ -47,8 +46,8 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
 
 
 def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[tuple[float, int]]:
-    """The parts on a node, without those of so many workers of one job. had: how many workers it
-    had there, 0 where that is unknown."""
+    """Return the parts on a node without `number` workers of one job. had: number of workers that
+    the job had there; 0 if unknown."""
     left = list(parts)
     if (part, had) in left:
         left[left.index((part, had))] = (part, had - number)
@@ -61,15 +60,15 @@ def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[
 
 
 def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[float, int]]:
-    """The parts on a node after a job that has some workers there gets more: no two of all these
-    are on one GPU."""
+    """Return the parts on a node after a job that has `had` workers there gets `more`. No two of
+    the job's workers share a GPU."""
     if not had:
         return [*parts, (part, more)]
     return sorted([*without_parts(parts, part, had, had), (part, had + more)], reverse=True)
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
-    """The free resources of a node with `NUM_GPUS` and `WHOLE_GPUS`; parts: those on the node."""
+    """Return a node's free resources with `NUM_GPUS` and `WHOLE_GPUS`. parts: on the node."""
     held = math.fsum(part * number for part, number in parts)
     not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
     left = packed(parts, not_whole)
@@ -77,9 +76,9 @@ def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float
 
 
 def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
-    """The share that is left of each GPU with these parts; None if they were not found to fit on so
-    many GPUs. In their order, each part goes to the fullest GPU that has room, as Ray has it, and
-    workers of one job to different ones."""
+    """Return the free share of each GPU with these parts; None if no way to fit them on `num_gpus`
+    was found. Each part in turn goes to the fullest GPU with room, as in Ray, and workers of one
+    job go to different GPUs."""
     left: list[float] = []
     for part, number in parts:
         fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)
@@ -92,8 +91,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """The same by a search, which begins with the largest parts, and of equal ones with the jobs
-    that have most of them."""
+    """Return the free shares by a search that begins with the largest parts, and among equal parts
+    with the jobs that have the most of them."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
@@ -115,7 +114,7 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yields what is left of the GPUs, in order, for each way to place so many workers more: the
+    """Yield the sorted free units of the GPUs for each way to place `number` more workers, with the
     fullest GPUs first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
@@ -126,20 +125,20 @@ def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, 
 
 
 class SharedGpus:
-    """Where vectors of amounts have what depends on the parts of a node."""
+    """The amounts in resource vectors that depend on the parts of GPUs on a node."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
-        """names: of the amounts. parts: the sizes for which jobs ask."""
+        """names: of the amounts. parts: the sizes that jobs request."""
         self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)
         self._rooms = [(names.index(room_for(part)), part) for part in parts]
         self.places = frozenset({self._whole_at, *(at for at, _ in self._rooms)})
-        """The places of the amounts that depend on the parts."""
+        """Indices of the amounts that depend on the parts."""
 
     def room_to_grow(self, amounts: Sequence[float], parts: Parts, part: float, had: int) -> int:
-        """How many GPUs may have another worker of a job that has this part of some GPUs of the
-        node already."""
+        """Return how many more GPUs may take a worker of a job that already has `had` workers with
+        this part on the node."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         more = max(0, number - had)
         while more and packed(with_more(parts, part, had, more), number) is None:
@@ -147,10 +146,10 @@ class SharedGpus:
         return more
 
     def exact(self, amounts: Sequence[float], parts: Parts) -> tuple[float, ...]:
-        """The amounts of a node with these parts of GPUs."""
+        """Return the amounts of a node with these parts of GPUs."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         left, found = packed(parts, number), list(amounts)
-        if left is None:  # they are there, but were not found to be
+        if left is None:  # Ray has placed the parts, but the search found no way to
             for at in self.places:
                 found[at] = 0.0
             return tuple(found)
@@ -160,7 +159,7 @@ class SharedGpus:
         return tuple(found)
 
     def changed(self, amounts: Sequence[float], before: Parts, after: Parts) -> tuple[float, ...]:
-        """The amounts of a node whose parts become others; some of the amounts may be promised."""
+        """Return a node's amounts after its parts change; some of the amounts may be promised."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)
         for at in self.places:

@@ -1,7 +1,7 @@
 """Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
-Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
-among the resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes count as
+resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ EPSILON = 1e-6
 """Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
 
 Kind = tuple[tuple[str, float], ...]
-"""A bundle, to look things up by it."""
+"""A bundle as a hashable key."""
 
 NUM_GPUS = "number of GPUs"
-"""Of what a node has free: how many of its GPUs nobody has whole. Workers never ask for it."""
+"""A free resource of a node: its GPUs that no job has whole. No worker requests it."""
 WHOLE_GPUS = "whole GPUs"
-"""The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
+"""A free resource of a node: its GPUs of which no job has a part. Like `NUM_GPUS`, it exists only
+while GPUs are shared."""
 
 ROOM_FOR = "GPUs with room for "
-"""The beginning of the name of a resource: how many GPUs have room for a part of this size."""
+"""Prefix of the names of resources that count GPUs with room for a part of this size."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
-"""Of memory, each 1024 times the one before."""
+"""Units of memory, each 1024 times the previous one."""
 
 ACCELERATOR_SHARE = 0.001
-"""The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
+"""The amount of `accelerator_type:X` that Ray requests to bind a worker to such a node."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a gang: `num_workers` times `bundle`, but for roles with their own."""
+    """The request of a gang: `num_workers` bundles. Roles may have bundles of their own."""
 
     num_workers: int
-    """Those of all roles."""
+    """Number of workers of all roles."""
     bundle: Mapping[str, float]
     min_workers: int | None = None
-    """With how few an elastic gang may start and go on; None: all of them or none."""
+    """Least number with which an elastic gang may start and go on; None if it is not elastic."""
     required_level: str | None = None
-    """The level of the topology of which one domain must hold the gang; None: none must."""
+    """Level of the topology at which one domain must hold the gang; None for no such rule."""
     homes: Homes = ()
-    """Of a gang with homes, one for each worker but the first."""
+    """The pinned nodes of each worker but the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
     """Ranks with resources of their own."""
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The same for equal bundles, whatever the order of their resources."""
+        """A key that is equal for equal bundles, whatever the order of their resources."""
         return tuple(sorted(self.bundle.items()))
 
     @functools.cached_property
     def role_kinds(self) -> tuple[tuple[int, int, Kind], ...]:
-        """The ranks with resources of their own, and these: the same for equal ones."""
+        """A key of the ranks with resources of their own, equal for equal ranks and resources."""
         return tuple(
             (role.first_rank, role.number, tuple(sorted(role.bundle.items())))
             for role in self.roles
@@ -75,12 +76,12 @@ class Request:
 
     @property
     def num_alike(self) -> int:
-        """Ranks that have no resources of their own."""
+        """Number of ranks that have no resources of their own."""
         return self.num_workers - sum(role.number for role in self.roles)
 
     @functools.cached_property
     def runs(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
-        """How many consecutive ranks have equal slots, and their bundle, in the order of ranks."""
+        """(number, bundle) of consecutive ranks with equal slots, in the order of ranks."""
         found: list[tuple[int, Mapping[str, float]]] = []
         rank = 0
         for role in self.roles:
@@ -90,7 +91,7 @@ class Request:
 
     @property
     def mean_bundle(self) -> Mapping[str, float]:
-        """The same total amounts, if all had as much."""
+        """The total amounts divided by the number of workers."""
         if not self.roles:
             return self.bundle
         total: dict[str, float] = {}
@@ -99,7 +100,7 @@ class Request:
         return {name: amount / self.num_workers for name, amount in total.items()}
 
     def of_size(self, num_workers: int) -> Request:
-        """The same for so many workers, and no fewer."""
+        """Return this request for exactly `num_workers`."""
         return replace(self, num_workers=num_workers, min_workers=None)
 
     @property
@@ -134,7 +135,7 @@ class Node:
     """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
     them."""
     is_starting: bool = False
-    """It is not accepted yet, because its agent starts."""
+    """Whether the node is not accepted yet because its agent is starting."""
 
     @classmethod
     def labelled(
@@ -148,19 +149,19 @@ class Node:
         quarantined: Mapping[str, float] | None = None,
         is_starting: bool = False,
     ) -> Node:
-        """With its labels among its resources."""
+        """Return a node that has its labels among its resources."""
         found = resources_of_node(labels)
         here, free = {**total, **found}, {**available_to_us, **found}
         return cls(node_id, here, free, accepted, quarantined or {}, is_starting)
 
 
 def is_open(resources: Mapping[str, float]) -> bool:
-    """Whether a node with these resources takes ranks other than those of silos."""
+    """Whether a node with these resources accepts ranks other than silos."""
     return resources.get(OPEN, math.inf) > 0
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
-    """The request of gangs whose slots are alike, in Ray's names."""
+    """Return the request of a gang with equal slots, in Ray's names."""
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
         bundle["GPU"] = float(resources.gpus_per_worker)
@@ -174,7 +175,7 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
 
 
 def request_of_job(spec: JobSpec) -> Request:
-    """The request of a job document. Roles with resources of their own go on nodes with the same
+    """Return the request of a job document. Roles with resources of their own need the same node
     labels."""
     request = request_of(spec.resources, spec.elastic)
     labels = dict.fromkeys(label_resources(spec.resources.node_labels), LABEL_SHARE)
@@ -192,10 +193,9 @@ def offered(
     available: Mapping[str, float],
     held: Mapping[str, float],
 ) -> dict[str, float]:
-    """The resources of a node that a launch may take: free ones, without those that our own
-    attempts hold.
+    """Return a node's resources that a launch may take: free in Ray, and not held by our attempts.
 
-    A claim counts at once, though Ray learns of it later; only Ray knows of the use by others.
+    Our claims count at once, before Ray knows of them. Use by other programs is known only to Ray.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -204,7 +204,7 @@ def offered(
 
 
 def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
-    """Sum of what the holders have on each node where they have anything."""
+    """Return the resources that the holders have on each node where they have any."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
         for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):
@@ -213,18 +213,18 @@ def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
 
 
 def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
-    """Sum of what the holders have on one node."""
+    """Return the resources that the holders have on one node."""
     return held_by_node(holders).get(node_id, {})
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """How many workers of one job with this bundle the free resources carry. No two of them share a
-    GPU, and none is of a silo."""
+    """Return how many workers of one job, none of them a silo, fit into the free resources. No two
+    of them share a GPU."""
     return fits_at_home(bundle, free) if is_open(free) else 0
 
 
 def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """The same for workers of silos."""
+    """Return how many workers of silos fit, as `fits` does."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()
@@ -236,7 +236,7 @@ def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
 
 
 def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
-    """Whether each worker asks for a part of a GPU, and others may have the rest."""
+    """Whether each worker requests a part of a GPU, so that other jobs may use the rest."""
     return 0 < bundle.get("GPU", 0.0) < 1
 
 
@@ -245,7 +245,7 @@ def room_for(part: float) -> str:
 
 
 def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
-    """How many workers find GPUs that none of the others has."""
+    """Return how many workers fit on GPUs if no two of them share one."""
     left = free.get("GPU", 0.0)
     if gpus < 1:
         number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
@@ -258,7 +258,7 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    """Return so many bundles; `times` may be negative, to take what was returned."""
+    """Add `times` bundles to the free resources; a negative number takes them."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
     if WHOLE_GPUS in free:  # a worker's part may be the only one on its GPU
@@ -268,8 +268,8 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
 
 
 def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
-    """Return so many bundles that a job had on the node to what it has free, up to what it can
-    have."""
+    """Add `times` bundles of a job on the node to the free resources, up to the node's total less
+    its quarantined resources."""
     add(free, bundle, times)
     for name in bundle:
         most = node.total.get(name, 0.0) - node.quarantined.get(name, 0.0)
@@ -277,11 +277,11 @@ def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], 
 
 
 def needs(request: Request) -> str:
-    """`needs 2 workers of 1 CPU within one rack`."""
+    """Return words such as `needs 2 workers of 1 CPU within one rack`."""
     at_least = "at least " if request.min_workers is not None else ""
     level = request.required_level
     within = "" if level is None else f" within one {level}"
-    within += ", those of silos on the nodes of their data" if request.homes else ""
+    within += ", silos on the nodes of their data" if request.homes else ""
     if not request.roles:
         number = workers(request.least)
         return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}"
@@ -299,13 +299,13 @@ def number_of_nodes(number: int) -> str:
 
 
 def spoken_ranks(role: RoleSlots) -> str:
-    """`1 server`, `2 servers`, `2 ps`."""
+    """Return words such as `1 server`, `2 servers` or `2 ps`."""
     is_plain = role.number == 1 or role.role.endswith("s")
     return f"{role.number} {role.role}{'' if is_plain else 's'}"
 
 
 def spoken_bundle(bundle: Mapping[str, float]) -> str:
-    """The bundle of one worker, for people."""
+    """Return the bundle of one worker in words."""
     parts = [
         amount_of(name, amount)
         for name, amount in without_labels(bundle).items()
@@ -323,7 +323,8 @@ def spoken_bundle(bundle: Mapping[str, float]) -> str:
 
 
 def amount_of(name: str, amount: float, digits: int = 3) -> str:
-    """`8 GPU`, `15.5 GiB of memory`; digits: of memory, if it has no more before the point."""
+    """Return words such as `8 GPU` or `15.5 GiB of memory`. digits: minimum number of significant
+    digits of an amount of memory."""
     if name != "memory":
         return f"{round(amount, 4):.15g} {name}"
     power = max((at for at in range(len(UNITS)) if amount >= 1024**at), default=0)
@@ -331,8 +332,8 @@ def amount_of(name: str, amount: float, digits: int = 3) -> str:
     return f"{value:.{max(digits, len(str(round(value))))}g} {UNITS[power]} of memory"
 
 
-def told_apart(name: str, one: float, other: float) -> tuple[str, str]:
-    """Both amounts, with as many digits as make their words differ."""
+def distinct_amounts(name: str, one: float, other: float) -> tuple[str, str]:
+    """Return both amounts in words, with enough digits to make the words differ."""
     for digits in range(3, 16):
         words = amount_of(name, one, digits), amount_of(name, other, digits)
         if words[0] != words[1]:
@@ -341,7 +342,7 @@ def told_apart(name: str, one: float, other: float) -> tuple[str, str]:
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
-    """The resources that so many workers hold, as rules count them."""
+    """Return the resources that `num_workers` hold, as rules of queues count them."""
     return {
         name: num_workers * amount / (ACCELERATOR_SHARE if name.startswith(ACCELERATOR) else 1.0)
         for name, amount in bundle.items()
@@ -349,18 +350,18 @@ def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
 
 
 def amounts_of(request: Request) -> dict[str, float]:
-    """Those of a whole gang."""
+    """Return the `amounts` of a whole gang."""
     return amounts(request.mean_bundle, request.num_workers)
 
 
 def spoken(name: str, amount: float) -> str:
-    """`8 GPU`, `8 H100`, `8 GiB of memory`."""
+    """Return words such as `8 GPU`, `8 H100` or `8 GiB of memory`."""
     return amount_of(name.removeprefix(ACCELERATOR), amount)
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:
-    """The share of the cluster that a gang holds, of the resource of which it takes most: its
-    dominant share (Ghodsi et al., NSDI 2011)."""
+    """Return a gang's dominant share (Ghodsi et al., NSDI 2011): the largest share of any resource
+    of the cluster that the gang holds."""
     shares = (
         request.num_workers * amount / total[name]
         for name, amount in request.mean_bundle.items()
@@ -370,7 +371,7 @@ def share_of(request: Request, total: Mapping[str, float]) -> float:
 
 
 def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of the resources of the nodes that all jobs may use, of which they have shares."""
+    """Return the sum of the resources of the nodes that all jobs may use."""
     total: dict[str, float] = {}
     for each in filter(is_open, totals):
         for name, amount in each.items():

@@ -1,7 +1,7 @@
 """Free resources of nodes.
 
-Nodes of one kind with the same free resources are one group: most of a large cluster's nodes are of
-few kinds, and either empty or full.
+Nodes of one kind with the same free resources form a group. A large cluster has few groups: its
+nodes are of few kinds, and most of them are either empty or full.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 from service.domain.scheduling.placement.unlike import place_unlike
 
 Amounts = tuple[float, ...]
-"""Of each resource, in the order of `Gangs.names`."""
+"""An amount of each resource, in the order of `Gangs.names`."""
 
 
 class When(IntEnum):
-    """The kind of free resources of a node that is meant."""
+    """Which resources of a node count as free."""
 
     FREE = 0
-    """Those that nobody holds."""
+    """Resources that no job holds."""
     NOW = 1
-    """Those of them that are promised to nobody."""
+    """FREE without the resources that are promised to a job."""
     SOON = 2
-    """As NOW, once all jobs have left that were asked to."""
+    """NOW after all jobs that were asked to leave have left."""
 
 
 _Spot = tuple[Amounts, Domain]
-"""Nodes with these resources when they are empty, directly in this domain."""
+"""Nodes that have these resources when empty and are directly in this domain."""
 
 
 class NodeGroup:
@@ -59,29 +59,29 @@ class NodeGroup:
 
     def __init__(self, kind: int, amounts: Amounts) -> None:
         self.kind = kind
-        """Of the nodes, by what they have when they are empty."""
+        """Kind of the nodes, by their resources when empty."""
         self.amounts = amounts
-        """Below zero where more is promised."""
+        """Free resources; negative where more is promised."""
         self.nodes: set[str] = set()
 
 
 class Free:
-    """The free resources of all nodes, of one kind (`When`)."""
+    """The free resources of all nodes, for one value of `When`."""
 
     def __init__(
         self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
     ) -> None:
-        """nodes: their ids, kinds and resources. totals: of empty nodes, by kind."""
+        """nodes: id, kind and resources of each. totals: resources of an empty node, by kind."""
         self._totals = totals
         self.exceeds_total = False
-        """Whether a node may have more than when it is empty. Shared GPUs are counted so that
-        some do."""
+        """Whether a node may have more than its total. The counts for shared GPUs can cause
+        this."""
         self.groups: dict[tuple[int, Amounts], NodeGroup] = {}
         self.group_of: dict[str, NodeGroup] = {}
         self.moves: list[tuple[str, NodeGroup, NodeGroup]] = []
-        """Nodes that have changed, with the groups that they left and joined."""
+        """(node id, old group, new group) of each change."""
         self.num_grown = 0
-        """How often resources were added."""
+        """Number of times that resources were added."""
         for node_id, kind, amounts in nodes:
             self._join(node_id, kind, amounts)
 
@@ -116,18 +116,18 @@ class Stock:
         topology: Topology,
         holders: Sequence[Holder] = (),
     ) -> None:
-        """gangs: with all whose jobs will ask. topology: of these nodes, and perhaps of others.
-        holders: what is to be expected to be free is theirs."""
+        """gangs: all gangs whose jobs will request slots. topology: of these nodes, and perhaps of
+        others. holders: jobs that hold slots, which they may leave."""
         self.topology = topology
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
-        """None where no GPU is shared."""
+        """None if no GPU is shared."""
         self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
-        """By node, the parts of GPUs that jobs have, or will have."""
+        """Parts of GPUs that jobs have, or will have, by node."""
         self.kind_of: dict[str, int] = {}
-        """By node."""
+        """Kind of each node, by node."""
         self.totals: list[Amounts] = []
-        """By kind of node."""
+        """Resources of an empty node, by kind."""
         self.counts: list[int] = []
         self._place_of_name = {name: at for at, name in enumerate(gangs.names)}
         self._capacity: dict[WorkerKind, Sequence[int]] = {}
@@ -145,7 +145,7 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
-        """The parts of GPUs that jobs have on a node, or will have."""
+        """Return the parts of GPUs that jobs have, or will have, on a node."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -163,10 +163,10 @@ class Stock:
         had: int = 0,
         is_again: bool = False,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """The amounts of a node on which these slots are left, and its parts of GPUs then; with
-        sign -1, on which they are taken. vector: of a worker. parts: of GPUs, before it. had:
-        workers with such parts that the job has there before it. is_again: its parts are where they
-        were in the order."""
+        """Return a node's amounts and parts of GPUs after these slots are released; with sign -1,
+        after they are taken. vector: of a worker. parts: of GPUs, before the change. had: workers
+        with such parts that the job has there before. is_again: whether the parts return to their
+        earlier position in the order."""
         found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -183,8 +183,8 @@ class Stock:
         return self._shared.changed(plain, parts, after), after
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
-        """Find the kinds of nodes. Those in a domain that is too small for some gang differ from
-        those that it could use."""
+        """Find the kinds of nodes. Equal nodes are of different kinds if some gang could use only
+        one of their domains."""
         spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
         numbers = Counter(spots) if gangs.required else {}
         usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
@@ -203,8 +203,8 @@ class Stock:
         self._capacity.update(capacity)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Those in domains that could hold a gang with a requirement if they were empty. Notes how
-        many of its workers the largest domain has room for."""
+        """Return the spots in domains that could hold a gang with a requirement if empty. Also
+        stores in `_whole` how many of its workers fit in the largest domain."""
         required = kind.required
         if required is None or not self.topology.has(required.level):
             self._whole[kind] = 0
@@ -214,7 +214,7 @@ class Stock:
         rooms: Counter[Domain | None] = Counter()
         for spot, number in spots.items():
             rooms[around[spot[1]]] += alone[spot] * number
-        del rooms[None]  # nodes that are in no domain of the level
+        del rooms[None]  # nodes in no domain of the level
         self._whole[kind] = max([*rooms.values(), *alone.values()], default=0)
         return {
             spot
@@ -223,28 +223,28 @@ class Stock:
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """The part of the cluster with the node that may hold a gang."""
+        """Return the part of the cluster around the node that may hold a gang."""
         if required is None or not self.topology.has(required.level):
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
-        """How many such workers an empty node has room for, by kind of node. Of a gang that must be
-        in one domain: none on nodes of which no domain is large enough."""
+        """Return how many such workers fit on an empty node, by kind of node. For a gang that must
+        be in one domain, 0 for nodes without a domain that is large enough."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
         return found
 
     def largest(self, kind: WorkerKind) -> int:
-        """How many such workers the largest node has room for when it is empty."""
+        """Return how many such workers fit on the largest node when empty."""
         found = self._largest.get(kind)
         if found is None:
             found = self._largest[kind] = max(self.capacity(kind), default=0)
         return found
 
     def whole(self, kind: WorkerKind) -> int:
-        """How many such workers the empty cluster has room for, where they may be together."""
+        """Return how many such workers fit where they may be together in an empty cluster."""
         found = self._whole.get(kind)
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
@@ -255,8 +255,8 @@ class Stock:
         return found
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
-        """The slices of a gang that is placed as a whole; none if a worker has no room. amounts: of
-        what the nodes have, by node."""
+        """Return the slices of a gang that is placed as a whole; empty if a worker has no room.
+        amounts: resources by node."""
         if kind.unlike is None:
             rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = at_home(kind.homes, rooms, self._has_labels, self._is_open)
@@ -274,14 +274,14 @@ class Stock:
         return at is None or self.totals[self.kind_of[node_id]][at] > 0
 
     def as_open(self, amounts: Amounts) -> Amounts | None:
-        """The resources of a closed node as if it were open; None of an open one."""
+        """Return the resources of a closed node as if it were open; None for an open node."""
         at = self._place_of_name.get(OPEN)
         if at is None or amounts[at] > 0:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """A job holds these slots from now on. held: those that it had before."""
+        """Give a job these slots. held: the slots that it had before."""
         for part, vector, had in self._one_by_one(kind, slices, held):
             if part.node_id in self.kind_of:
                 for when in When:
@@ -293,8 +293,8 @@ class Stock:
     def _one_by_one(
         self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
     ) -> Iterator[tuple[Slice, Amounts, int]]:
-        """Slices with the vector of their workers, and how many workers with parts of GPUs the job
-        has on the node before."""
+        """Yield each slice, its workers' vector, and the number of workers with parts of GPUs that
+        the job already has on the node."""
         had = _by_node(held)
         for part, vector in kind.vectors(slices):
             yield part, vector, had[part.node_id]
@@ -302,8 +302,8 @@ class Stock:
                 had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
-        """Take slots of one node. Nothing is more than before, also where parts of GPUs are packed
-        in another way then."""
+        """Take slots of one node. No amount grows, even if parts of GPUs are then packed in another
+        way."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
         less, after = self.given_back(before, vector, part, parts, -1, had)
@@ -311,7 +311,7 @@ class Stock:
         free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """These slots will be free. held: all that the job has."""
+        """Count slots as free SOON. held: all slots that the job has."""
         self._soon.num_grown += 1
         had = kind.by_node(held)
         for part, vector in kind.vectors(slices):
@@ -325,14 +325,14 @@ class Stock:
                 self._soon.set(part.node_id, amounts)
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Keep these slots, of which some are not free yet."""
+        """Keep these slots for a job, although some are not free yet."""
         for part, vector, had in self._one_by_one(kind, slices):
             self._occupy(When.SOON, part, vector, had)
             self._cap(part.node_id, self._soon)
 
     def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """By the nodes where a group has workers on parts of GPUs: how many more have room on GPUs
-        on which it has none."""
+        """Return how many more workers of a group fit on GPUs on which it has none, for each node
+        where it has workers on parts of GPUs."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found
@@ -344,7 +344,7 @@ class Stock:
         return found
 
     def _cap(self, node_id: str, most: Free) -> None:
-        """Leave no more to NOW than `most` has on the node."""
+        """Limit NOW to the amounts of `most` on the node."""
         now, limit = self._now.group_of[node_id], most.group_of[node_id]
         self._now.set(node_id, tuple(map(min, now.amounts, limit.amounts)))
 
@@ -361,7 +361,7 @@ def _by_node(slices: Sequence[Slice]) -> Counter[str]:
 
 
 def times_on(vector: Amounts, total: Amounts) -> int:
-    """How often a node has all of it."""
+    """Return how many times the vector fits into a node's total."""
     return math.floor(
         min(((has + EPSILON) / each for each, has in zip(vector, total, strict=True) if each > 0))
     )

@@ -1,9 +1,9 @@
-"""The topology of a cluster: domains such as racks, of nodes that have a label in common.
+"""The topology of a cluster: domains, such as racks, of nodes with a common label.
 
-The operator names keys of labels, from the widest level to the narrowest. Nodes are in one domain
-of a level if they have the same values of its label and of those of all wider levels. Where a node
-has no label of a level, or an empty one, its domain of the next narrower level counts for that one,
-too; the last level is always the node itself.
+The operator names keys of labels, from the widest level to the narrowest. Nodes are in the same
+domain of a level if the labels of this level and of all wider levels have equal values. If a node
+has no label of a level, or an empty one, its domain of the next narrower level is used instead. The
+last level is always the node itself.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class Domain:
 
     def __init__(self, level: int, name: str, parent: Domain | None) -> None:
         self.level = level
-        """0 is the widest; -1 the whole cluster."""
+        """Level from 0, the widest; -1 for the whole cluster."""
         self.name = name
-        """The value of its label."""
+        """The value of the label."""
         self.parent = parent
         self.children: list[Domain] = []
 
     @property
     def around(self) -> Iterator[Domain]:
-        """The domain itself and those that it is in, the narrowest first."""
+        """The domain itself and the domains that contain it, the narrowest first."""
         at: Domain | None = self
         while at is not None:
             yield at
             at = at.parent
 
     def at(self, level: int) -> Domain | None:
-        """The widest domain around this one that is no wider than the level; None if none is."""
+        """Return the widest domain around this one that is not wider than the level, or None."""
         found = None
         for domain in self.around:
             if domain.level < level:
@@ -54,7 +54,7 @@ def name_of(place: Place) -> str:
 
 
 def largest(rooms: Mapping[Place, int]) -> Place:
-    """The place with the most room, of several the first by name."""
+    """Return the place with the most room; among several, the first by name."""
     return min(rooms, key=lambda place: (-rooms[place], name_of(place)))
 
 
@@ -63,13 +63,13 @@ class Domains:
 
     def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
         self.around = around
-        """By any domain, the one that counts for it; None if its nodes count by themselves."""
+        """The domain that counts for each domain; None if its nodes count as domains."""
         self.all = [domain for domain, found in around.items() if domain is found]
         self.wider = [domain for domain, found in around.items() if found is None]
 
 
 class Topology:
-    """The domains that some nodes are in."""
+    """The domains of some nodes."""
 
     def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
         """levels: keys of labels, without the level of the nodes."""
@@ -77,16 +77,16 @@ class Topology:
         self._prefixes = [f"{LABEL}{key}=" for key in levels]
         self._found: dict[tuple[str | None, ...], Domain] = {}
         self.cluster = Domain(-1, "", None)
-        """All nodes."""
+        """The domain of all nodes."""
         self.domain_of = {node.id: self._narrowest(node.total) for node in nodes}
-        """By node, the narrowest domain above it."""
+        """The narrowest domain of each node."""
         self._of_levels: dict[str, Domains] = {}
 
     def has(self, level: str) -> bool:
         return level in self.levels
 
     def of_level(self, level: str) -> Domains:
-        """The domains of a level that the operator names."""
+        """Return the domains of a level named by the operator."""
         found = self._of_levels.get(level)
         if found is None:
             number = self.levels.index(level)
@@ -95,11 +95,11 @@ class Topology:
         return found
 
     def place_of(self, node_id: str, level: str) -> Place:
-        """The domain of a level that a node is in, which may be the node."""
+        """Return the node's domain of a level, which may be the node itself."""
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
     def rooms(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
-        """Workers by domain of a level; sizes: by node."""
+        """Return the workers by domain of a level. sizes: workers by node."""
         found: dict[Place, int] = {}
         for node_id, size in sizes.items():
             place = self.place_of(node_id, level)
@@ -107,12 +107,12 @@ class Topology:
         return found
 
     def labels_of(self, place: Place) -> dict[str, str]:
-        """The labels of the levels that all nodes of a domain have."""
+        """Return the labels of the topology that all nodes of a domain have."""
         around = () if isinstance(place, str) else place.around
         return {self.levels[each.level]: each.name for each in around if each is not self.cluster}
 
     def together(self, sizes: Mapping[str, int], level: str | None) -> int:
-        """How many workers have room in one domain of a level, or anywhere without a level."""
+        """Return how many workers fit in one domain of a level; without a level, anywhere."""
         if level is None:
             return sum(sizes.values())
         return max(self.rooms(sizes, level).values(), default=0) if self.has(level) else 0

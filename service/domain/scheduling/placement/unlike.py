@@ -1,4 +1,4 @@
-"""Gangs of unlike slots: some roles have resources of their own. All ranks are placed, or none."""
+"""Placement of all ranks of a gang of heterogeneous slots: some roles have their own resources."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from service.domain.scheduling.placement.slots import EPSILON, Request, add, fit
 from service.domain.scheduling.placement.topology import Topology
 
 Free = Mapping[str, Mapping[str, float]]
-"""The resources of nodes, by their ids."""
+"""The free resources of nodes, by node id."""
 Sort = tuple[int, Mapping[str, float]]
 """A number of ranks with equal slots, and their bundle."""
 
 MOST_TRIED = 2_000
-"""Steps of a search."""
+"""Most steps of a search."""
 MOST_NODES = 32
-"""Nodes of a search: where more have room, it would take too long."""
+"""Most nodes of a search; with more it would take too long."""
 
 
 def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Slices of all ranks, in the order of the ranks, each near those placed before; none if they
-    have no room together, or none was found."""
+    """Return slices for all ranks, in the order of the ranks, each near the earlier ones; empty if
+    no placement exists or was found."""
     return _placed(request, free, topology)[0]
 
 
@@ -33,12 +33,12 @@ def never_fits(request: Request, free: Free, topology: Topology) -> bool:
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """The slices, and whether there are none if none was found."""
+    """Return the slices, and whether the result is certain: if empty, that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
     own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
-    # Ranks without resources of their own may have taken the only room that the others could use.
+    # Ranks without resources of their own may have used the only room for the other ranks.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
             return _in_order(request, dict(zip(order, found, strict=True))), True
@@ -53,7 +53,7 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple[Slice, ...]:
-    """of_sort: the slices of each role, and then of all other ranks."""
+    """Return slices in the order of ranks. of_sort: slices by role, then of all other ranks."""
     others, found, rank = list(of_sort[len(request.roles)]), [], 0
 
     def take(number: int) -> None:
@@ -74,7 +74,7 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Of each sort, in this order; empty if one has no room."""
+    """Return the slices of each sort, placed in this order; empty if a sort has no room."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -89,7 +89,7 @@ def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[
 
 
 class _Search:
-    """Tries numbers of each sort on each node, one after the other."""
+    """A search that tries each number of each sort on each node."""
 
     def __init__(self, sorts: Sequence[Sort], free: Free) -> None:
         self._sorts = sorts
@@ -101,11 +101,11 @@ class _Search:
         self._nodes = list(self._left)
         self._chosen: list[list[Slice]] = [[] for _ in sorts]
         self._known: set[tuple[object, ...]] = set()
-        """Where it was in vain."""
+        """States from which the search failed."""
         self.was_given_up = False
 
     def found(self) -> list[tuple[Slice, ...]]:
-        """Of each sort; empty if they have no room together, or none was found."""
+        """Return the slices of each sort; empty if no placement exists or was found."""
         could = all(number <= self._room(bundle, 0) for number, bundle in self._sorts)
         if not could or not self._has_enough():
             return []
@@ -115,7 +115,7 @@ class _Search:
         return [tuple(reversed(slices)) for slices in self._chosen]
 
     def _has_enough(self) -> bool:
-        """Whether there is enough of each resource, wherever that is."""
+        """Whether all nodes together have enough of each resource."""
         needed: dict[str, float] = {}
         for number, bundle in self._sorts:
             add(needed, bundle, number)
@@ -125,11 +125,11 @@ class _Search:
         )
 
     def _room(self, bundle: Mapping[str, float], first: int) -> int:
-        """On all nodes from this one on."""
+        """Return the room on all nodes from index `first` on."""
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:
-        """Choose nodes for so many of a sort, from this node on, and then for all further sorts."""
+        """Choose nodes for `number` ranks of a sort, from node `at` on, and for all later sorts."""
         if not number:
             last = sort + 1 == len(self._sorts)
             return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])

@@ -1,4 +1,4 @@
-"""The scheduling policy: `plan`, the records that go into it and come out, and its one round."""
+"""The scheduling policy: `plan`, its input and output records, and its one round."""
 
 from service.domain.scheduling.placement.slots import Holder as Holder
 from service.domain.scheduling.placement.slots import Node as Node

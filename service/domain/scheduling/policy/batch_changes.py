@@ -1,7 +1,7 @@
-"""Groups that keep their slots, and make clearly more progress with another global batch now.
+"""New global batches for groups that keep their slots and make clearly more progress with them.
 
-The noise of gradients grows while a model is trained, and larger batches are worth more. A group
-that grows or shrinks gets the batch for its new size with it (`policy.Grow`, `policy.Shrink`).
+The noise of gradients grows while a model is trained, so that larger batches become better. A group
+that grows or shrinks gets the batch for its new size at once (`policy.Grow`, `policy.Shrink`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from service.domain.scheduling.placement.slots import count, fits
 from service.domain.scheduling.policy.records import Snapshot
 
 LASTS_S = 60.0
-"""How long a batch is kept, which must make up for forming the group anew."""
+"""Seconds for which a batch is kept, to make up for forming the group again."""
 
 
 def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
-    """The new batch of each job that gets one. but: jobs that the plan changes otherwise."""
+    """Return the new batches by job. but: jobs that the plan changes in another way."""
     found: dict[str, int] = {}
     for running in snapshot.running:
         job = snapshot.elastic.get(running.job_id)

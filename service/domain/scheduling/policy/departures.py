@@ -1,4 +1,4 @@
-"""Running jobs that leave slots to others, because they were asked to or now are."""
+"""Running jobs that leave slots to other jobs, by an earlier request or by one of this plan."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from service.domain.scheduling.rules.obstacles import Reason
 
 OTHERS_GAIN = "other jobs come first or gain more by"
 MAX_PREEMPTED = 100
-"""Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
+"""Most jobs that one plan asks for slots. The next plan asks the jobs that are still in the way."""
 
 
 class Departures:
-    """The requests of one plan to running jobs: to leave their slots, or some of them."""
+    """The requests of one plan to running jobs to leave all or some of their slots."""
 
     def __init__(
         self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
     ) -> None:
-        """ranks: of the jobs that run."""
+        """ranks: of the running jobs."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
@@ -45,9 +45,9 @@ class Departures:
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
-        """By job, its place among those that leave or shrink."""
+        """Position of each job among the jobs that leave or shrink, by job."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """By node."""
+        """Jobs that leave slots on each node, by node."""
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
@@ -56,27 +56,26 @@ class Departures:
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """Ranks, and how many workers would fit if all left that may be asked for these."""
+        """A rank, and the workers that fit if all jobs leave that may be asked on its behalf."""
         self.targets: dict[str, int] = {}
-        """The sizes of jobs whose size is chosen."""
+        """The chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
-        """Groups that this plan gives slots: it asks them for none."""
+        """Groups that this plan gives slots, and so does not ask for any."""
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
-        """The request of this plan to the job, if it makes one."""
+        """Return the request of this plan to the job, if any."""
         return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
-        """The jobs that leave slots on the nodes of these slices, those first that were asked
-        first."""
+        """Return the jobs that leave slots on the nodes of these slices, first requests first."""
         there = {name for part in slices for name in self._leaving_from[part.node_id]}
         return tuple(sorted(there, key=lambda name: self._leaving[name]))
 
     def choose_sizes(
         self, waiting: Sequence[tuple[WaitingJob, Gang, order.Rank]], now: datetime
     ) -> None:
-        """Choose the sizes of elastic jobs, and ask those for slots that run on more."""
+        """Choose the sizes of elastic jobs, and ask larger running jobs for slots."""
         elastic, min_run_s = self._snapshot.elastic, self._snapshot.min_run_s
         claims: list[ElasticClaim] = []
         others: defaultdict[tuple[Standing, WorkerKind], int] = defaultdict(int)
@@ -85,7 +84,7 @@ class Departures:
             if not able.takes_room(job, gang):
                 continue
             standing = _standing(rank)
-            # The rules for sizes don't know the room of a topology's domains.
+            # The rules for sizes don't consider the domains of a topology.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
                 others[standing, gang.kind] += gang.least
@@ -121,8 +120,8 @@ class Departures:
             self._resize(running, self.targets[running.job_id])
 
     def _resize(self, running: RunningJob, target: int) -> None:
-        """Have a running job give up what it has beyond the size that was chosen, or leave to
-        resume on that size where it can't change its size in place."""
+        """Ask a running job to release slots beyond the chosen size, or to leave and resume with
+        that size if it can't change its size in place."""
         held = count(running.slices)
         in_place = self._snapshot.elastic[running.job_id].in_place
         if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
@@ -149,21 +148,21 @@ class Departures:
         self._expect(running, running.slices)
 
     def keeps(self, job_id: str) -> None:
-        """The group is given slots."""
+        """Record that the plan gives the group slots."""
         self._grown.add(job_id)
 
     def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
-        """Whether a group that has slots would gain by no more workers if it were alone."""
+        """Whether a group with slots would choose at most `num_workers` if it were alone."""
         name, choice = job.job_id, self._snapshot.elastic[job.job_id]
         alone = sizing.Sized(name, choice, count(job.slices))
         per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Have running jobs leave slots for this one; False where not enough may be asked. Jobs
-        whose sizes are chosen leave none to each other but by these."""
+        """Ask running jobs to leave slots for this job. Returns False without asking if too few may
+        be asked. Jobs with chosen sizes leave slots to each other only by these sizes."""
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
-            return False  # the rules count like slots, any of which is of use
+            return False  # the rules only count equal slots, any of which is useful
         is_sized = job.job_id in self.targets
         key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
@@ -185,7 +184,7 @@ class Departures:
         return True
 
     def _ask(self, asks: Sequence[eviction.Ask], name: str, coming: order.Rank) -> None:
-        """Ask one running job for all of these slots on behalf of the job of this name."""
+        """Ask one running job for all of these slots, on behalf of job `name`."""
         running = asks[0].running
         slices = tuple(part for ask in asks for part in ask.slices)
         if any(ask.is_all for ask in asks):
@@ -203,7 +202,7 @@ class Departures:
     def _shrink(
         self, running: RunningJob, slices: Sequence[Slice], message: str, because_of: str
     ) -> None:
-        """Ask a group for these of its slots."""
+        """Ask a group to release these slots."""
         name, kind = running.job_id, self._gangs.of(running.request).kind
         batch_size = self.batch_size(name, kind, count(running.slices) - count(slices))
         reason = Reason("shrinks", message)
@@ -211,14 +210,14 @@ class Departures:
         self._expect(running, slices)
 
     def batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
-        """The global batch of a job that trains on so many workers; None if it has no choice."""
+        """Return a job's global batch on `num_workers`; None if its batch is fixed."""
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None
         return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
-        """It leaves these slots."""
+        """Record that the job will leave these slots."""
         self._leaving[running.job_id] = len(self._leaving)
         for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)

@@ -1,4 +1,4 @@
-"""Whether the nodes could run a gang if they were empty, and why not."""
+"""Whether empty nodes could run a gang, and if not, the reason."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from service.domain.scheduling.placement.slots import (
     EPSILON,
     Node,
     Request,
+    distinct_amounts,
     fits,
     fits_at_home,
     is_open,
@@ -21,7 +22,6 @@ from service.domain.scheduling.placement.slots import (
     number_of_nodes,
     spoken_bundle,
     spoken_ranks,
-    told_apart,
     workers,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
@@ -34,8 +34,8 @@ ALL_CLOSED = "every node of the cluster has a silo's data, and takes ranks of si
 def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
-    """Why the accepted nodes could not run the gang even if they were empty; None if they could.
-    topology: of these nodes, and perhaps of others."""
+    """Return why the accepted nodes could not run the gang even if they were empty; None if they
+    could. topology: of these nodes, and perhaps of others."""
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -75,7 +75,7 @@ def _why_never(
         if most >= least:
             break
     if most >= least and request.roles:
-        return _why_never_beside(request, usable, topology)
+        return _why_never_with_roles(request, usable, topology)
     if most >= least:
         if request.required_level is None:
             return None
@@ -102,17 +102,17 @@ def _why_never(
     if name.startswith("accelerator_type:"):
         kind = name.removeprefix("accelerator_type:")
         return _unsatisfiable(f"no node of the cluster has the accelerator {kind}")
-    asked, there = told_apart(name, amount, best)
+    asked, there = distinct_amounts(name, amount, best)
     return _unsatisfiable(
         f"each worker needs {asked}, but the largest node has {there if best else f'no {name}'}"
     )
 
 
-def _why_never_beside(
+def _why_never_with_roles(
     request: Request, nodes: Sequence[Node], topology: Topology | None
 ) -> Reason | None:
-    """Why the roles with resources of their own have no room beside the others; None if they
-    have."""
+    """Return why roles with resources of their own and the other ranks don't fit together; None if
+    they do."""
     free = {node.id: node.total for node in nodes}
     if not never_fits(request, free, topology or Topology((), nodes)):
         return None
@@ -122,21 +122,21 @@ def _why_never_beside(
 
 
 def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
-    """The first role with resources of its own for which the accepted nodes have no room even if
-    they are empty; None if each has room alone."""
+    """Return the first role with resources of its own that does not fit on the accepted nodes even
+    if they are empty; None if each role fits alone."""
     usable = [node for node in nodes if node.accepted]
     lacking = (role for role in request.roles if _fitting(role, usable).number < role.number)
     return next(lacking, None)
 
 
 def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
-    """As many ranks of the role as empty nodes have room for."""
+    """Return the role with as many ranks as fit on empty nodes."""
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
 def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
-    """The place in `homes` of a worker that these nodes could not run at home were they empty,
-    len(homes) for the first worker; None if they could run all."""
+    """Return the index in `homes` of a worker without room on its pinned nodes even if they are
+    empty, len(homes) for the first worker; None if all workers have room."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}
@@ -155,20 +155,20 @@ def _why_homeless(request: Request, nodes: Sequence[Node]) -> Reason | None:
         return None
     if worker == len(request.homes):
         return _unsatisfiable(
-            "no node of the cluster has room for the worker that aggregates besides those of "
+            "no node of the cluster has room for the worker that aggregates besides the workers of "
             f"silos: it needs {spoken_bundle(request.bundle)}, on a node without a silo's data"
         )
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
-        f"federated.silos[{worker}] besides those of other silos: {spoken_bundle(request.bundle)}"
+        f"federated.silos[{worker}] besides other silos: {spoken_bundle(request.bundle)}"
     )
 
 
 def _why_never_together(
     request: Request, topology: Topology, sizes: Mapping[str, int]
 ) -> Reason | None:
-    """Why no domain of the required level could hold the gang; sizes: by node, its room."""
+    """Return why no domain of the required level could hold the gang. sizes: room by node."""
     level = request.required_level
     if level is None:
         return None
@@ -185,7 +185,7 @@ def _why_never_together(
 
 
 def why_no_level(request: Request, topology: Topology) -> Reason | None:
-    """Why the required level is none of the topology; None if it is, or none is required."""
+    """Return why the topology lacks the required level; None if it has it or none is required."""
     level = request.required_level
     if level is None or topology.has(level):
         return None
@@ -200,8 +200,8 @@ def _unsatisfiable(message: str) -> Reason:
 
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
-    """The resource of which no accepted node has enough for one worker; None if only the number of
-    workers is too large."""
+    """Return the resource that no accepted node has enough of for one worker; None if only the
+    number of workers is too large."""
     totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):

@@ -1,34 +1,34 @@
-"""The scheduling policy: which jobs start where, why the others wait, who makes room, who grows.
+"""The scheduling policy: which jobs start where, why others wait, which make room, which grow.
 
-A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
-on. Jobs are considered in the order of `order`: by priority, then by the work that they have left.
-A job that finds no free slots has running jobs leave that come clearly behind it (`eviction`).
+A gang starts as a whole or not at all. An elastic gang may also start with fewer workers, down to
+its least number. Jobs are considered in the order of `order`: by priority, then by the work that
+they have left. For a job without free slots, running jobs that rank clearly behind it must leave
+(`eviction`).
 
-A job that can't start yet reserves all that it could ever use: on each node, as many of its
-workers' bundles as fit there when the node is empty are set aside, and jobs behind it may take only
-the rest. So a small job never delays a large one that came first, yet passes it on capacity that
-the large one has no use for, such as nodes of another kind. A job that would leave its slots when
-it is asked to passes also on reserved ones, while the other has not waited for long: it can be
-pushed out again. So does one whose running time is limited, if it surely ends before the other can
-start (`backfill`).
+A job that can't start yet reserves all that it could ever use: on each node, as many bundles of its
+workers are set aside as fit on the empty node, and later jobs may take only the rest. So a small
+job never delays a larger earlier one, but it overtakes on capacity that the larger job can't use,
+such as nodes of another kind. A job that leaves its slots on request may overtake on reserved slots
+too, until the other job has waited for long, because it can be evicted again. So may a job with a
+limited running time, if it surely ends before the other job can start (`backfill`).
 
-Elastic jobs that report how long their steps take get the size at which the cluster gains most by
-them (`sizing`): those that run on other sizes grow, give slots back, or leave and resume.
+Elastic jobs that report the time of their steps get the size at which the cluster gains most
+(`sizing`). Running jobs of other sizes grow, release slots, or leave and resume.
 
-Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
-and lacks workers to train on. It was given its slots before any job that waits now, it holds the
-rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
-that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
-of all others. Such groups are served by priority, then first come first served. After the queue: an
-elastic group that trains below its size gets slots that no waiting job has reserved, by priority,
-then first come first served. Here jobs that back off reserve slots, too: a job that starts before
-them ends some day, but a group keeps what it has grown into.
+Running groups get more slots before and after the queue. Before the queue come groups that lost
+slots and lack workers to go on training. Such a group had its slots before any waiting job, still
+holds the others, and waits for at most half a minute. So it gets any free slot, including slots
+that a waiting job has reserved, and slots that it can't have yet are set aside as for the first job
+of the queue. After the queue, an elastic group that trains below its size gets slots that no
+waiting job has reserved. Here jobs that back off reserve slots too: a job that starts before them
+ends some day, but a group keeps its new slots. In both cases, groups are served by priority, then
+first come, first served.
 
-A job that backs off reserves nothing before the queue has been served, unless it is tried again
-soon: it was not at fault, as one whose node was lost, and keeps its place.
+A job that backs off reserves nothing until the queue has been served. The exception is a job that
+is tried again soon: its failure was not its fault, such as a lost node, so it keeps its position.
 
-A job that is held, that the limits of its queue keep back (`limits`), that waits for others to end,
-or whose array runs as many jobs as it may, reserves nothing.
+A job reserves nothing if it is held, blocked by the limits of its queue (`limits`), waiting for
+other jobs to end, or in an array that runs as many jobs as it may.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 OnError = Callable[[str, Exception], None]
-"""Called with a job that can't be planned, and why."""
+"""Callback that gets a job that can't be planned and the error."""
 
 
 def plan(
     snapshot: Snapshot, now: datetime, *, on_error: OnError = lambda job_id, error: None
 ) -> list[Decision]:
-    """One decision for each waiting job, in the order of the queue, those that are held at its end;
-    then one for each group that could grow, and one for each job that is to leave its slots.
+    """Return a decision for each waiting job in the order of the queue, with held jobs at the end;
+    then for each group that could grow, and for each job that is to leave slots.
 
-    A job for which a rule raises an error waits as `not_planned`, and the others are planned
-    nevertheless.
+    A job for which a rule raises an error waits as `not_planned`. Other jobs are still planned.
     """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
@@ -76,11 +75,11 @@ def plan(
     ranking = Ranking(snapshot, gangs, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    # Sorted are indices, and no pairs: a collector of garbage goes through all that is made here.
+    # Sorts indices instead of pairs, because the garbage collector visits each new object.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs of one place have the same rank, that of the first job that they pass.
+        # Jobs with the same `place` have the same rank: the rank of the first job that they pass.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -91,7 +90,7 @@ def plan(
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
         try:
             round_.departures.choose_sizes(waiting, now)
-        except Exception as error:  # then elastic jobs start at the sizes that fit
+        except Exception as error:  # elastic jobs then start with the sizes that fit
             on_error("elastic jobs", error)
 
     def not_planned(job_id: str, error: Exception) -> Reason:
@@ -106,11 +105,9 @@ def plan(
 
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     if obstacle is not None and not (snapshot.connected and accepted):
-        standing_by: list[Decision] = [
-            Stay(group.job_id, obstacle) for group in groups if group.lacking
-        ]
+        lacking: list[Decision] = [Stay(g.job_id, obstacle) for g in groups if g.lacking]
     else:
-        standing_by = [of_group(round_.serve, group) for group in groups if group.lacking]
+        lacking = [of_group(round_.serve, group) for group in groups if group.lacking]
     if obstacle is not None:
         round_.explain(not_planned)
         waits = [
@@ -118,14 +115,14 @@ def plan(
             for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in groups if not g.lacking]
-        return [*waits, *kept, *unsound, *standing_by, *others]
+        return [*waits, *kept, *unsound, *lacking, *others]
     decisions: list[Decision] = []
     position = 1
     for at in queue:
         decision: Decision
         try:
             decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
-        except Exception as error:  # slots that it took are free again in the next plan
+        except Exception as error:  # slots that the job took are free again in the next plan
             name = snapshot.queue[at].job_id
             decision = Wait(name, not_planned(name, error), position)
         position += isinstance(decision, Wait)
@@ -133,13 +130,13 @@ def plan(
     round_.end_queue()
     grown = [of_group(round_.grow, group) for group in groups if not group.lacking]
     round_.explain(not_planned)
-    return [*decisions, *kept, *unsound, *standing_by, *grown, *round_.departures.asked]
+    return [*decisions, *kept, *unsound, *lacking, *grown, *round_.departures.asked]
 
 
 def _without_unsound(
     snapshot: Snapshot, gangs: Gangs, on_error: OnError
 ) -> tuple[Snapshot, list[Wait]]:
-    """The snapshot without the waiting jobs whose requests raise errors, and these jobs' waits."""
+    """Return the snapshot without waiting jobs whose requests raise errors, and their waits."""
     sound, unsound = [], []
     for job in snapshot.queue:
         try:
@@ -170,5 +167,5 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has none")
     if snapshot.storage_problem is not None:
-        return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
+        return Reason("storage_full", f"waits for free space: {snapshot.storage_problem}")
     return None

@@ -1,4 +1,4 @@
-"""The records of a plan: the snapshot that goes into it, and the decisions that come out."""
+"""The records of a plan: its input, the snapshot, and its output, the decisions."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from service.domain.scheduling.rules.queues import DEFAULT, Queue
 class WaitingJob:
     job_id: str
     attempt: int
-    """Number of its newest attempt, which a claim must still find."""
+    """Number of the job's newest attempt. A claim fails if this has changed."""
     priority: int
     seq: int
     """Order of submission."""
     request: Request
     not_before: datetime | None = None
     preparing: str | None = None
-    """Set while its environment is not ready on the nodes where it would start: it takes no slot
-    and reserves none."""
+    """Set while the environment is not ready on the nodes where the job would start. The job then
+    takes and reserves no slots."""
     left_s: float | None = None
-    """Seconds that it has left once it runs; None where nobody knows."""
+    """Seconds that the job has left once it runs; None if unknown."""
     waited_s: float = math.inf
-    """Since it was submitted, without the time in which it ran, was held, waited for others to end
-    or for its array."""
+    """Seconds since the job was submitted, without the time in which it ran, was held, or waited
+    for other jobs to end or for its array."""
     yields: bool = False
-    """It saves its state when it is asked to leave its slots, and goes on from there."""
+    """Whether the job saves its state when asked to leave its slots, and resumes from it."""
     ends_within_s: float | None = None
-    """Seconds of running after which it is ended, if not before."""
+    """Seconds of running after which the job is ended at the latest."""
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None
-    """Name of who holds the job: it does not start."""
+    """Name of the user who holds the job. A held job does not start."""
     place: int = 0
-    """Among jobs of one priority a lower one goes first: see `models.JobRow.rank`."""
+    """Lower values go first among jobs of one priority: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end first; until then it takes no slot and reserves none."""
+    """Jobs and arrays that must end first. Until then, the job takes and reserves no slots."""
     array: ArrayLimit | None = None
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A group that could use more slots, and has no grant that it has not confirmed yet."""
+    """A group that could use more slots and has confirmed all its grants."""
 
     job_id: str
     attempt: int
@@ -60,17 +60,17 @@ class Growing:
     seq: int
     request: Request
     slices: tuple[Slice, ...]
-    """The slots that it holds, which a grant must still find."""
+    """The slots that the group holds. A grant fails if these have changed."""
     lacking: int = 0
-    """Workers without which the group can't train on; it stands by for them, unless it `trains`."""
+    """Number of missing workers for which the group waits, unless it `trains` without them."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
-    """It trains on without those that it lacks, as gossip does."""
+    """Whether the group goes on without the missing workers, as gossip does."""
 
     @property
     def most(self) -> int:
-        """Workers up to its full size."""
+        """Number of workers up to the full size."""
         return self.request.num_workers - count(self.slices)
 
 
@@ -80,28 +80,27 @@ class Snapshot:
     nodes: tuple[Node, ...]
     connected: bool
     holders: tuple[Holder, ...] = ()
-    """Jobs that have slots, for the sentences only: `available_to_us` is without those slots."""
+    """Jobs that have slots, only for messages: `available_to_us` already excludes their slots."""
     storage_problem: str | None = None
-    """Why nothing may start though there are slots: the storage is full."""
+    """Why no job may start although slots are free: the storage is full."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
     """Jobs that may be asked to leave their slots."""
     min_run_s: float = eviction.MIN_RUN_S
-    """How long a job holds its slots before it is."""
+    """Seconds for which a job holds its slots before it may be asked to leave."""
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
-    """Cluster-seconds that users have used of late, by queue and user."""
+    """Cluster-seconds that users have used recently, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs with slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
-    """By queue, why none of its jobs starts: its budget is used up."""
+    """Why no job of a queue starts, by queue: the budget is used up."""
     topology: tuple[str, ...] = ()
     """Keys of the labels that name the levels of the topology, the widest first."""
     to_come: tuple[Node, ...] = ()
-    """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
-    are about to be accepted."""
+    """Nodes that an autoscaler may add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """By job, those whose size is chosen by their speed: all save their state and go on from it."""
+    """Jobs whose size is chosen by their speed, by job. All of them save and resume their state."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,16 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """Not frozen: there is one for each waiting job, to make a frozen one takes five times as long,
-    and of many the reason is added when all else is decided."""
+    """A waiting job does not start. Not frozen: each waiting job has a `Wait`, a frozen one takes
+    five times as long to create, and many get their reason last."""
 
     job_id: str
     reason: Reason
     position: int | None
-    """Place in the queue, 1 being next; None of a job that is held or has a request that raises an
-    error."""
+    """Position in the queue from 1; None if the job is held or its request raises an error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
-    """Slots that are kept for it until others have left them."""
+    """Slots that are kept for the job until other jobs have left them."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,12 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Grow:
-    """Give a running group these slots in addition."""
+    """Give a running group these additional slots."""
 
     job_id: str
     slices: tuple[Slice, ...]
     batch_size: int | None = None
-    """Global batch that it trains with then, where that may change."""
+    """Global batch of the grown group; None if the batch is fixed."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class Preempt:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Ask a running group to give these slots back, and to go on with the others."""
+    """Ask a running group to release these slots and go on with the others."""
 
     job_id: str
     slices: tuple[Slice, ...]
@@ -161,12 +159,12 @@ class Shrink:
     because_of: str
     """The job that needs the slots."""
     batch_size: int | None = None
-    """As of `Grow`."""
+    """Global batch of the shrunk group; None if the batch is fixed."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Stay:
-    """A group that could use more slots gets none now. As `Wait`, not frozen."""
+    """A group that could use more slots gets none now. Not frozen, for the reasons of `Wait`."""
 
     job_id: str
     reason: Reason

@@ -1,4 +1,4 @@
-"""One round of the policy: jobs get what is left of the slots, one after the other."""
+"""One round of the policy: jobs get the remaining slots, one after the other."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from service.domain.scheduling.policy.records import (
 )
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
-from service.domain.scheduling.rules.obstacles import Ahead, Obstacles, Reason, Told, jobs
+from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstacles, Reason, jobs
 
 PENDING = Reason("", "")
-"""Of decisions whose reason is added at the end (`Round.explain`)."""
+"""The reason of decisions whose real reason is added at the end (`Round.explain`)."""
 SOON_S = 15.0
-"""A job that backs off for no longer keeps its place: it was not at fault, or not often."""
+"""Longest backoff with which a job keeps its position: it was rarely or never at fault."""
 
 
 class Round:
-    """The slots that are left while one plan is made."""
+    """The remaining slots while one plan is made."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Round:
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
-        """ranks: of the jobs that run."""
+        """ranks: of the running jobs."""
         self._nodes = nodes
         self._gangs = gangs
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
@@ -57,21 +57,21 @@ class Round:
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
         self._open = Offer(self._stock)
-        """Without what is reserved by blocked jobs ahead."""
+        """Slots that are not reserved by blocked jobs ahead."""
         self._passable = Offer(self._stock)
-        """Without what is reserved by those of them that have waited for long."""
+        """Slots that are not reserved by blocked jobs ahead that have waited for long."""
         self._unreserved = Pool(self._stock, When.NOW)
-        """Also with what is reserved."""
+        """Slots including reserved ones."""
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free, nodes)
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
-        self._unexplained_groups: list[tuple[Stay, Callable[[], Told]]] = []
+        self._unexplained_groups: list[tuple[Stay, Callable[[], Explanation]]] = []
         self._to_come = snapshot.to_come
         there = [*nodes, *snapshot.to_come]
         self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
-        """Whether all nodes take ranks of silos alone."""
+        """Whether all nodes accept only ranks of silos."""
         self._possible: set[Gang] = set()
         self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
@@ -79,21 +79,21 @@ class Round:
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._promised_of_arrays: Counter[str] = Counter()
-        """Jobs for which others make room, by array."""
+        """Number of jobs for which other jobs make room, by array."""
 
     def serve(self, group: Growing) -> Decision:
-        """Give a group that lacks workers all of them, of any free slots."""
+        """Give a group all the workers that it lacks, on any free slots."""
         gang, lacking = self._gangs.of(group.request), group.lacking
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
         slices = self._free.pack_near(gang.kind, lacking, lacking, group.slices)
         if slices is not None:
             limits = self._limits.of((group.queue, group.owner))
-            if limits is not None:  # it held a place for these
+            if limits is not None:  # `limits_of` reserved these
                 limits.keep_place(group.job_id, gang.kind, -lacking)
                 limits.take(group.job_id, gang.kind, lacking)
             return self._grow(group, gang, slices)
-        how = "trains on without" if group.trains else "stands by for"
+        how = "goes on without" if group.trains else "waits for"
         sentence = f"{how} {workers(lacking)} of {gang.bundle_spoken}"
         stay = self._stay(sentence, group, gang, lacking)
         self._set_aside(group.job_id, gang, lacking)
@@ -101,12 +101,12 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Decide about a waiting job. position: its place in the queue, 1 being next."""
+        """Decide about a waiting job. position: in the queue, from 1."""
         kept_back = self._kept_back(job, gang, position)
         return kept_back or self._find_slots(job, gang, rank, position)
 
     def _kept_back(self, job: WaitingJob, gang: Gang, position: int) -> Decision | None:
-        """Why the job does not start whatever slots are free; None if it may start."""
+        """Return the decision if the job can't start whatever slots are free; None if it may."""
         if job.after:
             return waits_for_jobs(job, position)
         if self._is_closed and not gang.request.homes:
@@ -127,7 +127,7 @@ class Round:
         return None
 
     def _find_slots(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Start the job on free slots, or have others make room, or let it wait."""
+        """Start the job on free slots, let other jobs make room, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -138,10 +138,10 @@ class Round:
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        # All that is free now is free soon, too.
+        # Slots that are free now count as free soon, too.
         fits_soon = offer.soon.has(kind, least)
         if target == 0 and fits_soon:
-            message = f"{gang.needs}; {OTHERS_GAIN} the slots that there are"
+            message = f"{gang.needs}; {OTHERS_GAIN} the available slots"
             return Wait(job.job_id, Reason("others_gain_more", message), position)
         if target:
             most = max(least, min(most, target))
@@ -176,7 +176,7 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Let a job that is tried again soon keep its place, as if it waited for slots."""
+        """Reserve slots for a job that is tried again soon, as if it waited for slots."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -208,13 +208,13 @@ class Round:
         return reason
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
-        """Why the nodes that are there could not run the gang even if they were empty."""
+        """Return why the present nodes could not run the gang even if they were empty."""
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
             reason = can_ever_fit(gang.request, self._nodes, self._topology)
             if reason is not None:
-                why = reason.message if self._nodes else "there is none that it could use"
+                why = reason.message if self._nodes else "the cluster has no usable node"
                 message = f"{gang.needs}, and waits for nodes: {why}"
                 reason = Reason("waiting_for_nodes", message)
             self._too_large[gang] = reason
@@ -223,7 +223,7 @@ class Round:
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
-        """Keep slots of which some are about to be left; None if they are not enough."""
+        """Keep slots for a job, some of which other jobs are about to leave; None if too few."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None
@@ -248,7 +248,7 @@ class Round:
             self._running_of_arrays[job.array.array_id] += 1
 
     def end_queue(self) -> None:
-        """Set aside what jobs reserve that back off, before groups grow."""
+        """Set aside slots for jobs that back off, before groups grow."""
         for job, gang in self._backing_off:
             most = gang.request.num_workers
             self._set_aside(job.job_id, gang, most)
@@ -257,7 +257,7 @@ class Round:
                 limits.keep_place(job.job_id, gang.kind, most)
 
     def grow(self, group: Growing) -> Decision:
-        """Give a group that trains the slots it can use and nobody has reserved."""
+        """Give a training group slots that it can use and that no job has reserved."""
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
         gang = self._gangs.of(group.request)
@@ -269,9 +269,9 @@ class Round:
         if most <= 0:
             if self._room_near(group, gang) <= 0:
                 return self._stay(sentence, group, gang, 1)
-            why = f"{OTHERS_GAIN} the slots that there are"
+            why = f"{OTHERS_GAIN} the available slots"
             if self.departures.chooses_at_most(group, held):
-                why = "that is its size for now, by the step times that are known of it"
+                why = "this is its size for now, by its known step times"
             message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
@@ -288,7 +288,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Nothing for a group that this plan asks for slots."""
+        """Return the decision for a group that this plan asks for slots; None for others."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None
@@ -296,11 +296,12 @@ class Round:
         return Stay(group.job_id, Reason("asked_for_slots", asked.reason.message), ahead)
 
     def _stay(self, sentence: str, group: Growing, gang: Gang, least: int) -> Stay:
-        """The group lacks so many workers at least, since too few are free or reserved by none."""
+        """Return the decision for a group that lacks `least` workers or more, because too few slots
+        are free and not reserved."""
         stay = Stay(group.job_id, PENDING)
         ahead = self._obstacles.ahead(gang.kind)
 
-        def why() -> Told:
+        def why() -> Explanation:
             kind, free = gang.kind, self._room_near(group, gang)
             return self._obstacles.why(sentence, group.job_id, kind, least, ahead, free, runs=True)
 

@@ -1,1 +1,1 @@
-"""The rules: which job comes first, is kept back, or makes room, and the sentences on it."""
+"""The rules for which job comes first, is blocked or makes room, and their messages."""

@@ -1,9 +1,9 @@
-"""Jobs whose end is known pass on slots that others have reserved and can't use before.
+"""Backfill: jobs whose end is known use slots that other jobs have reserved but can't use yet.
 
-A job with a limit on its running time surely ends, and its slots are free again, before a blocked
-job can start that waits for others to leave. How soon these may leave is taken as early as may be:
-at once where nobody knows how long they have left, after half of what a forecast says, and as soon
-as they may be asked where the blocked job has, or may come to have, the right to.
+A job with a limit on its running time may overtake a blocked job if it surely ends, and frees its
+slots, before the blocked job can start. The blocked job waits for running jobs to leave. Each of
+these is assumed to leave as early as possible: at once if its time left is unknown, after half of
+the forecast time, or as soon as it may be asked if the blocked job may get the right to ask.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The share of a forecast for which a job surely goes on."""
+"""The share of the forecast time for which a job surely goes on."""
 MAX_BLOCKED = 100
-"""Blocked jobs behind which nobody passes by its known end."""
+"""Most blocked jobs that a job may overtake."""
 
 
 class Backfill:
-    """How long nobody can use what the blocked jobs of a plan have reserved."""
+    """The time for which the reserved slots of a plan's blocked jobs surely stay unused."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: what will be free once those have left that were asked to, reserved or not."""
+        """pool: free slots, reserved or not, after all jobs have left that were asked to."""
         self._running = running
         self._ranks = ranks
         self._pool = pool
@@ -44,11 +44,11 @@ class Backfill:
         self._free_s = math.inf
 
     def may_pass(self, ends_within_s: float | None) -> bool:
-        """Whether a job that runs for no longer ends before any job ahead could start."""
+        """Whether a job that ends within this time ends before any blocked job could start."""
         return ends_within_s is not None and ends_within_s + SETTLING_S <= self._free_s
 
     def block(self, kind: WorkerKind, least: int, rank: Rank) -> None:
-        """A job of so many workers has reserved slots, and does not start yet."""
+        """Record a job of `least` workers that has reserved slots but can't start yet."""
         self._num_blocked += 1
         if self._num_blocked > MAX_BLOCKED:
             self.close()
@@ -56,18 +56,18 @@ class Backfill:
             self._free_s = min(self._free_s, self._starts_in_s(kind, least, rank))
 
     def leaves(self, job_id: str) -> None:
-        """The job was asked for all its slots, so that the pool has them."""
+        """Record that the job was asked for all its slots, so that the pool has them."""
         self._gone.add(job_id)
 
     def close(self) -> None:
-        """From now on nobody passes."""
+        """Let no job overtake from now on."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
-        """Seconds before which too few will have left."""
+        """Return the seconds until enough slots can be free at the earliest."""
         trial = SlotCheck(kind, self._pool, self._gangs)
         if trial.room >= least:
-            return 0.0  # others that are ahead of it may give up what they have reserved
+            return 0.0  # jobs ahead of it may give up their reserved slots
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id], self._min_run_s), job)
             for job in self._running
@@ -78,11 +78,11 @@ class Backfill:
             trial.give_back(Ask(job, job.slices, True))
             if trial.room >= least:
                 return seconds
-        return 0.0  # it waits for slots that nobody of ours holds
+        return 0.0  # it waits for slots that no job of dray holds
 
 
 def leaves_in_s(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> float:
-    """Seconds for which a running job of this rank surely keeps its slots."""
+    """Return the seconds for which a running job of this rank surely keeps its slots."""
     if running.is_leaving or running.recalled or running.left_s is None:
         return 0.0
     goes_on_s = SURE * running.left_s

@@ -1,4 +1,4 @@
-"""Jobs that wait for others to end, and the limits of arrays: the rules, and their sentences."""
+"""Rules and messages for jobs that wait for other jobs to end, and for the limits of arrays."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from enum import StrEnum
 from dray.views import JobState
 
 MAX_NAMED = 3
-"""Jobs that a sentence names."""
+"""Most jobs that a message names."""
 
 
 class Prospect(StrEnum):
-    """How a dependency stands."""
+    """The state of a dependency."""
 
     OPEN = "open"
     SATISFIED = "satisfied"
     NEVER = "never"
-    """Not to be satisfied any more, whatever happens."""
+    """The dependency can't be satisfied any more."""
 
 
 def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
-    """How a dependency on jobs in these states stands: on one job, or on all of an array."""
+    """Return the state of a dependency on one job, or on all jobs of an array, by their states."""
     ended_badly = {JobState.FAILED, JobState.CANCELLED} & set(states)
     if on_success and ended_badly:
         return Prospect.NEVER
@@ -33,16 +33,16 @@ def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
 
 @dataclass(frozen=True)
 class Dependency:
-    """A job or array that has not ended, for which another job waits."""
+    """A job or array that has not ended and for which another job waits."""
 
     id: str
     on_success: bool
     is_now: str
-    """Its state; of an array, how many of its jobs have not ended."""
+    """The job's state; for an array, how many of its jobs have not ended."""
 
 
 def waits_for(after: Sequence[Dependency]) -> str:
-    """Why a job with these dependencies does not start."""
+    """Return why a job with these dependencies does not start."""
     shown = [
         f"the {'success' if one.on_success else 'end'} of {one.id} ({one.is_now})"
         for one in after[:MAX_NAMED]
@@ -52,22 +52,22 @@ def waits_for(after: Sequence[Dependency]) -> str:
     return f"waits for {', '.join(shown)}"
 
 
-def never_satisfied(after: str, culprit: str, state: JobState) -> str:
-    """Why a job that was to start after the success of a job or array is cancelled."""
+def never_satisfied(after: str, failed: str, state: JobState) -> str:
+    """Return why a job that depends on the success of a job or array is cancelled."""
     ended = "failed" if state is JobState.FAILED else "was cancelled"
-    which = "which" if after == culprit else f"of which {culprit}"
+    which = "which" if after == failed else f"of which {failed}"
     return f"was to start after the success of {after}, {which} {ended}"
 
 
 @dataclass(frozen=True)
 class ArrayLimit:
-    """The array that a job belongs to, where only so many of its jobs may run at a time."""
+    """A job's array, of which at most `max_running` jobs may run at once."""
 
     array_id: str
     max_running: int
 
     def sentence(self, running: int, starting: int) -> str:
-        """Why a job does not start while as many run, or start as soon as others have left."""
+        """Return why a job does not start. starting: jobs that start once others have left."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (

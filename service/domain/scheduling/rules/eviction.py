@@ -1,12 +1,13 @@
-"""Which running jobs leave their slots for a job that waits: pure rules.
+"""Pure rules that decide which running jobs leave their slots for a waiting job.
 
-A job is asked to leave by one of higher priority, and by one that its queue's quota guarantees its
-slots. If it saves its state when asked and goes on from there, it is asked also by one whose queue
-or user has used less than its share, and by one that has clearly less work left. None leaves before
-it has held its slots for a minimum run time, so no two jobs push each other out in turn, and a job
-is pushed out at most once in that time. Those that lose the least work leave first.
+A running job is asked to leave for a job of higher priority, or for a job whose slots are
+guaranteed by its queue's quota. If it saves its state on request and resumes from it, it is also
+asked for a job whose queue or user has used less than its share, or that has clearly less work
+left. No job leaves before it has held its slots for a minimum run time. So two jobs never evict
+each other in turn, and a job is evicted at most once in that time. Jobs that lose the least work
+leave first.
 
-Before anybody leaves, elastic groups that have more than their least size give slots back.
+Before any job leaves, elastic groups above their least size release slots.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Turn
 
 MIN_RUN_S = 300.0
-"""How long a job holds its slots before it may be asked for them, unless the operator says."""
+"""Default seconds for which a job holds its slots before it may be asked for them."""
 CLEARLY_LESS = 0.5
-"""The work left of the job that comes, over that of the one that leaves for it."""
+"""Bound of the coming job's work left, relative to the leaving job's work left."""
 
 
 @dataclass(frozen=True)
@@ -41,44 +42,44 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """How long it has had them to train: its start does not count, unless that takes very long."""
+    """Seconds for which the job could train. Its start counts only if it takes very long."""
     left_s: float | None = None
-    """Seconds that it has left; None where nobody knows."""
+    """Seconds that the job has left; None if unknown."""
     waited_s: float = 0.0
-    """Since it was submitted, without the time in which it ran."""
+    """Seconds since the job was submitted, without the time in which it ran."""
     lost_s: float = 0.0
-    """Seconds of its work that are done again after it has left."""
+    """Seconds of the job's work that must be repeated if it leaves now."""
     yields: bool = False
-    """It saves its state when it is asked to leave, and goes on from there."""
+    """Whether the job saves its state when asked to leave, and resumes from it."""
     is_leaving: bool = False
-    """It was asked to leave."""
+    """Whether the job was asked to leave."""
     place: int = 0
-    """As of a waiting job."""
+    """See `policy.WaitingJob.place`."""
     queue: str = "default"
     owner: str = "default"
     spare: tuple[Slice, ...] = ()
-    """Slots that it may be asked to give back, in this order, and goes on without."""
+    """Slots that the job may be asked to release, in this order, while it goes on."""
     recalled: tuple[Slice, ...] = ()
-    """Slots that it was asked to give back."""
+    """Slots that the job was asked to release."""
     same_batch_s: float = 0.0
-    """How long its group trains with its batch, if it could change that now."""
+    """Seconds for which the group has used its batch; 0 if it can't change the batch now."""
     num_left: int = 0
-    """How often it has left its slots when it was asked to."""
+    """Number of times that the job has left its slots on request."""
     grown_s: float = math.inf
-    """Since its group was given more slots last."""
+    """Seconds since the group last got more slots."""
     shrunk_s: float = math.inf
-    """Since it was asked for slots last because others gain more by them, and not to make room."""
+    """Seconds since the job was last asked for slots because other jobs gain more by them."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a job of rank `coming` may have a running one leave now; rank: of the running one."""
+    """Whether a job of rank `coming` may evict a running job now. rank: of the running job."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     return has_right(coming, running, rank)
 
 
 def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether it may once the running one has held its slots for long enough."""
+    """Whether the coming job may evict the running job after its minimum run time."""
     if coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
@@ -91,8 +92,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a job of rank `coming` may have a group give its spare slots back: a group keeps what
-    it has beyond its least size from nobody who stands as well as it does."""
+    """Whether a group must release its spare slots for a job of rank `coming`. It must if the job's
+    turn, priority and user rank no lower than the group's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.turn, coming.falling_priority, coming.user_is_ahead
@@ -100,7 +101,7 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 
 
 def because(coming: Rank, rank: Rank) -> str:
-    """Why a job leaves its slots to one that has a right to them; goes on from that one's name."""
+    """Return why a job leaves its slots to another, as words that follow the other job's name."""
     if coming.turn < rank.turn:
         if coming.turn is Turn.QUOTA:
             return "which is within its queue's quota"
@@ -109,7 +110,7 @@ def because(coming: Rank, rank: Rank) -> str:
         return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
         return "because its own user has used more than their share"
-    if coming.place:  # it has the rank of a job that it passes
+    if coming.place:  # its rank is that of a job that it passes
         return "which was moved to the front of its queue"
     if coming.work < 0:
         return "which has waited for more than a day"
@@ -119,7 +120,7 @@ def because(coming: Rank, rank: Rank) -> str:
 
 
 def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
-    """The order in which they are asked."""
+    """Return the running jobs in the order in which they are asked to leave."""
 
     def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
         rank = ranks[job.job_id]
@@ -134,16 +135,16 @@ class Ask(NamedTuple):
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """It leaves, with all that it has not been asked for before."""
+    """Whether the job leaves; `slices` are then the slots for which it was not asked before."""
 
 
 class Candidates:
-    """The slots that running jobs may be asked for, in the order in which they are."""
+    """The slots that running jobs may be asked for, in the order of the requests."""
 
     def __init__(
         self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
     ) -> None:
-        """running: the cheapest first."""
+        """running: jobs in the order of `cheapest_first`."""
         self._min_run_s = min_run_s
         self._all = [(job, ranks[job.job_id]) for job in running]
         self._first: Rank | None = None
@@ -151,9 +152,9 @@ class Candidates:
         self._leaving: list[tuple[RunningJob, Rank]] = []
 
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
-        """All that may be asked for a job of this rank, and of no job in `but`: spare slots before
-        anybody leaves."""
-        # Of ranks that differ in their work alone, one with more of it may ask fewer.
+        """Yield what may be asked for a job of rank `coming`, except of the jobs in `but`: first
+        spare slots, then jobs that leave."""
+        # If ranks differ only in their work, the rank with more work may ask fewer jobs.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
             every, least_s = self._all, self._min_run_s
@@ -169,7 +170,7 @@ class Candidates:
 
 
 def _rest(job: RunningJob) -> tuple[Slice, ...]:
-    """Without its spare slots."""
+    """Return the job's slots without its spare slots."""
     rest = list(job.slices)
     for part in job.spare:
         rest.remove(part)
@@ -180,17 +181,17 @@ class Asked(NamedTuple):
     """The slots that running jobs are asked for so that a gang fits."""
 
     asks: tuple[Ask, ...]
-    """Empty where it does not fit even with all."""
+    """The requests; empty if the gang does not fit even with all candidates."""
     room: int
-    """Workers that there would be room for with all that were tried."""
+    """Number of workers that fit if all tried candidates are asked."""
 
 
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """The candidates that are asked so that so many workers fit, tried in their order.
+    """Return the candidates to ask so that `least` workers fit, tried in their order.
 
-    pool: what is free, or will be when those have left that were asked before.
+    pool: slots that are free, or will be once jobs that were already asked have left.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
@@ -205,7 +206,7 @@ def victims(
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
-        # A job that leaves gives its spare slots back as well.
+        # A job that leaves also releases its spare slots.
         if name not in leaving:
             trial.give_back(ask, -1)
             if trial.room >= least:
@@ -218,23 +219,23 @@ def victims(
 
 
 class SlotCheck:
-    """A pool to which some slots were returned."""
+    """A pool to which some slots are returned on trial."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
         self._kind = kind
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
-        """The free resources of a node, those of them that are set aside, and the room."""
+        """(free resources, part of them that is set aside, room) of each node."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
-        """The parts of GPUs that jobs have on a node then."""
+        """The parts of GPUs that jobs have on each node after the returns."""
         self._had: dict[str, Counter[str]] = {}
-        """By job and node, its workers then."""
+        """Number of workers after the returns, by job and node."""
         self._rooms = pool.rooms(kind)
 
     @property
     def room(self) -> int:
-        """How many workers have room where they may be together."""
+        """Number of workers that have room where they may be together."""
         return max(self._rooms.values(), default=0)
 
     def give_back(self, ask: Ask, sign: int = 1) -> None:

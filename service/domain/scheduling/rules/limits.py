@@ -1,7 +1,7 @@
 """The limits of queues and of their users: how many workers a job may have, whatever is free.
 
-A job that waits keeps its place under the limits, too: jobs behind it, for which the same limits
-count, get none of the room that it waits for. A user's limit never keeps back another user's jobs.
+A waiting job counts towards the limits, too: jobs behind it under the same limits get none of the
+room that it waits for. A user's limit never blocks another user's jobs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ HELD = "held"
 
 @dataclass(frozen=True)
 class Room:
-    """How many workers a job may have, and the limit that leaves no more."""
+    """The number of workers that a job may have, and the limit that allows no more."""
 
     workers: int
     code: str = ""
     message: str = ""
     holders: tuple[str, ...] = ()
-    """Jobs that hold what the limit counts, of many the first."""
+    """The first jobs that hold what the limit counts."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Why a job gets no more; sentence: on what it needs. Many wait for the same reason."""
+        """Return why a job gets no more, cached because many jobs wait for the same reason.
+        sentence: states what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -64,23 +65,23 @@ class _Use:
 
     holds: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
-    """Those that hold slots."""
+    """Jobs that hold slots."""
     ahead: dict[str, float] = field(default_factory=dict)
-    """Resources that waiting jobs which come first will hold."""
+    """Resources that earlier waiting jobs will hold."""
     num_ahead: int = 0
-    told: dict[str | None, Room] = field(default_factory=dict)
-    """Of limits that leave nothing to a job that holds nothing, by resource, until more is held."""
+    shared: dict[str | None, Room] = field(default_factory=dict)
+    """Rooms for jobs that hold nothing and get nothing, by resource, until more is held."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """The limits of a queue, or of one of its users, and the words for them."""
+    """The limits of a queue, or of one of its users, and their wording."""
 
     code: str
     amounts: Mapping[str, float]
     max_running: int | None
     holder: str
-    """Subject of the sentence on what is held."""
+    """Subject of the sentence about what is held."""
     where: str
     limit: str
     allows: str
@@ -91,43 +92,43 @@ class _Scope:
         return self.max_running is None and not self.amounts
 
     def counted(self, kind: WorkerKind) -> _Counted:
-        """The resources of a worker that are limited."""
+        """Return the limited resources of a worker."""
         return [(name, each) for name, each in kind.counted if each and name in self.amounts]
 
 
 class AccountLimits:
-    """The limits that hold for the jobs of one user in one queue: the user's first."""
+    """The limits for the jobs of one user in one queue. The user's limits come first."""
 
     def __init__(self, scopes: Sequence[_Scope], closed: Room | None = None) -> None:
-        """closed: what all are told where no job starts."""
+        """closed: the room of every job if no job may start."""
         self._scopes = scopes
         self._closed = closed
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
     def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
-        """The workers that all limits leave to a job, beside those that it has. If these are fewer
-        than `least`, and the user's limit is one reason, then that is the one told: it keeps back
-        nobody else."""
+        """Return the additional workers that all limits allow a job. If these are fewer than
+        `least` and a user's limit is one reason, the room names this limit: it blocks no other
+        user."""
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers
         for scope, counted in self._limits_of(kind):
             workers, resource = _left(scope, job_id, counted)
             if workers < least:
-                return _never(scope, counted, least) or _told(scope, job_id, workers, resource)
+                return _never(scope, counted, least) or _room(scope, job_id, workers, resource)
             most = min(most, workers)
         return UNLIMITED if most == UNLIMITED.workers else Room(most)
 
     def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
-        """The job gets so many workers."""
+        """Count workers that the job gets."""
         self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
 
     def keep_place(
         self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
     ) -> None:
-        """The job waits for so many workers, for want of slots or `under` a limit. One that the
-        limits never allow, since they were lowered, keeps no place: nobody would start again."""
+        """Count workers that the job waits for, because of slots or `under` a limit. A job that
+        lowered limits can never allow is not counted, because it would block all later jobs."""
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
@@ -139,7 +140,7 @@ class AccountLimits:
             use.num_ahead += job_id not in use.jobs
 
     def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
-        """Those that count for such workers, each with what it counts of one."""
+        """Return the scopes that limit such workers, each with a worker's limited resources."""
         found = self._limiting.get(kind)
         if found is None:
             of_each = [(scope, scope.counted(kind)) for scope in self._scopes]
@@ -148,7 +149,7 @@ class AccountLimits:
         return found
 
     def _most(self, kind: WorkerKind) -> int:
-        """How many workers the limits allow where nothing else is held."""
+        """Return how many workers the limits allow if nothing else is held."""
         found = self._most_ever.get(kind)
         if found is None:
             allowed = [
@@ -160,15 +161,15 @@ class AccountLimits:
         return found
 
     def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
-        """The job holds these resources."""
+        """Count resources that the job holds."""
         for scope in self._scopes:
             _sum(scope.use.holds, held)
             scope.use.jobs[job_id] = None
-            scope.use.told.clear()
+            scope.use.shared.clear()
 
 
 class QueueLimits:
-    """The room that is left under the limits while one plan is made."""
+    """The remaining room under the limits while one plan is made."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class QueueLimits:
         holders: Iterable[Holder] = (),
         used_up: Mapping[str, str] | None = None,
     ) -> None:
-        """used_up: by queue, why no more of its jobs start, since its budget is used up."""
+        """used_up: why no more jobs of a queue start, by queue with a used-up budget."""
         self._used_up = used_up or {}
         self._queues = {queue.name: queue for queue in queues}
         self._of_queues: dict[str, _Use] = defaultdict(_Use)
@@ -187,7 +188,7 @@ class QueueLimits:
                 limits.add(holder.job_id, amounts_of(holder.request).items())
 
     def of(self, account: Account) -> AccountLimits | None:
-        """None where nothing is limited."""
+        """Return the limits of an account; None if nothing is limited."""
         try:
             return self._of_accounts[account]
         except KeyError:
@@ -200,7 +201,7 @@ class QueueLimits:
         return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
-        # A queue without a row is one of a release that did not know rules.
+        # A queue without a row was created by a release without rules of queues.
         queue = self._queues.get(name) or Queue(name)
         of_user = _Scope(
             USER_LIMIT,
@@ -217,8 +218,8 @@ class QueueLimits:
 
 
 def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:
-    """How many workers the limits leave, and the resource that leaves no more; None of the number
-    of jobs."""
+    """Return how many workers the limits allow, and the resource that allows no more, or None if
+    the number of jobs does."""
     use, most = scope.use, scope.max_running
     if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
         return 0, None
@@ -232,7 +233,7 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
 
 
 def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
-    """No room for so many workers, if they are more than the limits ever allow; else None."""
+    """Return a room for 0 workers if the limits can never allow `least`, else None."""
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:
@@ -240,12 +241,12 @@ def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
     return None
 
 
-def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
-    """The room that the limits leave, in words."""
+def _room(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
+    """Return the room under the limits, with its message."""
     use = scope.use
     is_shared = job_id not in use.jobs and not workers
-    if is_shared and resource in use.told:
-        return use.told[resource]
+    if is_shared and resource in use.shared:
+        return use.shared[resource]
     named = itertools.islice((other for other in use.jobs if other != job_id), MAX_NAMED)
     if resource is None:
         limit, has = f"{scope.max_running}", f"runs {_jobs(len(use.jobs))}"
@@ -256,12 +257,12 @@ def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
         is_any_ahead = use.ahead.get(resource, 0.0) > EPSILON
     room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
     if is_shared and is_any_ahead:
-        use.told[resource] = room
+        use.shared[resource] = room
     return room
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
-    """`the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
+    """Return words such as `the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
     ahead = ", and jobs ahead wait, too" if is_any_ahead else ""
     return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
 
@@ -276,7 +277,7 @@ def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
 
 
 def why_never(queue: Queue, request: Request) -> str | None:
-    """Why the queue's limits never allow a job of this request; None if they do at times."""
+    """Return why the queue's limits can never allow this request; None if they can."""
     least = amounts(request.mean_bundle, request.least)
     limits = ((queue.limit, "has a limit of"), (queue.user_limit, "gives a user no more than"))
     for limit, words in limits:
@@ -289,5 +290,5 @@ def why_never(queue: Queue, request: Request) -> str | None:
 
 
 def held_message(held_by: str, job_id: str) -> str:
-    """Why a held job waits, and how it goes on."""
-    return f"is held by {held_by}; `dray release {job_id}` lets it go on"
+    """Return why a held job waits, and how to release it."""
+    return f"is held by {held_by}; `dray release {job_id}` releases it"

@@ -1,7 +1,7 @@
-"""Why a job waits: the sentences, and the jobs that are in its way.
+"""The messages for why a job waits, and the jobs that are in its way.
 
-Jobs that a plan starts later in the queue take slots as well, so the sentences on free slots and on
-their holders are made at its end; the jobs ahead are noted when the job has its turn.
+Jobs that a plan starts later also take slots, so the messages about free slots and their holders
+are built at its end. The jobs ahead of a job are recorded when it has its turn.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Jobs in the way that are named; the sentence says how many there are."""
+"""Most jobs in the way that are named. The message has their total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:
-    """Not frozen, as `Wait` is not."""
+    """Why a job waits. Not frozen, for the reasons of `Wait`."""
 
     code: str
     message: str
 
 
-Told = tuple[Reason, tuple[str, ...]]
+Explanation = tuple[Reason, tuple[str, ...]]
 """A reason, and the jobs in the way."""
 
 
@@ -41,34 +41,34 @@ class _Reach:
     def __init__(self, node_kinds: frozenset[int]) -> None:
         self.node_kinds = node_kinds
         self.num_holders = 0
-        """How many of all holders are counted here."""
+        """Number of the holders that are counted here."""
         self.held_by: dict[str, int] = {}
         self.held = 0
         self.blocked: list[tuple[int, str]] = []
-        """The first: place and job, in the order of the queue."""
+        """(position, job) of the first blocked jobs, in the order of the queue."""
         self.num_blocked = 0
         self.rivals: list[_Reach] = []
-        """Those with some of the same nodes."""
+        """Reaches that share nodes with this one."""
 
 
 Ahead = tuple[tuple[str, ...], int]
-"""The first jobs that have reserved slots, and how many there are."""
+"""The first jobs that have reserved slots, and the total number of these jobs."""
 
 
 class _Seen:
-    """The obstacles to all gangs that ask for the same, until the next job starts."""
+    """The obstacles to all gangs with equal requests, until the next job starts."""
 
-    __slots__ = ("free", "num_holders", "told")
+    __slots__ = ("explanation", "free", "num_holders")
 
     def __init__(self, free: int, num_holders: int) -> None:
         self.free = free
         self.num_holders = num_holders
-        self.told: Told | None = None
-        """Why they wait, if too few slots are free."""
+        self.explanation: Explanation | None = None
+        """Why the gangs wait, if too few slots are free."""
 
 
 class Obstacles:
-    """Jobs that hold slots, and jobs ahead that have reserved some, as a plan goes on."""
+    """Jobs that hold slots, and jobs ahead that have reserved slots, while one plan is made."""
 
     def __init__(
         self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
@@ -89,7 +89,7 @@ class Obstacles:
         self._holders.append((job_id, slices))
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
-        """The job has reserved slots."""
+        """Record that the job has reserved slots."""
         reach = self._reach_of.get(kind) or self._reach(kind)
         reach.num_blocked += 1
         if len(reach.blocked) < MAX_NAMED:
@@ -97,23 +97,23 @@ class Obstacles:
         self._num_blocked += 1
 
     def ahead(self, kind: WorkerKind) -> Ahead:
-        """The jobs that have reserved slots of nodes on which such workers could run."""
+        """Return the jobs that have reserved slots of nodes on which such workers could run."""
         return self._ahead(self._reach_of.get(kind) or self._reach(kind))
 
     def ahead_of(self, gang: Gang) -> Ahead | None:
-        """The same where enough is free for the gang; None where that is why it waits."""
+        """Return the jobs ahead of a gang for which enough is free; None if too little is free."""
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
-    def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Told:
-        """Why the gang does not start, and which jobs are in the way."""
+    def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
+        """Return why the gang does not start, and which jobs are in the way."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
         if job_id in self._counted(gang.kind).held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least, ahead, seen.free)
-        if seen.told is None:
-            seen.told = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)
-        return seen.told
+        if seen.explanation is None:
+            seen.explanation = self.why(gang.needs, job_id, gang.kind, gang.least, None, seen.free)
+        return seen.explanation
 
     def _look(self, gang: Gang) -> _Seen:
         seen = self._seen.get(gang)
@@ -132,9 +132,9 @@ class Obstacles:
         free: int,
         *,
         runs: bool = False,
-    ) -> Told:
-        """Why so many workers are not available, and which jobs are in the way. free: how many
-        could be together, with those that it has if it `runs`."""
+    ) -> Explanation:
+        """Return why `least` workers are not available, and which jobs are in the way. free: number
+        of workers that fit together, with the job's own workers if it `runs`."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
@@ -146,7 +146,7 @@ class Obstacles:
             code = "waiting_for_domain"
             there = f"{total} {_is(total)} free, but {self._together(kind, free, not runs)}"
         if kind.is_whole:
-            there = "they do not all fit into what is free"
+            there = "they do not all fit into the free slots"
         elif closed := self._free.closed(kind):
             there += f" ({closed} more on nodes with a silo's data are for ranks of silos alone)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
@@ -155,16 +155,16 @@ class Obstacles:
             slots = "1 slot" if held == 1 else f"{held} slots"
             message += f", {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
         elif not reach.node_kinds:
-            message = f"{sentence}; no node that is accepted could run one"
+            message = f"{sentence}; no accepted node could run one"
         elif reach.node_kinds & self._stuck:
             message += ", processes that did not end use some of the rest"
         elif self._stock.whole(kind) > own:
-            message += ", others use the rest of the cluster"
+            message += ", other programs use the rest of the cluster"
         else:
             message += ", and it holds all that the cluster has"
         return Reason(code, message), in_the_way
 
-    def _behind(self, sentence: str, ahead: Ahead, free: int) -> Told:
+    def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:
         names, number = ahead
         message = (
             f"{sentence}; {free} {_is(free)} free, but {jobs(names, number)} "
@@ -173,7 +173,8 @@ class Obstacles:
         return Reason("behind_in_queue", message), names
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
-        """How many are free in one domain; is_new: in any, since nothing of the group runs yet."""
+        """Return words for the free slots in one domain. is_new: whether any domain counts because
+        no worker of the group runs yet."""
         assert kind.required is not None
         level, rooms = kind.required.level, self._free.rooms(kind)
         number = f"only {free}" if free else "none"
@@ -183,7 +184,7 @@ class Obstacles:
         return f"{number} within one {level}{where}"
 
     def _counted(self, kind: WorkerKind) -> _Reach:
-        """The reach, with what the newest holders have there."""
+        """Return the reach, updated with the newest holders."""
         reach = self._reach(kind)
         if reach.num_holders == len(self._holders):
             return reach
@@ -211,7 +212,7 @@ class Obstacles:
         return reach
 
     def _suitable(self, kind: WorkerKind) -> set[int]:
-        """The kinds of nodes on which a worker could run if they were empty."""
+        """Return the kinds of nodes on which a worker could run if they were empty."""
         if kind.unlike is None:
             return {at for at, number in enumerate(self._stock.capacity(kind)) if number}
         bundles = [bundle for _, bundle in kind.unlike.runs]
@@ -226,14 +227,14 @@ class Obstacles:
                     reach.rivals.append(new)
 
     def _ahead(self, reach: _Reach) -> Ahead:
-        """Blocked jobs ahead that have reserved slots of a node on which a job could run, and how
-        many there are."""
+        """Return the first blocked jobs ahead with reserved slots in this reach, and the number of
+        all of them."""
         number = sum([rival.num_blocked for rival in reach.rivals])
         first = self._first_ahead.get(reach)
         if first is None:
             named = heapq.merge(*(rival.blocked for rival in reach.rivals))
             first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
-            if len(first) == MAX_NAMED:  # those that come later are not among the first
+            if len(first) == MAX_NAMED:  # later jobs are not among the first
                 self._first_ahead[reach] = first
         return first, number
 
@@ -243,7 +244,7 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """`jobs a, b, c and 7 more`; number: how many there are, if not all are named."""
+    """Return words such as `jobs a, b, c and 7 more`. number: total, if not all are in `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -1,12 +1,12 @@
-"""The order in which jobs are considered, those that wait and those that run.
+"""The order in which waiting and running jobs are considered.
 
-Jobs within their queue's quota come first, and last those of a queue that has used more than its
-share (`shares`). Within each, higher priority comes first. Among equals, jobs of users that have
-used more than their share come last. Of the rest the job with the least work left comes first,
-which keeps the average completion time low: a job's own progress tells how long it has left, and
-the runs of earlier jobs like it tell what its progress does not yet. The order of submission
-decides what is left. A job that was moved to the front of its queue and priority takes the place of
-the first of those that it passes there, with that one's standing towards other queues.
+Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
+(`shares`) come last. Within each turn, higher priority comes first. Among equals, jobs of users who
+have used more than their share come last. Among the others, the job with the least work left comes
+first, which keeps the mean completion time low. The time left is estimated from the job's progress
+and from the runs of earlier jobs like it. The order of submission decides last. A job that was
+moved to the front of its queue and priority gets the rank of the first job that it passes there,
+also towards other queues.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import NamedTuple
 from service.domain.scheduling.rules.shares import Turn
 
 SETTLING_S = 300.0
-"""Added to the time that a job has left: differences far below what a start costs mean nothing."""
+"""Seconds added to the time left, so that differences far below the cost of a start don't count."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""After which a job comes before its equals, is not pushed out by them, and lets nobody pass on
-what it has reserved. Until then jobs that yield pass: they go when they are in its way, and
-capacity that is kept empty delays everybody."""
+"""Seconds of waiting after which a job comes before its equals, is not evicted by them, and lets no
+job use its reserved slots. Until then, jobs that yield may use them: they leave when they are in
+its way, and empty slots would delay all jobs."""
 
 
 class Rank(NamedTuple):
-    """Comes before others that are greater."""
+    """A job's rank in the order. Lower ranks come first."""
 
     turn: Turn
     falling_priority: int
-    """The priority, times -1."""
+    """The negative priority."""
     user_is_ahead: bool
     work: float
-    """Work left: seconds, times the share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """Work left: seconds times the share of the cluster to the power of `gangs.SIZE_POWER`."""
     seq: int
     place: int
-    """Lower of those that were moved to the front: see `Fronts`."""
+    """Lower for jobs that were moved to the front: see `Fronts`."""
 
     @property
     def priority(self) -> int:
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it surely may have nobody leave whom the other may not. Ranks of different turns
-        are not compared: a priority counts among jobs of one turn only."""
+        """Whether this rank can surely evict no job that the other rank can't. False for ranks of
+        different turns, because priorities count only within a turn."""
         return (
             self.turn == other.turn
             and self.falling_priority >= other.falling_priority
@@ -57,24 +57,24 @@ class Fronts:
     """The queues and priorities in which jobs were moved to the front."""
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
-        """waiting: queue and rank of those that could start."""
+        """waiting: queue and rank of the jobs that could start."""
         self._first: defaultdict[tuple[str, Turn, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank of each place, by queue, turn and priority."""
+        """The first rank of each `place`, by queue, turn and priority."""
         for queue, rank in waiting:
             of_place = self._first[queue, rank.turn, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
 
     def rank(self, queue: str, own: Rank) -> Rank:
-        """The rank of a job just before the first of those that it passes."""
+        """Return the rank of a job just before the first job that it passes."""
         of_place = self._first.get((queue, own.turn, own.falling_priority), {})
         passed = [rank for place, rank in of_place.items() if place > own.place]
         return min([own, *passed])._replace(place=own.place)
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """left_s: seconds that the job has left on its slots, None where nobody knows: it is tried
-    first, and its progress will tell. One that has waited for long enough comes before all.
-    weight: its share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`, then for a
+    job with unknown time left, whose progress will show it. left_s: seconds left on its slots, or
+    None. weight: the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

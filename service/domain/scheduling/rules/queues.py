@@ -1,4 +1,4 @@
-"""Queues: what the jobs of a queue and of its users may hold, and what is theirs by right."""
+"""The rules of queues: what jobs of a queue and of its users may hold, and what is guaranteed."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import Any, NamedTuple
 from service.domain.scheduling.placement.slots import ACCELERATOR, EPSILON, Node, spoken
 
 DEFAULT = "default"
-"""The queue of a job that names none; it is always there."""
+"""The queue of a job that names none. It always exists."""
 
 BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
-"""Rules that bound how many jobs wait."""
+"""Rules that bound the number of waiting jobs."""
 
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
-"""Most resources, or users, in each: the scheduler reads all of them in each round."""
+"""Most resources or users in each rule, because the scheduler reads all of them in each round."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """One queue's rules. Resources are in Ray's names: `{"GPU": 8}`; one that is not named is not
-    limited, and nothing of it is guaranteed. Of `accelerator_type:X` rules count the workers that
-    ask for it: each has one such GPU, though Ray counts a thousandth."""
+    """One queue's rules. Resources have Ray's names: `{"GPU": 8}`. A resource that is not named is
+    neither limited nor guaranteed. An amount of `accelerator_type:X` is the number of workers that
+    request it: each has one such GPU, although Ray counts a thousandth."""
 
     name: str
     weight: float = 1.0
-    """Its share of what all queues use, beside the weights of the others."""
+    """The queue's share of what all queues use, relative to their weights."""
     user_weights: Mapping[str, float] = field(default_factory=dict)
-    """Each user's share of what the queue uses, beside those of the others; 1 if not named."""
+    """Each user's share of what the queue uses, relative to other users; 1 if not named."""
     quota: Mapping[str, float] = field(default_factory=dict)
-    """Guaranteed: what others borrow of it is given back when its own jobs need it."""
+    """Guaranteed resources. Other queues may borrow them until the queue's jobs need them."""
     limit: Mapping[str, float] = field(default_factory=dict)
-    """The most that its running jobs hold together, also where more is idle."""
+    """The most that the queue's running jobs hold together, even if more is idle."""
     user_limit: Mapping[str, float] = field(default_factory=dict)
-    """The same of each of its users."""
+    """The most that the running jobs of each user hold together."""
     max_running: int | None = None
     max_running_per_user: int | None = None
     max_queued: int | None = None
-    """Jobs that wait; one more is refused when it is submitted."""
+    """Most waiting jobs; a further submission is refused."""
     max_queued_per_user: int | None = None
     max_priority: int = 100
-    """The highest that a user may give."""
+    """The highest priority that a user may set."""
     budget: float | None = None
-    """The most that its jobs may cost, in the currency of the prices; then none of them starts."""
+    """The most that its jobs may cost, in the currency of the prices. Beyond it, no job starts."""
     monthly_budget: float | None = None
-    """The same in each month, by UTC."""
+    """The most that they may cost in each month (UTC)."""
 
     def weight_of(self, owner: str) -> float:
         return self.user_weights.get(owner, 1.0)
 
 
 def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
-    """The queue after a merge patch (RFC 7396): null stands for the default, and within an object
-    it removes a name."""
+    """Return the queue after a merge patch (RFC 7396). null restores a rule's default, and removes
+    a name within an object."""
     given: dict[str, Any] = {}
     for rule in fields(Queue):
         if rule.name not in changes:
@@ -71,7 +71,7 @@ def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
 
 
 class Unfit(NamedTuple):
-    """Why the rules of a queue can't be taken."""
+    """The error in a queue's rules."""
 
     pointer: str
     message: str
@@ -79,12 +79,12 @@ class Unfit(NamedTuple):
 
 
 def unfit(queue: Queue) -> Unfit | None:
-    """The rule that is too long, or that another one makes impossible; None if all fit."""
+    """Return the error in a rule that is too long or conflicts with another; None if none does."""
     for rule, bound in MAX_NAMES.items():
         number = len(getattr(queue, rule))
         if number > bound:
-            message = f"would have {number:,} names, and may have {bound:,}"
-            return Unfit(f"/{rule}", message, "leave some out; null removes one that is there")
+            message = f"would have {number:,} names, but at most {bound:,} are allowed"
+            return Unfit(f"/{rule}", message, "leave some out; null removes a name")
     for name, amount in queue.quota.items():
         most = queue.limit.get(name)
         if most is not None and most < amount:
@@ -95,7 +95,7 @@ def unfit(queue: Queue) -> Unfit | None:
 
 
 def has_of(name: str, nodes: Iterable[Node]) -> float:
-    """How much the accepted nodes have of a resource, as rules count it."""
+    """Return how much of a resource the accepted nodes have, as the rules count it."""
     counted = "GPU" if name.startswith(ACCELERATOR) else name
     return sum(n.total.get(counted, 0.0) for n in nodes if n.accepted and name in n.total)
 
@@ -103,7 +103,7 @@ def has_of(name: str, nodes: Iterable[Node]) -> float:
 def unmet_quotas(
     queue: Queue, others: Iterable[Queue], nodes: Sequence[Node]
 ) -> list[tuple[str, str]]:
-    """(code, sentence) for each quota that the cluster can't honour, alone or with all others."""
+    """Return (code, sentence) for each quota that exceeds the cluster, alone or with all others."""
     others = list(others)
     found = []
     for name, amount in queue.quota.items():

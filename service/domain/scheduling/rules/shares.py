@@ -1,8 +1,8 @@
 """The turns of queues, by quota and weight, and of their users, by weight.
 
-Use is counted in cluster-seconds: the seconds that a job held slots, times its dominant share of
-the cluster. It decays, so that what was long ago counts little. A queue, or a user, is ahead once
-it has used clearly more than its share, by weight, of what all have used that have unfinished jobs.
+Use is counted in cluster-seconds: the seconds for which a job held slots, times its dominant share
+of the cluster. Use decays, so that old use counts little. A queue or user is ahead once it has used
+clearly more than its share, by weight, of the use of all queues or users with unfinished jobs.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from service.domain.scheduling.placement.slots import EPSILON
 from service.domain.scheduling.rules.queues import Queue
 
 HALF_LIFE_S = 14 * 86400.0
-"""After which use counts half."""
+"""Seconds after which use counts half."""
 REMEMBERED_S = 4 * HALF_LIFE_S
-"""How far a new leader looks back; of what is older a sixteenth would be left."""
+"""Seconds of use that a new leader reads. Less than a sixteenth of older use would count."""
 QUEUE_SLACK_S = 600.0
 """Cluster-seconds beyond its share at which a queue is ahead."""
 USER_SLACK_S = 4 * 3600.0
-"""The same of a user, if all in its queue have equal weights and the queue has all of the cluster;
-else it is less. It is long enough for the order by work left to be worth while."""
+"""Cluster-seconds beyond its share at which a user is ahead if all users of the queue have equal
+weights and the queue has the whole cluster; else less. The order by work left needs this slack."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
 
 
 class Used:
-    """Cluster-seconds that accounts have used, of which half are forgotten each `HALF_LIFE_S`."""
+    """Cluster-seconds that accounts have used. They decay by half in each `HALF_LIFE_S`."""
 
     def __init__(self) -> None:
         self._seconds: dict[Account, float] = {}
         self._at = 0.0
 
     def add(self, account: Account, seconds: float, at: float) -> None:
-        """at: when they were used; times need not come in their order."""
+        """Add use. at: time of the use; calls need not be in the order of time."""
         self._decay(at)
         weight = 0.5 ** ((self._at - at) / HALF_LIFE_S)
         self._seconds[account] = self._seconds.get(account, 0.0) + weight * seconds
@@ -54,17 +54,17 @@ class Used:
 
 
 class Turn(IntEnum):
-    """Which queues come first."""
+    """The turn of a job. Lower turns come first."""
 
     QUOTA = 0
-    """It is guaranteed its slots by its queue."""
+    """The job's slots are guaranteed by its queue."""
     SHARE = 1
     AHEAD = 2
-    """Its queue has used more than its share."""
+    """The job's queue has used more than its share."""
 
 
 class Standings:
-    """The accounts that have used more than their share, of those with jobs that run or could."""
+    """The accounts that have used more than their share, among accounts with active jobs."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Standings:
             self._users |= {(name, owner) for owner in _ahead(of_users, of_each, slack_s)}
 
     def turn(self, queue: str) -> Turn:
-        """Of its jobs beyond its quota."""
+        """Return the turn of the queue's jobs beyond its quota."""
         return Turn.AHEAD if queue in self._queues else Turn.SHARE
 
     def user_is_ahead(self, queue: str, owner: str) -> bool:
@@ -108,32 +108,32 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """How far a user of a queue that has all of the cluster may be beyond its share. Another user
-    lacks as much, and of the one with the least weight that would be a large part of its share."""
+    """Return a user's slack in a queue that has the whole cluster. Use beyond one user's share is
+    missing for others, and may be a large part of the share of the user with the least weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
 class Quotas:
-    """The rest of the quotas of queues, while jobs claim it in the order in which they count.
+    """The unclaimed parts of the queues' quotas, while jobs claim them in order.
 
-    A quota that does not name the memory, or the CPUs beside GPUs, does not count these.
+    A quota that does not name memory, or names GPUs but no CPUs, does not count these.
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
-        """kinds: of all workers that will be claimed."""
+        """kinds: all kinds of workers that will be claimed."""
         self._left = {queue.name: dict(queue.quota) for queue in queues if queue.quota}
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
         }
-        """Queues that may still have room for workers of a kind."""
+        """(queue, kind) pairs of which a worker may still be within the quota."""
 
     @property
     def are_spent(self) -> bool:
-        """Whether no claim is granted any more."""
+        """Whether no more claims can be granted."""
         return not self._open
 
     def grant(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether so many workers are within the quota, which then has less left."""
+        """Claim workers from the quota; whether they are within it."""
         if (queue, kind) not in self._open:
             return False
         if self._has(queue, kind, num_workers):

@@ -16,6 +16,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db.models import JobRow
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import metrics
 
@@ -67,6 +68,7 @@ def train(server: LiveServer, job_id: str, lr: float) -> None:
     server.succeed(job_id)
 
 
+@SOAK
 def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server, training(server, "digits-sweep", "two-rates"):
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)

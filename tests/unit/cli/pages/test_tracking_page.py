@@ -7,6 +7,7 @@ from pathlib import Path
 
 from service.domain.tracking.search import parse_search
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 from tests.unit.api.serving import serving
 from tests.unit.cli.pages.test_sweeps_page import training
 
@@ -15,6 +16,7 @@ TOUR_TAKES_S = 200
 RATES = ("rate-0.001", "rate-0.01", "rate-0.1")
 
 
+@SOAK
 def test_the_example_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server, training(server, *RATES):
         shown, compared, found = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)

@@ -1,4 +1,4 @@
-"""Folders of embedded Rays are deleted when nothing of their Ray is left, and not before."""
+"""Folders of embedded Rays are deleted only when no process of their Ray is left."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ray_workers.shared.processes.procfs import place
 from service.cluster.ray import embedded
 
 NO_PROCESS = 2**22 + 1
-"""Above the highest number that Linux gives."""
+"""A number above the highest process id of Linux."""
 
 
 def _await_exec(pid: int) -> None:
-    """Return once a new process has its environment; before its program is laid out it has none."""
+    """Wait until a new process has its environment, which is empty before its program is loaded."""
     deadline = time.monotonic() + 60
     while not Path(f"/proc/{pid}/environ").read_bytes():
         assert time.monotonic() < deadline, f"process {pid} never began"
@@ -61,4 +61,4 @@ def test_a_process_that_does_not_end_when_killed_holds_up_neither_a_start_nor_a_
     with pytest.raises(embedded.EmbeddedRayError, match=f"do not end .*{NO_PROCESS}"):
         ray.ensure()
     ray.stop()
-    assert record.exists()  # by which the next service finds them
+    assert record.exists()  # which the next service reads

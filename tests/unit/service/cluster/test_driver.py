@@ -1,4 +1,4 @@
-"""How the driver ends what does not answer, and reads what the dead have left, without Ray."""
+"""The driver ends silent processes, and reads the frames of dead nodes; tested without Ray."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Released:
 
 
 class Ground:
-    """A driver with one supervisor, which is stopped, and the agent of its node."""
+    """A driver with one suspended supervisor, and the agent of its node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: float | None) -> None:
         self.cluster = RayCluster(CONFIG)
@@ -72,7 +72,7 @@ class Ground:
 
         read = SpoolRead({}, more=False)
         self.left: dict[str, bytes] = {}
-        """The spools that the dead have left on the agent's machine."""
+        """The spools of dead nodes on the agent's machine."""
 
         def read_left(_job: str, _attempt: int, cursor: dict[str, int], _max_bytes: int) -> Any:
             rest = {key: data[cursor.get(key, 0) :] for key, data in self.left.items()}
@@ -96,7 +96,7 @@ class Ground:
         monkeypatch.setattr(driver, "end_actor", self.ended.append)
 
     async def silent_for(self, seconds: float) -> bool:
-        """Whether the supervisor was ended by now."""
+        """Whether the supervisor was ended."""
         self.clock.now = seconds
         await self.cluster._silent_reply(self.ref, {})
         return self.ended == [self.supervisor]
@@ -116,7 +116,7 @@ async def test_a_supervisor_has_as_many_times_longer_to_answer_as_its_machine_is
 
 
 async def refused(*_: Any) -> None:
-    """What Ray says of a stopped actor to which a new driver can't connect."""
+    """Ray's error for a suspended actor to which a new driver can't connect."""
     raise ActorUnavailableError("the connection timed out", actor_id=None)
 
 
@@ -186,7 +186,7 @@ async def test_the_last_reports_of_an_attempt_without_a_supervisor_are_waited_fo
             ["n"] if is_silent else [],
         )
     ground.agent.read = answers
-    assert (await ground.outcome()).cause is Cause.SUPERVISOR_LOST, "a late answer is taken"
+    assert (await ground.outcome()).cause is Cause.SUPERVISOR_LOST, "a late answer counts"
 
 
 async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
@@ -239,7 +239,7 @@ async def test_what_the_dead_have_left_is_read_before_they_are_given_up(
     monkeypatch.setattr(driver, "AGENT_WAIT_S", 0.01)
     ground.agent.read_left = SimpleNamespace(remote=lambda *_: never)
     waits = await poll(dict(rest.cursor))
-    assert (waits.frames, waits.outcome) == ((), None), "it may be stopped"
+    assert (waits.frames, waits.outcome) == ((), None), "it may be suspended"
     ground.agent.read_left = SimpleNamespace(remote=ground.read_left)
     last = await poll(dict(rest.cursor))
     assert last.outcome is not None
@@ -310,7 +310,7 @@ async def test_nodes_are_asked_for_by_resources_and_by_labels(
 async def test_the_head_and_control_nodes_keep_their_agents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Supervisors live there, whatever the autoscaler is left."""
+    """Supervisors run there, even if the autoscaler releases all nodes."""
     has = {
         "head": {"CPU": 4.0, driver.HEAD_RESOURCE: 1.0},
         "control": {"CPU": 1.0, driver.CONTROL_RESOURCE: 1.0},

@@ -1,4 +1,4 @@
-"""The gateway's side of the service, without a driver."""
+"""The gateway's side in the service, without a driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ runpy.run_module("service.cluster.ray.gateway", run_name="__main__")
 
 
 def gateway_of(log_format: LogFormat = "text") -> GatewayCluster:
-    """Of a Ray that is not there."""
+    """The configuration of a Ray that does not exist."""
     return GatewayCluster(
         RayTarget(
             deployment_id="d",
@@ -121,7 +121,7 @@ def test_the_child_finds_this_service_first_and_no_package_of_it_by_a_bare_name(
 
 
 class Clock:
-    """Goes by hand."""
+    """A clock that tests set."""
 
     now_s = 0.0
 
@@ -130,7 +130,7 @@ class Clock:
 
 
 class Answers:
-    """The answers to a gateway's calls, each of which takes `took_s` by its clock."""
+    """Answers a gateway's calls, each after `took_s` by its clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, embedded: bool = False) -> None:
         self.gateway = gateway_of()
@@ -162,7 +162,7 @@ async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
     answers.answers_pings = False
     why = await asyncio.wait_for(answers.gateway._until_silent(), PATIENCE_S)
     limit_s = answers.limits.gateway_s
-    assert why == f"the Ray driver did not answer for {limit_s + 2:.0f} s and is started again"
+    assert why == f"the Ray driver did not answer for {limit_s + 2:.0f} s and is restarted"
     assert answers.clock.now_s == limit_s + answers.took_s
 
 
@@ -205,7 +205,7 @@ def test_an_embedded_ray_is_started_anew_once_it_was_silent_for_longer_than_its_
 async def test_an_embedded_ray_without_its_node_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its raylet may be stopped, which Ray itself takes for a dead node."""
+    """Its raylet may be suspended, which Ray itself considers a dead node."""
     answers = Answers(monkeypatch, embedded=True)
     answers.snapshot = ClusterSnapshot("s", "head:6379", None, shared=False, nodes=())
     answers.silence.asked(RAY)
@@ -215,7 +215,7 @@ async def test_an_embedded_ray_without_its_node_does_not_answer(
 
 
 async def test_a_call_that_is_cancelled_just_as_its_answer_comes_is_cancelled() -> None:
-    """A loop that did not notice would go on after its term."""
+    """A loop that did not notice the cancellation would continue after its term."""
     gateway = gateway_of()
     ours, theirs = socket.socketpair()
     with theirs:

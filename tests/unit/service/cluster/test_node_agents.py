@@ -108,7 +108,7 @@ def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() 
     assert node.refused == "its forkserver has not answered since 2026-01-01 12:00:00 UTC"
     silent = SilentProcess(ProcessKind.FORKSERVER, "n", 1_767_268_800.0)
     assert agents.silent_forkservers(["n", "gone"]) == (silent,)
-    node.silent_since = 1_767_268_810.0  # of what its forkserver does nobody can tell any more
+    node.silent_since = 1_767_268_810.0  # the state of its forkserver is no longer known
     assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
     assert agents.silent_forkservers(["n"]) == ()
 
@@ -121,7 +121,7 @@ async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_an
     pings: list[asyncio.Future[float | None]] = []
 
     class Agent:
-        class ping:  # noqa: N801  # as of a Ray actor's handle
+        class ping:  # noqa: N801  # the name in a Ray actor's handle
             @staticmethod
             def remote() -> asyncio.Future[float | None]:
                 pings.append(asyncio.get_running_loop().create_future())
@@ -135,7 +135,7 @@ async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_an
     node = agents._nodes["n"] = JoinedNode(agent, unasked, 0.0, agents._ping(agent))
     node.has_answered = True
     agents._silence.asked("n")
-    await asyncio.sleep(0)  # the ping is asked
+    await asyncio.sleep(0)  # the ping is sent
     while now < CONFIG.silence_limit_s + 4.0:
         assert not ended
         now += 4.0

@@ -1,4 +1,4 @@
-"""Idle worker processes are topped up, and never asked for twice."""
+"""Missing idle worker processes are requested, and never twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.cluster.ray.prestart import APPEARS_S, CALM_S, IDLE_WORKERS, Count,
 
 
 class Clock:
-    """`time`, and a raylet that notes what it is asked for."""
+    """Fakes `time`, and a raylet that records the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -25,10 +25,10 @@ class Clock:
         return self
 
     def start(self) -> None:
-        """At once."""
+        """Run the thread's function at once."""
 
     def count(self, idle_workers: int) -> Count:
-        """A node's answer to a question of now."""
+        """A node's answer to a question that is asked now."""
         return Count("node:1", idle_workers, self.now)
 
 
@@ -45,7 +45,7 @@ def test_only_what_is_missing_is_asked_for(clock: Clock) -> None:
 
 
 def test_whoever_comes_anew_asks_for_nothing_that_is_there(clock: Clock) -> None:
-    """As a gateway that was started again: before, each left four more on every node."""
+    """A restarted gateway requests no further workers."""
     for _ in range(5):
         Prestarter().keep_warm("node", clock.count(IDLE_WORKERS))
     assert clock.asked == []
@@ -73,7 +73,7 @@ def test_a_launch_has_the_processors_first_and_is_counted_then(clock: Clock) -> 
     clock.now += CALM_S + 1
     assert prestarter.awaits_news(before.asked_at)
     prestarter.keep_warm("node", before)
-    assert clock.asked == [], "that count is of before the launch"
+    assert clock.asked == [], "that count is from before the launch"
     now = clock.count(1)
     assert not prestarter.awaits_news(now.asked_at)
     prestarter.keep_warm("node", now)

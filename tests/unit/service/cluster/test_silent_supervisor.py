@@ -1,4 +1,4 @@
-"""A supervisor that is stopped holds up nobody who has something to tell it."""
+"""A suspended supervisor does not delay the processes that send it commands."""
 
 from __future__ import annotations
 

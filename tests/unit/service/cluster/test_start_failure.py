@@ -1,4 +1,4 @@
-"""Why a Ray did not start is said in its own words."""
+"""The reason why a Ray did not start is its own error message."""
 
 from __future__ import annotations
 

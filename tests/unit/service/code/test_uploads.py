@@ -1,4 +1,4 @@
-"""Uploads of code: what is kept, who sees it, and when it is deleted."""
+"""Uploads of code: storage, access by owners, and deletion."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entry(path: str, data: bytes = PROGRAM, *, executable: bool = False) -> File
 
 
 async def upload(service: Service, owner: str = "ann", **files: bytes) -> str:
-    """The id of code that has these files, `_` standing for a dot."""
+    """Upload code with these files, whose names have `_` for a dot, and return its id."""
     named = {name.replace("_", "."): data for name, data in files.items()}
     entries = [entry(name, data) for name, data in named.items()]
     code = await service.jobs.code.describe(entries, owner)
@@ -72,7 +72,7 @@ async def test_only_what_is_missing_is_asked_for_and_all_of_it_comes_back(servic
     first = await upload(service, train_py=PROGRAM, empty_txt=b"")
     again = await service.jobs.code.describe([entry("train.py"), entry("big", big)], "ann")
     assert again.missing == sorted({sha(bytes(PART_BYTES)), sha(b"tail")})
-    # Half of it arrives, and the upload goes on from there.
+    # Half of the parts arrive, and the upload continues from there.
     await service.jobs.code.put_parts({sha(b"tail"): b"tail"}, "ann")
     again = await service.jobs.code.describe([entry("train.py"), entry("big", big)], "ann")
     assert again.missing == [sha(bytes(PART_BYTES))]
@@ -147,7 +147,7 @@ async def test_what_is_damaged_or_gone_in_the_storage_is_not_read(service: Servi
     with pytest.raises(StorageUnavailable, match="is damaged"):
         await contents(service, code)
     pack.unlink()
-    with pytest.raises(StorageUnavailable, match="is gone"):
+    with pytest.raises(StorageUnavailable, match="is missing"):
         await _submit(service, code=code, entrypoint="train.py")
     description.write_bytes(b"{}")
     with pytest.raises(StorageUnavailable, match="is damaged"):
@@ -160,10 +160,10 @@ async def test_more_than_the_limit_is_refused(
     service = Service(database, storage, tmp_path, code_limit_bytes=1 << 20)
     with pytest.raises(UploadTooLarge, match="more than 1048576"):
         await service.jobs.code.describe([entry("big", bytes((1 << 20) + 1))], "ann")
-    for number in range(3):  # parts that no code is made of
+    for number in range(3):  # parts that belong to no code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="no code is made of"):
+    with pytest.raises(UploadTooLarge, match="belong to no code"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 
@@ -174,7 +174,9 @@ async def test_code_goes_with_the_last_job_that_has_it(service: Service) -> None
     one = await _submit(service, code=code, entrypoint="train.py")
     two = await _submit(service, code=code, entrypoint="./train.py")
     service.advance((KEPT + timedelta(seconds=1)).total_seconds())
-    assert await service.jobs.code.sweep(service.now) == 2  # the other's description and its pack
+    assert (
+        await service.jobs.code.sweep(service.now) == 2
+    )  # the description and the pack of the other code
     assert await contents(service, code) == {"train.py": PROGRAM, "shared.py": b"a = 1"}
     missing = (await service.jobs.code.describe([entry("more.py", b"b = 2")], "ann")).missing
     assert (missing, other != code) == ([sha(b"b = 2")], True)
@@ -189,7 +191,7 @@ async def test_code_goes_with_the_last_job_that_has_it(service: Service) -> None
 async def test_an_upload_under_way_is_not_swept(service: Service) -> None:
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     service.advance((KEPT - timedelta(seconds=1)).total_seconds())
-    assert not (await service.jobs.code.describe([entry("a.py")], "ann")).missing  # asked for anew
+    assert not (await service.jobs.code.describe([entry("a.py")], "ann")).missing  # used again
     service.advance(2)
     assert await service.jobs.code.sweep(service.now) == 0
     assert await upload(service, a_py=PROGRAM)
@@ -263,7 +265,7 @@ async def test_a_program_that_can_not_run_is_found_at_submit(
 
 async def test_a_program_that_takes_long_to_parse_is_not_parsed(service: Service) -> None:
     code = await upload(service, big_py=b"if x\n" + b"#" * LARGEST_PARSED_BYTES)
-    assert LARGEST_PARSED_BYTES <= 256 << 10  # in which the service does nothing else
+    assert LARGEST_PARSED_BYTES <= 256 << 10  # parsing blocks the service
     assert await _submit(service, code=code, entrypoint="big.py")
 
 

@@ -1,4 +1,4 @@
-"""The token in a home: made once, readable by its user alone, and never another user's."""
+"""The token in a home: made once, readable only by its user, and never another user's."""
 
 from __future__ import annotations
 

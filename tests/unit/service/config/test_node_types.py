@@ -1,4 +1,4 @@
-"""DRAY_AUTOSCALE_NODES: what it may say, and what its errors say."""
+"""DRAY_AUTOSCALE_NODES: its valid values, and the messages of its errors."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_by_default_no_node_may_be_added() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("CPU=8", "'CPU=8' is no number of nodes with their resources, as in `4x CPU=8"),
-        ("4x", "'4x' is no number of nodes"),
-        ("4x cpus=8", "'cpus=8' is no resource: write CPU, GPU, memory"),
-        ("4x CPU=1.2.3", "'1.2.3' is no number"),
+        ("CPU=8", "'CPU=8' is not a number of nodes with resources, as in `4x CPU=8"),
+        ("4x", "'4x' is not a number of nodes"),
+        ("4x cpus=8", "'cpus=8' is not a resource: write CPU, GPU, memory"),
+        ("4x CPU=1.2.3", "'1.2.3' is not a number"),
         ("4x CPU=8 memory=8G", "is ambiguous"),
         ("4x GPU=8", "has no CPU, and every worker needs one"),
-        ("600x CPU=8, 600x CPU=4", "names more than 1000 nodes in all"),
+        ("600x CPU=8, 600x CPU=4", "names more than 1000 nodes in total"),
     ],
 )
 def test_an_entry_that_is_wrong_is_named(
@@ -49,7 +49,7 @@ def test_an_entry_that_is_wrong_is_named(
     monkeypatch.setenv("DRAY_AUTOSCALE_NODES", said)
     with pytest.raises(StartRefused) as refused:
         read_settings()
-    assert "DRAY_AUTOSCALE_NODES is wrong" in str(refused.value)
+    assert "DRAY_AUTOSCALE_NODES is invalid" in str(refused.value)
     assert told in str(refused.value)
 
 

@@ -1,4 +1,4 @@
-"""DRAY_SILO_SOURCE: of a node of a cluster, and of no service with a Ray of its own."""
+"""DRAY_SILO_SOURCE: allowed on a node of a cluster, but not with the embedded Ray."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def test_a_service_with_a_ray_of_its_own_does_not_start_with_a_silos_source(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no .env
     monkeypatch.setenv("DRAY_SILO_SOURCE", "file:///srv/patients.csv")
-    with pytest.raises(StartRefused, match="DRAY_SILO_SOURCE is wrong") as refused:
+    with pytest.raises(StartRefused, match="DRAY_SILO_SOURCE is invalid") as refused:
         read_settings()
-    assert "the embedded Ray has one node" in str(refused.value)
+    assert "the embedded Ray has a single node" in str(refused.value)
     assert "patients" not in str(refused.value)
     monkeypatch.setenv("DRAY_RAY_ADDRESS", "10.0.0.1:6379")
     read_settings()

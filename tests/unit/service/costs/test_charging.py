@@ -98,7 +98,7 @@ async def test_a_node_whose_clock_is_ahead_costs_no_more(priced: Service) -> Non
 async def test_a_node_whose_clock_is_years_behind_costs_no_more_and_uses_no_less(
     priced: Service,
 ) -> None:
-    """Its clock starts in 1970, as that of a machine without a battery does."""
+    """The node's clock starts in 1970, like the clock of a machine without a battery."""
     totals, used = [], []
     for behind in (timedelta(0), START - datetime(1970, 1, 2, tzinfo=UTC)):
         job_id = await priced.submit(resources={"num_workers": 2})
@@ -177,7 +177,7 @@ async def test_the_price_is_that_of_the_node_also_once_it_is_gone(priced: Servic
     )
     priced.report(job_id, 1, [resized])
     priced.end(job_id, 1)
-    # Two on node-a for two hours and one for another; two on node-b for one hour.
+    # Two workers on node-a for two hours and one for a third hour; two on node-b for one hour.
     assert (await cost(priced, job_id)).total == pytest.approx((4 + 1) * 2.0 + 2 * 1.0)
 
 
@@ -205,7 +205,7 @@ async def test_the_cost_of_a_job_is_that_of_all_its_attempts(priced: Service, pr
     priced.advance(HOUR)
     priced.end(job_id, 2)
     assert (await cost(priced, job_id)).total == 12.0
-    # Two currencies can't be added: a job shows that of its newest attempt.
+    # Two currencies can't be added: a job shows its newest attempt's currency.
     other = await trains(priced)
     priced.advance(HOUR)
     priced.end(other, 1, Cause.NODE_LOST)
@@ -251,7 +251,7 @@ async def test_nodes_without_a_price_and_a_bad_file_are_told(priced: Service, pr
     (warning,) = (await priced.costs.report()).warnings
     assert (warning.code, warning.message) == (
         "nodes_without_price",
-        "slots are free of charge on host: no price is for their resources and labels",
+        "slots are free of charge on host: no price matches their resources and labels",
     )
     prices.write_text("nothing")
     codes = [warning.code for warning in (await priced.costs.report()).warnings]
@@ -304,7 +304,7 @@ async def test_a_budget_without_prices_stops_nothing_and_says_so(service: Servic
 async def test_a_first_cost_that_comes_while_a_report_is_read_breaks_nothing(
     service: Service,
 ) -> None:
-    """On PostgreSQL each statement of a transaction may see more than the one before."""
+    """On PostgreSQL each statement of a transaction may see newer rows than the previous one."""
     hour = {"since": START, "until": START + timedelta(hours=1), "currency": "EUR"}
     amounts = dict.fromkeys(costs_repository.AMOUNTS, 1.0)
     row = AttemptCostRow(job_id="j", attempt=1, queue="q", owner="ann", **hour, **amounts)

@@ -1,4 +1,4 @@
-"""The file of prices: what is refused and how, and changes while the service runs."""
+"""The file of prices: refusals and their messages, and changes while the service runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_rule_that_never_holds_is_refused(path: Path) -> None:
             "prices:\n", "prices:\n  - {resource: GPU, per_hour: 2.5}\n"
         ),
     )
-    assert "prices/1 never holds" in said
+    assert "prices/1 never applies" in said
     assert "prices/0 comes before it" in said
 
 

@@ -1,4 +1,4 @@
-"""The rows of a finished job and of one that waits, as any dray may have written them."""
+"""The rows of a finished job and of a waiting job, in the form of any version of dray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECEIPT = {
 
 
 def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The rows that today's dray would write; for an older one, those that its schema has."""
+    """The rows that the present dray would write. For an older schema, columns may be left out."""
     written = list(rows_that_are_read(storage))
     yield from written
     others = {mapper.class_ for mapper in models.Base.registry.mappers} - {
@@ -260,7 +260,7 @@ def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """When the job that waits is expected to start, and what the policy saw."""
+    """The forecast of the waiting job's start, and the policy's snapshot."""
     yield (
         models.ForecastRow,
         {

@@ -1,4 +1,4 @@
-"""One transaction at a time: all or nothing, tried again where it helps, told after the commit."""
+"""One transaction at a time: all or nothing, retried where it helps, signalled after the commit."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_many_writers_at_once_all_succeed(database: Database) -> None:
 
 
 class Held:
-    """A writer of SQLite that is held up while others queue behind it; counts the commits."""
+    """A writer of SQLite that is blocked while other writes queue behind it; counts commits."""
 
     def __init__(self, sqlite_url: str) -> None:
         self.database = Database(sqlite_url)
@@ -137,7 +137,7 @@ class Held:
         self.commits += 1
 
     async def let_go(self, *writes: asyncio.Future[None]) -> list[BaseException | None]:
-        """What became of the writes."""
+        """Unblock the writer, and return the writes' exceptions, or None for each success."""
         await asyncio.sleep(0)  # they are queued
         self._gate.set()
         await self._holding
@@ -342,7 +342,7 @@ def end_senders(postgres_url: str) -> None:
 
 
 def test_a_sender_is_known_by_its_mark_whatever_process_of_the_server_sends() -> None:
-    """After a restart the server gives the numbers of its processes again."""
+    """After a restart the server reuses the ids of its processes."""
     announcer = notifications.PostgresAnnouncer("")
     listener = notifications.PostgresListener("", Signals(), own=announcer)
     payloads = [f"{announcer.mark} own", "from:elsewhere other", "of an older release"]

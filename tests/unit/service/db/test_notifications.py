@@ -1,4 +1,4 @@
-"""A task that waits for a job's events is woken by them, and not by each step of training."""
+"""A task that waits for a job's events is woken by events, and not by each step of training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_metrics_and_lines_wake_who_waits_for_anything_but_not_who_waits_f
         await asyncio.to_thread(service.report, job_id, 1, frames)
         assert await anything.wait(WITHIN_S)
         assert not await events.wait(0)
-        refused = [metrics(2, {"loss": "low"})]  # an event says so
+        refused = [metrics(2, {"loss": "low"})]  # this adds an event
         await asyncio.to_thread(service.report, job_id, 1, refused)
         assert await events.wait(WITHIN_S)
         await asyncio.to_thread(service.end, job_id, 1)

@@ -1,4 +1,4 @@
-"""A database that an older dray wrote is brought up to date and reads as it did."""
+"""A database that an older dray wrote is upgraded and reads the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
-"""All that a database may be at, oldest first."""
+"""All revisions that a database may have, oldest first."""
 EACH = pytest.mark.parametrize("revision", soak_but(REVISIONS, short=REVISIONS[:1]))
 
 
@@ -57,7 +57,7 @@ Written = tuple[Table, dict[str, Any]]
 
 
 def build(database: Database, revision: str, storage: Storage) -> list[Written]:
-    """The schema of that revision, with a finished job and one that waits: what was written."""
+    """Make the schema of this revision, with a finished and a waiting job. Returns the rows."""
     written = []
     with database.engine.begin() as connection:
         command.upgrade(alembic_config(connection), revision)
@@ -180,7 +180,7 @@ async def test_what_ran_goes_on(empty: Database, tmp_path: Path, revision: str) 
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:
-    """A newer schema is not taken back: the backup of before is restored instead."""
+    """A newer schema is not downgraded: an earlier backup is restored instead."""
     migrate(empty)
     with empty.engine.begin() as connection:
         config = alembic_config(connection)

@@ -1,4 +1,4 @@
-"""Which jobs can go on from all that another one's checkpoint holds."""
+"""Jobs that continue from another job's complete checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE: dict[str, Any] = {
 
 
 def after(**changes: Any) -> dict[str, Any]:
-    """The source's document, with other fields of `train` and besides."""
+    """The source's document, with other fields of `train` and other fields."""
     train = {**SOURCE["train"], **changes.pop("train", {})}
     return {**SOURCE, **changes, "train": train}
 

@@ -74,7 +74,7 @@ FAULTS = [cause for cause in Cause if cause not in (Cause.SUCCEEDED, Cause.STOPP
 
 @pytest.mark.parametrize("cause", [Cause.SUCCEEDED, Cause.STOPPED])
 def test_an_attempt_without_a_fault_has_no_successor(cause: Cause) -> None:
-    with pytest.raises(ValueError, match="is not tried again"):
+    with pytest.raises(ValueError, match="is not retried"):
         decide(cause, BUDGETS)
 
 

@@ -14,7 +14,7 @@ from service.domain.attempts.drills import Running
 
 JOB = Running(world_size=2, step=10, total_steps=100, has_steps=True)
 SCRIPT = Running(2, 0, None, has_steps=False, why_not_in_place="only it knows its state")
-SINGLE = Running(1, 0, None, has_steps=True, why_not_in_place="nobody else holds its state")
+SINGLE = Running(1, 0, None, has_steps=True, why_not_in_place="no other rank holds its state")
 USEFUL = {TimeCategory.USEFUL.value: 8.0, TimeCategory.STARTING.value: 2.0}
 
 
@@ -100,7 +100,7 @@ def test_a_recovery_is_a_sentence() -> None:
     ],
 )
 def test_what_is_no_ledger_is_refused(said: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"class|number|time"):
+    with pytest.raises(ValueError, match=r"category|number|seconds"):
         ledger.checked(said)
 
 

@@ -1,4 +1,4 @@
-"""What job documents mean for their groups."""
+"""The traits of groups, from job documents."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
     [
         (SCRIPT, {}, "only if it calls dray.train.prepare"),
         (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
-        (RECIPE, {"workers": 1}, "nobody else holds its state"),
+        (RECIPE, {"workers": 1}, "no other rank holds its state"),
         (RECIPE, {"gpus": True}, "half a step on"),
-        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),
+        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that no other rank has"),
         (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Expected ends of jobs, for paces of many kinds that are drawn by chance."""
+"""Expected ends of jobs, for random paces of many kinds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noisy(draw: random.Random, total: int) -> Paces:
 
 
 def drifting(draw: random.Random, total: int) -> Paces:
-    """Up to twice as slow, or as fast, at the end as at the begin."""
+    """Up to twice as slow or as fast at the end as at the beginning."""
     drift = draw.uniform(-0.5, 1.0)
     for step in itertools.count():
         yield (1 + drift * step / total) * draw.uniform(0.9, 1.1)
@@ -43,7 +43,7 @@ def with_checkpoints(draw: random.Random, total: int) -> Paces:
 
 
 def beside_others(draw: random.Random, total: int) -> Paces:
-    """Fast and slow for a while, as neighbours on the machine come and go."""
+    """Fast and slow in turn, as neighbours on the machine come and go."""
     level = 1.0
     while True:
         if draw.random() < 8 / total:
@@ -74,11 +74,11 @@ def test_nine_of_ten_jobs_end_within_their_range(
 def _ends_inside(
     kind: Callable[[random.Random, int], Paces], draw: random.Random, is_lost: bool
 ) -> str | None:
-    """Where the true end is, seen from a moment of the training; None without a range."""
+    """The position of the true end, seen from a moment of the training; None without a range."""
     total, step_s = draw.choice([50, 200, 1000, 5000]), draw.uniform(0.2, 30.0)
     paces = [step_s * pace for pace in itertools.islice(kind(draw, total), total)]
     looked_at = int(total * draw.uniform(0.1, 0.95))
-    # A new attempt resumes from a checkpoint, and knows nothing of the paces of the one before.
+    # A new attempt resumes from a checkpoint, and does not know the paces of the previous one.
     begins = draw.randrange(looked_at) if is_lost else 0
     at_s, marks = 1e9, list[Mark]()
     for step in range(begins, looked_at):

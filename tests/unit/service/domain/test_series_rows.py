@@ -1,4 +1,4 @@
-"""Rows of recent points: every double comes back as it was, for all ranks or for one."""
+"""Rows of recent points: every double is restored exactly, for all ranks or for one."""
 
 from __future__ import annotations
 

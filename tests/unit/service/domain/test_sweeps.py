@@ -18,7 +18,7 @@ LR = {"min": 1e-4, "max": 1e-1, "log": True}
 
 
 def sweep(**fields: Any) -> Sweep:
-    """One that minimises `loss`."""
+    """A sweep that minimises `loss`."""
     given = {"metric": "loss", "mode": "min", "trials": 50, "parameters": {"lr": LR}, **fields}
     return Sweep.model_validate(given)
 
@@ -130,7 +130,7 @@ def test_the_last_value_may_be_no_number() -> None:
 
 
 def plainly(eta: int, judged: list[float]) -> bool:
-    """Whether the trial that was judged last goes on, by sorting: with NaN as the worst."""
+    """Whether the last judged trial goes on, by sorting with NaN as the worst value."""
     ranked = sorted(judged, key=lambda loss: math.inf if math.isnan(loss) else loss)
     if math.isnan(judged[-1]):
         return all(map(math.isnan, judged))
@@ -139,7 +139,7 @@ def plainly(eta: int, judged: list[float]) -> bool:
 
 
 def counted(eta: int, judged: list[float]) -> bool:
-    """The same by the rule, which counts."""
+    """Whether the last judged trial goes on, by the rule, which counts."""
     own = None if math.isnan(judged[-1]) else judged[-1]
     better = sum(not math.isnan(x) and (own is None or x < own) for x in judged)
     return Ranked(len(judged), better).goes_on(eta, own)

@@ -1,4 +1,4 @@
-"""SystemSamples of system metrics: packed, joined in the order of time, and made fewer."""
+"""Samples of system metrics: packing, joining in the order of time, and thinning."""
 
 from __future__ import annotations
 

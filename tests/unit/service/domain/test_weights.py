@@ -1,4 +1,4 @@
-"""Which jobs can begin with the weights of another one's checkpoint, by their documents."""
+"""Jobs that begin with the weights of another job's checkpoint, by their documents."""
 
 from __future__ import annotations
 

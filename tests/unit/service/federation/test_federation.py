@@ -1,4 +1,4 @@
-"""Clients of a federated job on each database: tokens, and updates that come at once."""
+"""Clients of a federated job on each database: tokens, and concurrent updates."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NAME = round_files.round_name(1, "0" * 64)
 
 
 async def opened(service: Service) -> tuple[Invitations, str]:
-    """A job whose first round is open."""
+    """Run a job whose first round is open."""
     job_id = await service.running(federated=FEDERATED)
     report(service, job_id)
     return Invitations(service.database), job_id
 
 
 async def joined(service: Service, job_id: str, count: int) -> list[ClientRounds]:
-    """The rounds as clients see them that were just invited."""
+    """Invite clients, and return the rounds from their view."""
     invited = (await Invitations(service.database).invite(job_id, count, by="ann")).items
     at = service.database, service.storage, job_id
     return [ClientRounds(*at, one.token) for one in invited]
 
 
 def report(service: Service, job_id: str, **fields: Any) -> None:
-    """Have its rank report the first round."""
+    """Let the job's rank report the first round."""
     body = round_report(NAME, **{"clients": [0, 1], **fields}).body()
     service.report(job_id, 1, [frame(FrameKind.ROUND, body)])
 
@@ -80,7 +80,7 @@ async def test_of_updates_that_come_at_once_one_counts(service: Service) -> None
 
 
 async def test_of_the_answers_of_a_masked_round_one_is_the_update(service: Service) -> None:
-    """Each phase has a deadline of its own, which the end of the round leaves as it was."""
+    """Each phase has its own deadline, which does not change at the end of the round."""
     invitations, job_id = await opened(service)
     (rounds,) = await joined(service, job_id, 1)
     seen: list[tuple[int | None, int]] = []
@@ -110,7 +110,7 @@ async def test_explain_names_the_clients_that_have_not_answered(service: Service
         NAME, UpdateRequest(sha256="0" * 64, num_samples=1, num_steps=1, loss=0.5)
     )
     explained = await service.reading.explain(job_id)
-    assert "round 1 waits for clients 0, 2, 3, and has answers of 1 of 4: 2 are enough" in (
+    assert "round 1 waits for clients 0, 2, 3, and has answers from 1 of 4: 2 are enough" in (
         explained.reason.message
     )
     assert (await invitations.clients(job_id)).missing == [0, 2, 3]
@@ -141,7 +141,7 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
         service.report(job_id, 1, [frame(FrameKind.SILO_ROUND, {**plain, **fields})])
         return (await service.reading.explain(job_id)).reason.message
 
-    waits = "round 2 waits for silos north, west, and has answers of 1 of 3"
+    waits = "round 2 waits for silos north, west, and has answers from 1 of 3"
     assert (await said()).endswith(waits)
     assert (await waited_for(service, job_id)).missing == ["north", "west"]
     told = await said(ends_in_s=5.0)
@@ -164,5 +164,5 @@ def test_a_sentence_names_some_clients_and_the_time_that_is_left() -> None:
     )
     assert open_rounds.sentence(job, found, START - timedelta(seconds=42)) == (
         "round 7 waits in masked_input for clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 140 more, and "
-        "has answers of 50 of 200: 120 are enough at its deadline, in 42 s"
+        "has answers from 50 of 200: 120 are enough at its deadline, in 42 s"
     )

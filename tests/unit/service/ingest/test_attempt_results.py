@@ -1,4 +1,4 @@
-"""A supervisor's reports are stored once, fenced, and move the job as the table says."""
+"""A supervisor's reports are stored once, fenced, and move the job by the table of states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.service.helpers import (
 
 
 async def everything(service: Service, job_id: str) -> dict[str, Any]:
-    """All that can be read of a job."""
+    """Everything that can be read about a job."""
     reading = service.reading
     return {
         "job": (await service.jobs.get(job_id)).model_dump(),
@@ -126,7 +126,7 @@ async def test_a_rollback_halves_the_rate_three_times_and_is_charged_to_nobody(
     claimed = service.claim(job_id, 3)
     assert claimed is not None
     assert [ref.step for ref in claimed.resume_from] == [3, 2, 1]
-    assert job.spec["train"]["optimizer"]["lr"] == 1e-3, "the document stays what it was"
+    assert job.spec["train"]["optimizer"]["lr"] == 1e-3, "the document does not change"
     service.report(job_id, 4)
     service.end(job_id, 4, Cause.DIVERGED, "training diverged")
     job = await service.jobs.get(job_id)
@@ -662,7 +662,7 @@ async def test_an_error_that_comes_again_at_the_same_line_ends_the_job(
     assert job.state is (JobState.QUEUED if goes_on else JobState.FAILED)
     if not goes_on:
         assert job.reason.message == (
-            f"{second} (the attempt before failed with the same error at the same line)"
+            f"{second} (the previous attempt failed with the same error at the same line)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Hang bundles, and what slots were used for: stored, bounded, shown and counted."""
+"""Hang reports and the use of slots are stored, bounded, shown and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply is stored as if its frames had come one by one, whatever is in it."""
+"""A reply is stored as if its frames had been stored one by one, whatever they contain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNUSUAL: list[dict[str, Any]] = [
 
 
 def some_frames(seed: int) -> list[Frame]:
-    """Steps that mostly rise, of two ranks, with evaluations, lines and now and then nonsense."""
+    """Mostly rising steps of two ranks, with evaluations, log lines and some invalid frames."""
     chance = random.Random(seed)
     frames: list[Frame] = []
     step = 0
@@ -69,7 +69,7 @@ def some_frames(seed: int) -> list[Frame]:
 
 
 def stored(service: Service, job_id: str) -> dict[str, Any]:
-    """All that frames of metrics change."""
+    """Everything that frames of metrics change."""
 
     def work(session: Any) -> dict[str, Any]:
         m = MetricChunkRow

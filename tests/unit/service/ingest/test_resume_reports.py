@@ -67,7 +67,7 @@ async def test_a_receipt_is_shown_at_once_and_told_with_the_loss_of_the_first_st
     (event,) = await told(service, job_id)
     assert event.data == TOLD | {"loss_after": 0.24}
     assert event.message == (
-        "resumed from the checkpoint of step 40; passed over what is damaged (step 60, 50); "
+        "resumed from the checkpoint of step 40; skipped damaged checkpoints (step 60, 50); "
         "training loss 0.25 before and 0.24 after"
     )
 
@@ -114,7 +114,7 @@ async def test_that_nothing_was_sound_is_told(service: Service) -> None:
     job_id = await second_attempt(service, body)
     service.report(job_id, 2, [metrics(1, {"train/loss": 2.0})])
     (event,) = await told(service, job_id)
-    assert event.message == "began afresh; passed over what is damaged (step 60, 50)"
+    assert event.message == "started from scratch; skipped damaged checkpoints (step 60, 50)"
 
 
 async def test_what_is_another_jobs_is_told_as_that(service: Service) -> None:

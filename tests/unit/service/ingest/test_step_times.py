@@ -1,4 +1,4 @@
-"""Elastic recipes tell how long their steps take, and the scheduler goes by it."""
+"""Elastic recipes report how long their steps take, and the scheduler uses these times."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ async def test_the_batch_in_force_and_the_noise_scale_are_kept_of_a_job_with_a_r
     assert (found.batch_size, found.batch_range, found.noise_scale) == (64, (32, 512), None)
     service.report(job_id, 1, [with_batch(12, 64.0, 900.0), with_batch(14, 64.0)])
     found = seen(service)[job_id]
-    assert (found.noise_scale, found.steps_left) == (900.0, 43), "steps are of the least batch"
+    assert (found.noise_scale, found.steps_left) == (900.0, 43), (
+        "steps are counted in the least batch"
+    )
     service.report(job_id, 1, [with_batch(20, 128.0, 910.0, 64.0)])
     found = seen(service)[job_id]
     assert (found.batch_size, found.noise_scale) == (128, 900.0)

@@ -1,4 +1,4 @@
-"""Checkpoints that are in the storage, and whose reports were lost."""
+"""Checkpoints that are in the storage although their reports were lost."""
 
 from __future__ import annotations
 

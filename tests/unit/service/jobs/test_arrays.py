@@ -13,6 +13,7 @@ from dray.views import JobState
 from service.db.repositories import jobs as repository
 from service.domain.errors import ArrayNotFound, ArrayTooLarge, CheckpointInUse, JobLive, NotFound
 from service.jobs.idempotency import IdempotencyKey
+from tests.marks import ONE_SET, SOAK
 from tests.unit.service.helpers import Service, events_of, spec
 from tests.unit.service.jobs.test_dependencies import array_of
 
@@ -20,7 +21,7 @@ NONE = "array-none"
 
 
 async def members(service: Service, array_id: str) -> list[views.Job]:
-    """By their index."""
+    """The jobs of the array by index."""
     found = (await service.jobs.list(JobFilter(array=array_id), limit=500)).items
     return sorted(found, key=lambda job: job.array_index or 0)
 
@@ -79,6 +80,7 @@ async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service
     assert (await service.jobs.list()).items == []
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "many",
     [
@@ -89,7 +91,7 @@ async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service
 async def test_many_jobs_of_a_long_document_are_refused(
     service: Service, many: dict[str, Any]
 ) -> None:
-    """A request of a megabyte would else be stored as ten gigabytes."""
+    """Otherwise a request of a megabyte would be stored as ten gigabytes."""
     script = {"entrypoint": "a.py", "args": ["${x}"] * 4 if "sweep" in many else ["x" * 14_000]}
     document = JobSpec.model_validate({"script": script, **many})
     with pytest.raises(ArrayTooLarge, match="this server takes 134,217,728 for all") as said:
@@ -100,6 +102,7 @@ async def test_many_jobs_of_a_long_document_are_refused(
     await service.jobs.submit(few)
 
 
+@SOAK
 async def test_ten_thousand_jobs_are_made_and_ended_as_one(sqlite_service: Service) -> None:
     service = sqlite_service
     array_id, _ = await array_of(service, 10_000)
@@ -212,7 +215,7 @@ async def test_a_list_has_each_array_once_if_it_is_asked_to(service: Service) ->
 
 
 async def test_a_deletion_that_is_under_way_is_not_handed_the_list(service: Service) -> None:
-    """The next job of the array is the one that stands for it."""
+    """The next job of the array then represents it."""
     array_id, jobs = await array_of(service, 3)
     await service.jobs.arrays.cancel(array_id)
     service.database.write_sync(lambda s: hide(service, s, jobs[1]))

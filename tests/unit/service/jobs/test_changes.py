@@ -1,4 +1,4 @@
-"""A waiting job is held, released, moved and given another priority; events say who did it."""
+"""A waiting job is held, released, moved and given another priority; events name the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = RULES
 
 
 def order(service: Service) -> list[str]:
-    """The waiting jobs as the scheduler goes through them."""
+    """The waiting jobs in the scheduler's order."""
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
     plan = policy.plan(policy.Snapshot(waiting, (), connected=False), service.now)
     return [decision.job_id for decision in plan]
@@ -42,7 +42,7 @@ async def test_a_held_job_says_who_holds_it_and_how_it_goes_on(service: Service)
     assert (held.state, held.held_by, held.position) == (JobState.QUEUED, "ann", None)
     assert (held.reason.code, held.reason.message) == (
         "held",
-        f"is held by ann; `dray release {job_id}` lets it go on",
+        f"is held by ann; `dray release {job_id}` releases it",
     )
     told = await service.reading.explain(job_id)
     assert (told.reason, told.position) == (held.reason, None)
@@ -75,7 +75,7 @@ async def test_a_plan_that_did_not_know_of_the_hold_does_not_hide_it(service: Se
 
 
 def plan_of(service: Service) -> list[policy.Wait]:
-    """On a node of which others have taken all."""
+    """Plan on a node whose slots are all taken by others."""
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
     nodes = (policy.Node("n", {"CPU": 8.0}, {"CPU": 0.0}),)
     plan = policy.plan(policy.Snapshot(waiting, nodes, connected=True), service.now)
@@ -241,14 +241,14 @@ async def test_an_admin_may_exceed_the_priority_of_the_queue(service: Service) -
     with pytest.raises(PriorityTooHigh):
         await service.change(job_id, priority=61)
     assert (await service.change(job_id, priority=100, is_admin=True)).priority == 100
-    await service.change(job_id, held=True)  # what is not about the priority stays allowed
+    await service.change(job_id, held=True)  # changes of other fields stay allowed
 
 
 async def test_a_job_that_runs_takes_a_priority_and_nothing_else(service: Service) -> None:
     job_id = await service.running()
     assert (await service.change(job_id, priority=70)).priority == 70
     for change in ({"held": True}, {"held": False}, {"queue": "default"}, {"first": True}):
-        with pytest.raises(JobNotWaiting, match="is RUNNING: only one that waits"):
+        with pytest.raises(JobNotWaiting, match="is RUNNING: only a waiting job"):
             await service.change(job_id, **change)
     await service.jobs.cancel(job_id)
     with pytest.raises(JobNotWaiting, match="is being cancelled"):

@@ -1,4 +1,4 @@
-"""The data that a job may read, as its submission checks it."""
+"""The checks at submission of the data that a job may read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(source: str, tokenizer: str | None = None) -> JobSpec:
 
 
 def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every name has this address; the names that were looked up."""
+    """Give every name this address; return the list of resolved names."""
     asked = []
 
     def look_up(host: str, *_: Any) -> Any:
@@ -202,7 +202,7 @@ async def test_the_settings_become_the_policy(
     monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
     policy = node_policies.data_policy(Settings(home=tmp_path))
     plain = vars(DataPolicy.open())
-    assert all(value != plain[name] for name, value in vars(policy).items()), "one is forgotten"
+    assert all(value != plain[name] for name, value in vars(policy).items()), "one host is missing"
     assert policy == DataPolicy(
         cache_dir="/cache",
         cache_limit_bytes=1 << 30,
@@ -212,5 +212,5 @@ async def test_the_settings_become_the_policy(
         s3_endpoint_url="https://minio.internal:9000",
     )
     monkeypatch.setenv("DRAY_DATA_PRIVATE_HOSTS", "10.0.0.0/99")
-    with pytest.raises(ValidationError, match="is no host name, address or network"):
+    with pytest.raises(ValidationError, match="is not a host name, address or network"):
         Settings(home=tmp_path)

@@ -1,5 +1,5 @@
-"""Jobs and arrays that start after others, submitted, ended, cancelled and deleted by chance: they
-are in the states that a slow look at the whole graph finds."""
+"""Jobs and arrays that start after others, submitted, ended, cancelled and deleted at random: they
+have the states that a slow search of the whole graph finds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.db.session import Database
 from service.domain.errors import DependencyNeverSatisfied
 from service.loops.shared.queue_view import snapshot
 from service.storage.storage import Storage
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.service.helpers import Service
 
 BAD = (JobState.FAILED, JobState.CANCELLED)
@@ -38,12 +38,12 @@ SUBMITS = st.tuples(
     st.lists(st.tuples(NUMBERS, st.sampled_from(["success", "success", "end"])), max_size=3),
     st.sampled_from([None, None, 1, 3]),
 )
-"""The entries of `after`, by number among all that is there, and the size of the array."""
+"""The entries of `after`, by number among all jobs and arrays, and the size of the array."""
 
 
 @dataclass
 class Modelled:
-    """A job as the oracle knows it."""
+    """The oracle's record of a job."""
 
     after: After
     array_id: str | None
@@ -53,12 +53,12 @@ class Modelled:
 
 @dataclass
 class Graph:
-    """The oracle: nothing is kept of what waits for what, and each look goes through all jobs."""
+    """The oracle, which stores no dependencies and searches all jobs each time."""
 
     jobs: dict[str, Modelled] = field(default_factory=dict)
 
     def states(self, name: str) -> list[JobState]:
-        """Of the job, or of the jobs of the array."""
+        """The states of the job, or of the jobs of the array."""
         return [job.state for key, job in self.jobs.items() if name in (key, job.array_id)]
 
     def is_doomed(self, after: After) -> bool:
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Dependencies(RuleBasedStateMachine):
-    """Chooses by number among the jobs that there are."""
+    """Choose by number among the existing jobs."""
 
     def __init__(self, template: Path, folder: Path) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Dependencies(RuleBasedStateMachine):
         self.database.close()
 
     def units(self) -> list[str]:
-        """All that a document may name."""
+        """All ids that a document may name."""
         there = {
             name
             for key, job in self.graph.jobs.items()
@@ -179,7 +179,7 @@ class Dependencies(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def delete(self, number: int) -> None:
-        """Of jobs without an array, which is as good as those of its jobs that are left."""
+        """The states of single jobs, and of arrays by their remaining jobs."""
         job_id = self.one_of(number, JobState.SUCCEEDED, *BAD)
         if job_id is not None and self.graph.jobs[job_id].array_id is None:
             asyncio.run(self.service.jobs.delete(job_id))
@@ -198,6 +198,7 @@ class Dependencies(RuleBasedStateMachine):
                 assert asyncio.run(self.service.jobs.get(key)).state is job.state
 
 
+@SOAK
 @pytest.mark.parametrize("num_runs", [10, soak(60)])
 def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
     sqlite_url: str, tmp_path: Path, num_runs: int

@@ -1,5 +1,4 @@
-"""A link that downloads something of a job works once, and is told to nobody who reads the
-database."""
+"""A download link of a job works once, and can't be read from the database."""
 
 from __future__ import annotations
 

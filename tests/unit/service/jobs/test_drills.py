@@ -1,4 +1,4 @@
-"""Preemption and drills, asked for and taken; on a database of each kind."""
+"""Requests and results of preemption and drills, on each kind of database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> Non
     job_id = await service.running()
     before = await service.jobs.get(job_id)
     assert (await service.faults.preempt(job_id)).state is JobState.RUNNING
-    await service.faults.preempt(job_id, 99.0)  # harmless, and the first grace counts
+    await service.faults.preempt(job_id, 99.0)  # idempotent: the first grace period counts
     (asked,) = await events_of(service, job_id, "preempting")
     assert asked.data == {"grace_s": service.settings.preempt_grace_s}
     live = service.followed(job_id)
@@ -174,7 +174,7 @@ async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: 
     assert failed.state is DrillState.FAILED
     assert "rank 0 fell" in failed.message
     assert ("not recover in place" if struck else "never injected") in failed.message
-    # The drill's fault is not charged to the user, the user's own is.
+    # The drill's fault is not charged to the user; the user's own fault is.
     state = (await service.jobs.get(job_id)).state
     assert state is (JobState.QUEUED if struck else JobState.FAILED)
 

@@ -1,4 +1,4 @@
-"""A job that starts from another job's checkpoint: which one is meant, and that it stays."""
+"""A job that starts from another job's checkpoint: the checkpoint's choice and its deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = RULES
 
 
 async def source(service: Service, *steps: int, **fields: Any) -> str:
-    """A running job with checkpoints, whose accuracy falls from step to step."""
+    """A running job with checkpoints whose accuracy falls from step to step."""
     fields.setdefault("checkpoint", {"best": "val/accuracy"})
     job_id = await service.running(**fields)
     frames = [service.checkpoint(job_id, 1, step, val_accuracy=1 / (1 + step)) for step in steps]
@@ -141,7 +141,7 @@ async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
         with pytest.raises(InitFromDiffers, match="/model/width is 64, and was 32: its") as caught:
             await service.submit(init_from=asked, model={"name": "cnn", "width": 64})
         assert caught.value.pointer == "/model/width"
-        assert f"can't begin with the weights of {first}" in caught.value.message
+        assert f"can't start from the weights of {first}" in caught.value.message
     assert [job.id for job in (await service.jobs.list()).items] == [first]
 
 

@@ -53,7 +53,7 @@ async def test_a_submitted_job_is_answered_as_it_was_written(service: Service) -
 
 
 async def test_a_submit_asks_little_and_wakes_the_scheduler_alone(service: Service) -> None:
-    """It is the way of every job, and each of its statements takes a tenth of its time."""
+    """Every job takes this path, and each of its statements takes a tenth of its time."""
     see_cluster(service, CPU=8.0)
     told: list[str] = []
 
@@ -360,7 +360,7 @@ async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_f
 
 @pytest.fixture
 async def has_been_read(service: Service, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set once a job was read."""
+    """Return an event that is set once a job was read."""
     read, get = asyncio.Event(), service.jobs.get
 
     async def noted(job_id: str) -> Job:
@@ -377,12 +377,12 @@ async def test_waiting_ends_when_the_state_changes(
 ) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=30))
-    await has_been_read.wait()  # by now the wait knows the state
+    await has_been_read.wait()  # the wait knows the state by now
     started = asyncio.get_running_loop().time()
     await asyncio.to_thread(service.claim, job_id)
     job = await waiting
     assert job.state == JobState.STARTING
-    assert asyncio.get_running_loop().time() - started < 15, "half of what it would wait"
+    assert asyncio.get_running_loop().time() - started < 15, "half of its wait"
 
 
 @pytest.mark.usefixtures("signals_get_lost")
@@ -391,7 +391,7 @@ async def test_waiting_ends_also_where_the_process_that_made_the_change_said_not
 ) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=60))
-    await has_been_read.wait()  # by now the wait knows the state
+    await has_been_read.wait()  # the wait knows the state by now
     await asyncio.to_thread(service.claim, job_id)
     async with asyncio.timeout(30):  # half of what it would wait
         assert (await waiting).state == JobState.STARTING

@@ -20,7 +20,7 @@ from tests.unit.service.helpers import START, Service
 
 
 async def ids(service: Service, **wanted: Any) -> list[str]:
-    """Of all pages, two jobs on each."""
+    """The ids of all pages, with two jobs each."""
     found: list[str] = []
     cursor = None
     while True:
@@ -37,7 +37,7 @@ async def test_a_time_is_in_the_page_that_begins_with_it_and_not_in_the_one_that
     made = []
     for _ in range(5):
         made.append(await service.submit())
-        service.advance(0.0004)  # more than one of them in a millisecond
+        service.advance(0.0004)  # more than one job in a millisecond
     middle = START + timedelta(seconds=0.0008)
     newest_first = made[::-1]
     assert await ids(service, created_after=middle) == newest_first[:3]
@@ -145,7 +145,7 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
 def test_a_page_walks_one_index_and_never_sorts(
     sqlite_url: str, wanted: JobFilter, index: str
 ) -> None:
-    """Sorting costs what all matching jobs cost, a walk only what the page costs."""
+    """Sorting would read all matching jobs; a scan of the index reads only the page."""
     database = Database(sqlite_url)
     statements: list[tuple[str, Any]] = []
     engine = database.engine

@@ -52,7 +52,7 @@ from tests.unit.service.helpers import Service, metrics
 
 
 async def found(service: Service, where: str, **wanted: Any) -> list[str]:
-    """Ids of all pages, three jobs on each."""
+    """The ids of all pages, with three jobs each."""
     ids: list[str] = []
     cursor = None
     while True:
@@ -218,8 +218,8 @@ async def test_a_search_that_takes_too_long_is_given_up(
 
     with pytest.raises(InvalidSearch, match="took longer"):
         service.database.read_sync(work)
-    monkeypatch.undo()  # a busy machine takes longer for the next one
-    assert await found(service, "priority = 50") == []  # the connection is as it was
+    monkeypatch.undo()  # a busy machine takes longer for the next search
+    assert await found(service, "priority = 50") == []  # the connection is still usable
 
 
 async def test_what_follows_a_search_is_not_limited(
@@ -252,11 +252,11 @@ NUMBERS = st.sampled_from([0.1, 1.0, 2.0, 5.0, 1e-3])
 
 @dataclass(frozen=True)
 class Facts:
-    """A job, as a person would write it down."""
+    """A job in plain values."""
 
     document: Mapping[str, Any]
     metrics: Mapping[str, tuple[float, float, float]]
-    """Newest value, least, greatest; NaN where all are."""
+    """The newest, least and greatest value; NaN if all values are NaN."""
     labels: Mapping[str, str]
     tags: frozenset[str]
     priority: int

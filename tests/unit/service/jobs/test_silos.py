@@ -1,4 +1,4 @@
-"""Federated silos: workers go to the nodes of their data, and each source to its worker alone."""
+"""Federated silos: workers run on the nodes of their data, and only they get their source."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_silo_waits_for_its_own_node_while_others_are_free(service: Serv
     await service.submit(**federated())
     (decision,) = planned(service, taken={"node-2"})
     assert isinstance(decision, policy.Wait)
-    assert "those of silos on the nodes of their data" in decision.reason.message
+    assert "silos on the nodes of their data" in decision.reason.message
 
 
 def planned(service: Service, taken: frozenset[str] | set[str] = frozenset()) -> list[Any]:
@@ -189,7 +189,7 @@ async def test_two_silos_on_one_node_need_room_for_both(service: Service) -> Non
     both = [{"name": name, "node_labels": {"site": "a"}} for name in NAMES]
     document = {"federated": {"silos": both, "rounds": 1}}
     see(service, {"site": "a"}, {}, cpus=1.0)
-    with pytest.raises(Unsatisfiable, match="besides those of other silos"):
+    with pytest.raises(Unsatisfiable, match="besides other silos"):
         await service.submit(**document)
     see(service, {"site": "a"}, {}, cpus=2.0)
     await service.submit(**document)

@@ -1,4 +1,4 @@
-"""An answer that is kept is never a stale one."""
+"""Cached answers are never stale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(service: Service) -> StatusCache:
 
 
 async def shown(cache: StatusCache, job_id: str) -> bytes:
-    """As the API answers."""
+    """The answer of the API."""
     return cache.peek(job_id) or await cache.read(job_id)
 
 
@@ -76,7 +76,7 @@ async def test_what_another_job_does_leaves_an_answer_kept(sqlite_service: Servi
     wait(service, waits)
     assert cache.peek(job_id) is not None
     see_cluster(service)
-    assert cache.peek(job_id) is None, "what names no job may have changed any"
+    assert cache.peek(job_id) is None, "a commit that names no job may have changed any"
 
 
 async def test_an_answer_that_was_overtaken_is_not_kept(

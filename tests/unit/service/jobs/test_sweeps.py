@@ -36,7 +36,7 @@ HALVING = {"min_steps": 10, "eta": 2}
 
 
 async def swept(service: Service, **fields: Any) -> tuple[str, list[str]]:
-    """A sweep's id and its jobs' ids, by their index."""
+    """A sweep's id, and its jobs' ids by index."""
     job, created = await service.jobs.submit(spec(sweep={**GRID, **fields}), owner="ann")
     assert created
     assert job.array_id is not None

@@ -1,4 +1,4 @@
-"""Claims of many jobs at once: those that are as they were seen begin their attempts."""
+"""Claims of many jobs at once: the jobs that have not changed begin their attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that change their size: what is held by the holding, what is granted, and what is said."""
+"""Groups that change their size: their held slots, grants, and messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_grant_that_a_group_could_not_take_is_followed_by_a_pause() -> None:
 
 
 def test_what_a_group_said_before_it_knew_of_a_grant_leaves_the_grant_its_own() -> None:
-    """Or the slots would be given to another while the group takes them."""
+    """Otherwise the slots would be given to another group while the first one takes them."""
     holding = Holding((A, B), 2, (B,))
     after = Holding((ONE_OF_A, B), 2, (B,))
     assert resized(holding, [ONE_OF_A], 1, 0) == Resized(after, None)
@@ -257,7 +257,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is given 1 worker more, and has 2"
+    assert event.message == "is granted 1 worker more, and has 2"
     assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
     attempt = live(service, job_id)
@@ -274,7 +274,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     assert service.database.write_sync(lambda s: resizing.grant(s, *given))
     assert service.followed(job_id).commands == (Grant(1, (B,), 128),)
     (event,) = await events_of(service, job_id, "growing")
-    assert event.message == "is given 1 worker more, and has 2, with a global batch of 128"
+    assert event.message == "is granted 1 worker more, and has 2, with a global batch of 128"
     assert event.data is not None
     assert event.data["batch_size"] == 128
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
@@ -286,7 +286,7 @@ async def test_a_batch_goes_with_a_grant_and_with_a_recall(service: Service) -> 
     again = growing(service, job_id)
     assert again is not None
     assert give(service, again, B)
-    assert service.followed(job_id).commands == (Grant(3, (B,), None),), "a batch goes once"
+    assert service.followed(job_id).commands == (Grant(3, (B,), None),), "a batch is sent once"
 
 
 async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) -> None:
@@ -336,7 +336,7 @@ async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_wh
     attempt = live(service, job_id)
     assert (attempt.slices, attempt.growing) == ((Slice("node-a", 2),), None)
     assert service.followed(job_id).commands == ()
-    assert attempt.node_ids == ("node-a", "node-b"), "something may lie there"
+    assert attempt.node_ids == ("node-a", "node-b"), "files may be on the node"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
 
@@ -386,7 +386,7 @@ async def test_a_group_below_its_size_explains_what_it_waits_for(service: Servic
     assert seen is not None
     assert give(service, seen, B)
     explained = await service.reading.explain(job_id)
-    assert explained.reason.message == "trains on 2 workers; is being given 1 worker more"
+    assert explained.reason.message == "trains on 2 workers; is being granted 1 worker more"
     service.end(job_id, 1)
     assert (await service.reading.explain(job_id)).reason.message == "it ended"
 
@@ -405,7 +405,7 @@ async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Ser
     # No process can be started; then a node is lost, and no slot comes instead.
     whole = Slice("node-a", 3)
     service.report(job_id, 1, [said(whole, world_size=2)], phase=Phase.RUNNING)
-    assert size_told(service, job_id) == "node-b is gone", "as the group has said it"
+    assert size_told(service, job_id) == "node-b is gone", "the reason that the group reported"
     assert growing(service, job_id) is None
     service.report(job_id, 1, [regrouping(1), said(ONE_OF_A, lacking=2)], phase=Phase.RUNNING)
     seen = growing(service, job_id)
@@ -444,7 +444,7 @@ def spare(service: Service, job_id: str) -> tuple[Slice, ...]:
 
 
 def size_told(service: Service, job_id: str) -> str:
-    """Why the group has this size, as `explain` says it."""
+    """The reason of `explain` why the group has this size."""
 
     def work(session: Session) -> str:
         job = jobs_repository.get(session, job_id)
@@ -456,7 +456,7 @@ def size_told(service: Service, job_id: str) -> str:
 
 
 async def spread(service: Service) -> str:
-    """A job of three workers on two nodes, which goes on with two."""
+    """A job of three workers on two nodes, which goes on with two of them."""
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
     return job_id
@@ -475,8 +475,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
     assert event.message == (
-        "was asked to give 1 worker back: it goes on with fewer workers, "
-        "so that job other can start"
+        "was asked to release 1 worker: it goes on with fewer workers, so that job other can start"
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     assert not ask_back(service, job_id, B), "it was asked before"
@@ -484,7 +483,7 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     seen = live(service, job_id)
     assert (seen.slices, seen.growing) == ((A,), None)
     assert service.followed(job_id).commands == ()
-    assert size_told(service, job_id) == "", "it may be asked for others soon"
+    assert size_told(service, job_id) == "", "it may be asked for other slots soon"
     service.advance(GROWING_PAUSE.total_seconds())
     assert growing(service, job_id) is not None
 
@@ -531,7 +530,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     assert growing(service, job_id) is not None
     again = f"{service.now + KEEPING_PAUSE - GROWING_PAUSE:%H:%M:%S} UTC"
     assert size_told(service, job_id) == (
-        f"kept slots that it was asked to give back, and is not asked again before {again}"
+        f"kept slots that it was asked to release, and is not asked again before {again}"
     )
     service.advance((KEEPING_PAUSE - GROWING_PAUSE).total_seconds())
     assert spare(service, job_id) == (B,)
@@ -547,7 +546,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
 ) -> None:
     job_id = await spread(service)
     assert ask_back(service, job_id, B)
-    told = f"was asked to give 1 worker back by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
+    told = f"was asked to release 1 worker by {service.now + RECALL_LIMIT:%H:%M:%S} UTC"
     assert size_told(service, job_id) == told
     assert (await service.reading.explain(job_id)).reason.message.endswith(f"; {told}")
     service.advance(RECALL_LIMIT.total_seconds() - 1)
@@ -559,7 +558,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     (event,) = await events_of(service, job_id, "recall_unanswered")
     assert (event.code, event.message) == (
         "recall_unanswered",
-        "did not give 1 worker back within 120 s of being asked: it counts as keeping them, "
+        "did not release 1 worker within 120 s of being asked: it is assumed to keep them, "
         "and may be asked to leave",
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
@@ -569,7 +568,7 @@ async def test_a_recall_that_is_not_answered_is_withdrawn_and_the_slots_stay_the
     assert seen.running is not None
     assert (seen.running.recalled, seen.running.spare) == ((), ())
     service.report(job_id, 1, [said(A, grants=2)])
-    assert live(service, job_id).slices == (A,), "what is given back late is free all the same"
+    assert live(service, job_id).slices == (A,), "slots that are released late are still freed"
 
 
 @ON_SQLITE

@@ -1,4 +1,4 @@
-"""The scheduler's side of SQL: the snapshot, the claim, the reasons, the picture of the cluster."""
+"""The scheduler's SQL: the snapshot, claims, reasons, and the stored view of the cluster."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ async def test_a_long_queue_is_counted_and_its_head_is_named(service: Service) -
 
 
 def note_plan(service: Service) -> None:
-    """Store a plan for a node of which others have taken all."""
+    """Store a plan for a node whose slots are all taken by others."""
     waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     nodes = (policy.Node("n", {"CPU": 8.0}, {"CPU": 0.0}),)
     plan = policy.plan(policy.Snapshot(waiting, nodes, connected=True), service.now)

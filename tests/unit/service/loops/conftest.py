@@ -1,4 +1,4 @@
-"""A whole service over the fake cluster, on a database of each kind, with short pauses."""
+"""A whole service over the fake cluster, on each kind of database, with short pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several services on one PostgreSQL: one runs the loops, and another when that one can't."""
+"""Several services on one PostgreSQL: one runs the loops, and another if the first one can't."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def trains_long(rank: FakeRank) -> None:
 
 
 LONG = timedelta(seconds=60)
-"""Of a lease, so that no process loses one because the machine stood still."""
+"""The length of a lease, so that no process loses it because the machine was suspended."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def postgres_world(postgres_world: World) -> World:
 
 
 class Stopped:
-    """A service as SIGSTOP leaves it: what it asks of the database does not go out."""
+    """A service after SIGSTOP: its requests to the database are not sent."""
 
     def __init__(self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
         self._going = asyncio.Event()
@@ -93,7 +93,7 @@ async def stands_by(runtime: Runtime) -> None:
     async def so() -> bool:
         return runtime.leader is not None and runtime.leader.other is not None
 
-    await eventually(so, "it never stood by")
+    await eventually(so, "it never waited for the lease")
 
 
 async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
@@ -122,7 +122,7 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
 async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseUnavailable | None
 ) -> None:
-    """And stops, also if the database fails it at that moment."""
+    """The service also stops if the database fails at that moment."""
     take, taken, goes_on = Leader._take, threading.Event(), threading.Event()
 
     def takes_long(self: Leader, session: Session) -> Lease | None:
@@ -173,7 +173,7 @@ async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let
 
 
 class SlowCluster(FakeCluster):
-    """A launch under way goes on though nobody waits for it, and comes when it was polled for."""
+    """A launch goes on although no process waits for it, and arrives after it was polled for."""
 
     async def launch(self, spec: AttemptSpec) -> None:
         asked = self.num_polls

@@ -1,4 +1,4 @@
-"""All processes add to the same sums, which no restart resets; nothing is lost or counted twice."""
+"""All processes add to the same sums, which survive restarts; nothing is lost or counted twice."""
 
 from __future__ import annotations
 

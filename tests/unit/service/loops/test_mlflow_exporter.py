@@ -1,4 +1,4 @@
-"""Jobs are written to MLflow whole and once, whatever happens on the way."""
+"""Jobs are written to MLflow completely and once, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class FakeRun:
 
 
 class FakeMlflow:
-    """Keeps runs as MLflow does; before or after it did its work, a call may fail."""
+    """Keeps runs as MLflow does; a call may fail before or after its work."""
 
     def __init__(self) -> None:
         self.runs: dict[str, FakeRun] = {}
         self.failures: Iterator[tuple[str, Exception] | None] = iter(())
-        """For each call that comes, ("before" or "after", error)."""
+        """The faults of the next calls: ("before" or "after", error)."""
         self.calls: Counter[str] = Counter()
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
@@ -142,7 +142,7 @@ async def test_a_job_is_a_run_from_its_submission_to_its_end(
     assert run.uploads == ["model/a.bin"]
     before = mlflow.calls.total()
     await export_all(exporter)
-    assert mlflow.calls.total() == before, "a complete run is not looked at again"
+    assert mlflow.calls.total() == before, "a complete run is not read again"
 
 
 async def test_tags_and_notes_are_those_of_the_job_also_when_they_change_later(
@@ -228,7 +228,7 @@ async def test_a_job_that_has_nothing_new_costs_no_call(
 async def test_jobs_that_wait_are_not_read_each_round(
     service: Service, exporter: MlflowExporter
 ) -> None:
-    """Ten thousand of them would take 0.15 s of every two."""
+    """Ten thousand complete runs would take 0.15 s of every two seconds."""
     waiting, job_id = await service.submit(), await service.submit()
     await export_all(exporter)
     database = LoopDatabase(service.database)
@@ -243,7 +243,7 @@ async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     service: Service, mlflow: FakeMlflow, exporter: MlflowExporter, no_pauses: None
 ) -> None:
     """Calls fail before or after MLflow did its work, in the middle of parts; the service is
-    started again after each."""
+    restarted after each failure."""
     job_id = await service.running()
     frames = [metrics(n, {"loss": 1.0, **({"val": 2.0} if n % 7 == 0 else {})}) for n in range(100)]
     service.report(job_id, 1, [*frames[:60], service.artifact(job_id, 1, "a.bin")])

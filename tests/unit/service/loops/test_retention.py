@@ -1,4 +1,4 @@
-"""Jobs that the service deletes by itself, and a storage that is full."""
+"""Jobs that the service itself deletes, and a full storage."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ async def test_a_full_storage_takes_no_job_and_says_what_to_do(
     first, _ = await here.jobs.submit(spec(), idempotency=key)
     jobs = [await here.finished() for _ in range(2)]
     assert await here.retention.run_once() == 0
-    assert "no job is taken or started" in caplog.text
+    assert "no job is accepted or started" in caplog.text
     with pytest.raises(QuotaExceeded, match="holds 20 bytes and its quota is 20 bytes") as caught:
         await here.jobs.submit(spec())
     assert "dray delete" in str(caught.value.hint)
     again, created = await here.jobs.submit(spec(), idempotency=key)
-    assert (again.id, created) == (first.id, False), "what was acknowledged is still answered"
+    assert (again.id, created) == (first.id, False), "acknowledged jobs are still answered"
     shown = (await here.reading.cluster()).storage
     assert (shown.used_bytes, shown.quota_bytes) == (20, 20)
     assert shown.problem is not None
@@ -236,7 +236,7 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
         return here.database.read_sync(repository.marked_deleted)
 
     await here.retention.run_once()
-    assert hidden() == [job_id], "whoever began it may still be at it"
+    assert hidden() == [job_id], "the process that began it may still be working on it"
     timings = LoopTimings()
     then = here.database.read_sync(here.database.time) + 2 * timings.deletion_grace
     later = Retention(
@@ -300,7 +300,7 @@ async def test_the_loop_goes_on_after_a_failed_round(
         while job_id in await here.ids():
             await asyncio.sleep(0.01)
     loop.cancel()
-    assert "the retention failed a round" in caplog.text
+    assert "a round of the retention failed" in caplog.text
 
 
 async def test_a_job_that_somebody_deleted_first_is_passed_over(

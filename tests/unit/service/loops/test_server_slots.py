@@ -1,4 +1,4 @@
-"""Jobs whose roles have resources of their own, while the loops run."""
+"""Jobs whose roles have their own resources, while the loops run."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ async def test_a_gang_with_servers_holds_what_it_asked_for_and_gives_it_back(wor
     async def is_free() -> bool:
         return not any(node.held.values())
 
-    await eventually(is_free, "all slots are given back")
+    await eventually(is_free, "all slots are released")

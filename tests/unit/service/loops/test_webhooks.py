@@ -1,4 +1,4 @@
-"""The service as a whole tells a receiver of its jobs, over a real connection."""
+"""The whole service notifies a receiver of its jobs, over a real connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of the loops: services, a fake cluster, scripts, and ways to wait."""
+"""Helpers for the tests of the loops: services, a fake cluster, scripts, and waits."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STEPS = 5
 
 
 async def trains(rank: FakeRank) -> None:
-    """Five steps, and a line of log for each."""
+    """Takes five steps, with a log line for each."""
     for step in range(1, STEPS + 1):
         rank.print(f"rank {rank.rank} is at {step}")
         rank.report(step, train_loss=1.0 / step)
 
 
 async def waits(rank: FakeRank) -> None:
-    """One step, and then on until it is stopped."""
+    """Takes one step, and then runs until it is stopped."""
     rank.report(1, train_loss=1.0)
     await asyncio.get_running_loop().create_future()
 
@@ -46,7 +46,7 @@ async def fails(rank: FakeRank) -> None:
 
 
 async def lacks_data(rank: FakeRank) -> None:
-    raise Failed(Cause.BAD_DATA, "the samples are not there")
+    raise Failed(Cause.BAD_DATA, "the samples are missing")
 
 
 class World:
@@ -60,7 +60,7 @@ class World:
             play.__name__: play for play in (trains, waits, fails, lacks_data)
         }
         self.gate = asyncio.Event()
-        """For scripts that go on when the test says so."""
+        """For scripts that wait until the test sets it."""
         self.fake = FakeCluster({"node-a": {"CPU": 4.0}}, self._play)
         self.timings = LoopTimings(
             watch_period_s=0.05,
@@ -69,7 +69,7 @@ class World:
             unavailable_pause_s=0.02,
             last_launches_s=0.2,
         )
-        """Of the services that are opened from now on."""
+        """The settings of services that are opened from now on."""
 
     def set_timings(self, **changes: Any) -> None:
         self.timings = replace(self.timings, **changes)
@@ -78,7 +78,7 @@ class World:
         await self.plays[rank.spec.spec["name"]](rank)
 
     async def open(self, clock: Clock = utc_now, **settings: Any) -> Runtime:
-        """A service with its loops running, or standing by to run them."""
+        """A service that runs the loops, or waits for the lease."""
         number = len(self._runtimes)
         runtime = await Runtime.open(
             Settings(
@@ -100,7 +100,7 @@ class World:
         return runtime
 
     async def drop(self, runtime: Runtime) -> None:
-        """The service goes, wherever its loops are; the cluster does not notice."""
+        """End the service, whatever its loops do; the cluster does not notice."""
         self._runtimes.remove(runtime)
         await runtime.stop()
 
@@ -127,7 +127,7 @@ class World:
 async def eventually(
     probe: Callable[[], Awaitable[T]], why: str, within_s: float = PATIENCE_S
 ) -> T:
-    """The answer of `probe` once that is truthy; AssertionError when the time is up."""
+    """Return the answer of `probe` once it is truthy; raise AssertionError after the limit."""
     deadline = time.monotonic() + within_s
     while not (answer := await probe()):
         assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
@@ -136,7 +136,7 @@ async def eventually(
 
 
 async def comes_to(runtime: Runtime, job_id: str, *states: JobState) -> views.Job:
-    """The job as soon as it is in one of the states."""
+    """Return the job as soon as it is in one of the states."""
     deadline = time.monotonic() + PATIENCE_S
     job = await runtime.jobs.get(job_id)
     while job.state not in states:
@@ -147,19 +147,19 @@ async def comes_to(runtime: Runtime, job_id: str, *states: JobState) -> views.Jo
 
 
 async def says(runtime: Runtime, job_id: str, code: str) -> views.Explanation:
-    """The explanation as soon as its reason has this code."""
+    """Return the explanation as soon as its reason has this code."""
 
     async def explained() -> views.Explanation | None:
         explanation = await runtime.reading.explain(job_id)
         return explanation if explanation.reason.code == code else None
 
-    found = await eventually(explained, f"{job_id} never said {code}")
+    found = await eventually(explained, f"{job_id} never had the reason {code}")
     assert found is not None
     return found
 
 
 async def reports_step(runtime: Runtime, job_id: str, step: int) -> None:
-    """Waits until the service has stored a step of rank 0."""
+    """Wait until the service has stored a step of rank 0."""
 
     async def stored() -> bool:
         progress = (await runtime.jobs.get(job_id)).progress
@@ -169,13 +169,13 @@ async def reports_step(runtime: Runtime, job_id: str, step: int) -> None:
 
 
 async def causes(runtime: Runtime, job_id: str) -> list[str | None]:
-    """Why each attempt ended."""
+    """Return the reason of each attempt's end."""
     attempts = (await runtime.reading.attempts(job_id)).items
     return [attempt.reason.code if attempt.reason else None for attempt in attempts]
 
 
 async def charges(runtime: Runtime, job_id: str) -> list[str]:
-    """Whose budget paid for each retry."""
+    """Return the budget that each retry was charged to."""
     events = (await runtime.reading.events(job_id)).items
     return [event.data["charged_to"] for event in events if "charged_to" in event.data]
 
@@ -191,7 +191,7 @@ async def log_of(runtime: Runtime, job_id: str, attempt: int = 1) -> list[str]:
 
 
 async def keeps_its_promises(world: World, runtime: Runtime, job_id: str) -> None:
-    """I2, I4, I5, I7 and I8 of a job that has ended."""
+    """Check I2, I4, I5, I7 and I8 for a job that has ended."""
     job = await runtime.jobs.get(job_id)
     assert job.state.is_terminal
     events = (await runtime.reading.events(job_id)).items

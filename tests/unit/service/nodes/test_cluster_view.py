@@ -1,4 +1,4 @@
-"""The cluster's picture: what is held on each node, and by which jobs."""
+"""The view of the cluster: the slots held on each node, and the jobs that hold them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wire import cluster_node
 async def test_each_slot_is_counted_once_however_many_nodes_there_are(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted for each node anew, a thousand nodes and jobs would keep a server busy for long."""
+    """Counting again for each node would take long with a thousand nodes and jobs."""
     counted: Counter[str] = Counter()
     add = slots.add
 

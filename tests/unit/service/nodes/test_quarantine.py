@@ -1,4 +1,4 @@
-"""Slots that are kept from use are said to be: in the cluster's picture and to their job."""
+"""Quarantined slots are shown in the view of the cluster and in events of their job."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ async def test_a_quarantine_ends_with_its_node(service: Service) -> None:
     job_id = await ended(service)
     see(service, keeping(job_id))
     see(service, replace(NODE, node_id="node-b"))
-    assert (await told(service, job_id))[-1].message == "what was left in 1 slot went with its node"
+    assert (await told(service, job_id))[
+        -1
+    ].message == "the processes left in 1 slot vanished with their node"
 
 
 async def test_while_the_cluster_is_away_nothing_is_told(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Forecasts as they are stored: told once, changed when they differ, measured when it came."""
+"""Forecasts are stored once, changed when they differ, and measured when the event happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.service.helpers import START, Service, metrics
 
 @pytest.fixture(autouse=True)
 def one_clock(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An explanation is made at the time of the test."""
+    """Use the time of the test for explanations."""
     monkeypatch.setattr(service.database, "time", lambda _: service.now)
 
 
@@ -28,7 +28,7 @@ def store(
     starts: dict[str, Expected] | None = None,
     ends: dict[str, Expected] | None = None,
 ) -> int:
-    """One round of the forecaster; answers how many forecasts it stored."""
+    """Run one round of the forecaster; return how many forecasts it stored."""
     service.database.read_sync(of.load)
     known = service.database.read_sync(forecasts.facts)
     number = 0

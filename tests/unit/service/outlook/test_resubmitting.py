@@ -1,4 +1,4 @@
-"""Documents that a suggestion would have a user submit again obey the rules of a submit."""
+"""Documents that a suggestion lets a user submit again obey the rules of a submit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner's memory is that of the model and of the step that torch does."""
+"""The planner's memory is equal to the memory of the model and of a step in torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.planning.model.memory_simulator import (
 )
 from service.planning.model.meshes import meshes
 from service.planning.model.shapes import Shapes, shapes_of
-from tests.marks import soak_but
+from tests.marks import ONE_SET, soak_but
 from tests.unit.training.ranks import run_in_group
 
 WITHIN = 0.15
@@ -61,17 +61,18 @@ TRIED = [
     "table",
     "data 2 x shard 2",
 ]
-"""`python -m benchmarks planner` tries all that there are."""
+"""The divisions to test; `python -m benchmarks planner` tries all divisions."""
 SHORT = {"data 2", "shard 2, ZeRO 1", "pipeline 2"}
-"""Of `make test`."""
+"""The divisions that `make test` tries."""
 
 
 def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group exists already
     found = measuring.peak_bytes(document, rank, num_ranks, Path(folder))
     (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", soak_but(TRIED, short=SHORT))
 def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
     num_ranks, document = jobs(tmp_path)[name]
@@ -98,7 +99,7 @@ def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
 def test_layers_that_are_alike_are_played_once(
     monkeypatch: pytest.MonkeyPatch, how: MemorySimulation, recompute: str, half: bool, samples: int
 ) -> None:
-    """And give to the byte what all of them would."""
+    """The result is exactly the same as for all layers."""
     how = dataclasses.replace(how, recompute=recompute)
     model = spec.Gpt(num_layers=23, num_heads=2, width=64, context_length=16)
     part = gpt.StageShare(samples, num_layers=23)

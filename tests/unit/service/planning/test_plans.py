@@ -1,4 +1,4 @@
-"""Plans by what is known of the cluster, and what a submit makes of them."""
+"""Plans for the known cluster, and their use by a submit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service)
 
 
 async def ran(service: Service, step_time_s: float, num_steps: int = 30, **parts: Any) -> None:
-    """A job that succeeded, each step of which took so long."""
+    """Run a job that succeeds, with steps of this time."""
     job_id = await service.running(**text(**parts))
     steps = (metrics(step, {STEP_TIME: step_time_s}) for step in range(1, num_steps + 1))
     service.report(job_id, 1, [resumed(0), *steps])
@@ -68,7 +68,7 @@ async def test_times_are_those_that_jobs_here_have_shown(service: Service) -> No
     before = await planned(service)
     assert "not measured" in before.calibration.source
     await ran(service, 2.0)
-    await ran(service, 8.0)  # that it was slower once, says nothing of the worker
+    await ran(service, 8.0)  # a slower job does not lower the worker's speed
     after = await planned(service)
     assert after.calibration.source.startswith("speed as the last 2 jobs on such workers")
     (one,) = (mesh for mesh in after.meshes if mesh.name == "data 2")
@@ -85,7 +85,7 @@ async def test_what_ran_elsewhere_or_hardly_at_all_says_nothing(service: Service
 
 
 async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service: Service) -> None:
-    """How long it sent is not known so well that what is left would mean anything."""
+    """The time of sending is not known well enough for an exact speed."""
     default = (await planned(service)).calibration.flops_per_s
     model = {"width": 1024, "num_layers": 1, "context_length": 4}
     wide = {"model": model, "train": {"global_batch_size": 2}}
@@ -93,13 +93,13 @@ async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service
     assert mostly_sends.send_s > mostly_sends.compute_s
     await ran(service, 1.001 * mostly_sends.send_s, **wide)
     assert (await planned(service)).calibration.flops_per_s == default
-    quick_s = 0.5 * mostly_sends.compute_s  # so that it computed twice as fast at the least
+    quick_s = 0.5 * mostly_sends.compute_s  # so it computed at least twice as fast
     await ran(service, quick_s, **wide)
     assert (await planned(service)).calibration.flops_per_s == pytest.approx(2 * default)
 
 
 async def test_a_much_smaller_job_says_how_fast_it_computed_at_least(service: Service) -> None:
-    """Its steps are mostly launching, on a GPU by a factor of hundreds."""
+    """Its steps are mostly launch overhead, on a GPU by a factor of hundreds."""
     default = (await planned(service)).calibration.flops_per_s
     small = {"model": {"width": 16, "num_layers": 1, "num_heads": 1}}
     await ran(service, 1.0, **small)
@@ -217,7 +217,7 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
 
 
 async def spread(service: Service, seconds: dict[int, float]) -> str:
-    """A job that succeeded, and whose ranks took so long for a share."""
+    """Run a job that succeeds. seconds: the computing time of each rank."""
     resources = {"num_workers": len(seconds)}
     job_id = await service.running(**text(sync={}, resources=resources))
     steps = (
@@ -256,7 +256,7 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     job = await submitted(service)
     assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "ad_psgd")
     (event,) = (await service.reading.events(job.id)).items
-    assert f"takes 8.0 times as long as the middle one, as {slow} measured" in event.message
+    assert f"takes 8.0 times as long as the median rank, as {slow} measured" in event.message
     assert (await submitted(service, elastic={"min_workers": 1})).spec["sync"]["kind"] == (
         "all_reduce"
     )

@@ -1,4 +1,4 @@
-"""The choice of `sync: auto`: all-reduce, unless something that is known speaks for another way."""
+"""The choice of `sync: auto`: all-reduce, unless known facts are in favour of another way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIKE = Work(
     bandwidth_bytes_per_s=1e9,
     latency_s=1e-4,
 )
-FAST = SyncFacts(ALIKE, "as the document says", True, 1, False)
+FAST = SyncFacts(ALIKE, "as given in the document", True, 1, False)
 ONE_SLOW = RankPaces(slowest=10.0, mean_speed=3.1 / 4, job_id="job-1")
 
 
@@ -45,7 +45,7 @@ PAIRS = "gossip, ad_psgd, ring"
     ("spec", "known", "chosen", "because"),
     [
         (document(), FAST, "all-reduce", "no way that the document takes is known to be 1.5"),
-        (document(), facts(paces=ONE_SLOW), PAIRS, "10.0 times as long as the middle one"),
+        (document(), facts(paces=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
         (document(), facts(paces=ONE_SLOW, is_known=False), PAIRS, "as job-1 measured"),
         (document(), facts(paces=RankPaces(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
         (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of all-reduce's step"),
@@ -56,7 +56,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "no way that the document takes",
         ),
         (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
-        # Only messages take long, and how long is a guess.
+        # Only messages take long, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (
@@ -87,18 +87,18 @@ def test_another_way_than_all_reduce_is_for_a_reason(
 def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
     elastic = choose_sync(document(elastic={"min_workers": 1}), facts(paces=ONE_SLOW))
     against = {option.name: option.why for option in elastic.options[1:]}
-    assert all("this document does not take it" in why for why in against.values())
+    assert all("this document does not allow it" in why for why in against.values())
     assert "it: elastic must be unset: with sync.kind gossip the ranks have no" in against[PAIRS]
     spot = choose_sync(document(), facts(spot=True))
     assert "spot nodes" in spot.options[-1].why
     guessed = choose_sync(document(), facts(**SLOW_LINK, is_known=False))
-    assert "give sync.bandwidth_bytes_per_s" in guessed.options[1].why
+    assert "set sync.bandwidth_bytes_per_s" in guessed.options[1].why
     quick = choose_sync(document(), facts(weights_bytes=6e3, compute_s=1e-4))
-    assert "if a message takes as assumed" in quick.options[1].why
+    assert "with an assumed latency" in quick.options[1].why
     slow = choose_sync(document(), facts(paces=ONE_SLOW))
     whys = {option.name: option.why for option in slow.options}
-    assert "no less than all-reduce" in whys["parameter servers, synchronous"]
-    assert "times as long as the one that is chosen" in whys["parameter servers, asynchronous"]
+    assert "no faster than all-reduce" in whys["parameter servers, synchronous"]
+    assert "times as long as the chosen way" in whys["parameter servers, asynchronous"]
     assert "which all wait for, takes 10.0 times" in whys["all-reduce"]
 
 

@@ -1,4 +1,4 @@
-"""Queues in the database: their rules, what they admit, and what their jobs hold; on both kinds."""
+"""Queues on both databases: their rules, the jobs that they admit, and the slots of these jobs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_rule_has_a_bounded_number_of_names(service: Service, rule: str)
     with pytest.raises(InvalidQueue) as told:
         await _change(service, "night", **{rule: {names[most]: 1.0}})
     assert told.value.pointer == f"/{rule}"
-    assert told.value.message == f"would have {most + 1:,} names, and may have {most:,}"
+    assert told.value.message == f"would have {most + 1:,} names, but at most {most:,} are allowed"
     await _change(service, "night", **{rule: {names[0]: None, names[most]: 1.0}})
     for change in (service.queue, functools.partial(_change, service)):
         with pytest.raises(InvalidQueue):
@@ -137,7 +137,7 @@ async def test_a_rule_has_a_bounded_number_of_names(service: Service, rule: str)
 async def test_a_quota_that_the_cluster_can_not_honour_is_taken_with_a_warning(
     service: Service,
 ) -> None:
-    assert (await service.queue("night", quota={"CPU": 9})).warnings == []  # nobody knows
+    assert (await service.queue("night", quota={"CPU": 9})).warnings == []  # no cluster is known
     _see_cluster(service, CPU=8.0)
     (warning,) = (await service.queues.get("night")).warnings
     assert (warning.code, warning.message) == (
@@ -302,7 +302,7 @@ async def test_a_claim_finds_the_job_held_or_moved(service: Service) -> None:
 
 
 def test_jobs_of_a_queue_are_counted_along_one_index(sqlite_url: str) -> None:
-    """However many jobs have ended."""
+    """The number of ended jobs does not matter."""
     database = Database(sqlite_url)
     statements: list[tuple[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""A home that was copied while in use, and put back elsewhere, reads the same."""
+"""A home that is backed up while in use, and restored elsewhere, reads the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATE = b"weights" * 1000
 
 
 def saved(service: Service, job_id: str, step: int) -> Frame:
-    """A checkpoint with its files, and the frame that tells of it."""
+    """Write a checkpoint's files, and return the frame that reports it."""
     key = f"{attempt_prefix(job_id, 1)}/checkpoints/step-{step}"
     entry = {
         "path": "state.pt",
@@ -62,7 +62,7 @@ class Home(Service):
         super().__init__(Database(settings.database_url), Storage(settings.storage_url), home)
 
     async def everything(self, job_id: str) -> dict[str, Any]:
-        """All that can be read of a job, storage included; addresses as they are in the storage."""
+        """Everything that can be read of a job, including its files; STORAGE replaces the URL."""
         reading = self.reading
         answers = {
             "job": await self.jobs.get(job_id),
@@ -238,7 +238,7 @@ async def test_what_is_no_backup_is_refused(old: Home, tmp_path: Path) -> None:
     broken = _repacked(whole, tmp_path / "broken.tar", {"database_sha256": "0" * 64})
     for number, (source, says) in enumerate(
         [
-            (cut, "cut off|can't be read"),
+            (cut, "truncated|can't be read"),
             (text, "can't be read"),
             (tmp_path / "none.tar", "can't be read"),
             (newer, "has the format 2"),
@@ -250,7 +250,7 @@ async def test_what_is_no_backup_is_refused(old: Home, tmp_path: Path) -> None:
 
 
 def _repacked(source: Path, dest: Path, changes: dict[str, Any]) -> Path:
-    """The same backup saying something else of itself."""
+    """Copy a backup, with changes to its description."""
     with tarfile.open(source) as old, tarfile.open(dest, "w") as new:
         for member in old:
             file = old.extractfile(member)

@@ -1,4 +1,4 @@
-"""Where things lie: storage, the home and its lock, the settings."""
+"""The storage, the home and its lock, and the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optuna as a sampler: values within the space, by the trials before, the same each time."""
+"""Optuna as a sampler: values are in the space, depend on earlier trials, and are reproducible."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from dray.spec import Sweep
 from service.sweeps.optuna_sampler import (
-    MAX_TOLD,
-    NUM_BEST_TOLD,
+    MAX_EARLIER,
+    NUM_BEST,
     EarlierTrial,
     Told,
-    _most_telling,
+    _most_informative,
     ask,
 )
 
@@ -61,7 +61,7 @@ def test_the_same_trials_before_give_the_same_values_in_any_process() -> None:
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 0.1), ("max", 0.9)])
 def test_it_learns_from_the_values(mode: str, best: float) -> None:
-    """Of a parabola whose best value is at `best`, the later trials come near it."""
+    """Later trials approach the best value of a parabola at `best`."""
     found = sweep(mode=mode, parameters={"x": {"min": 0.0, "max": 1.0}})
     sign, earlier = (1 if mode == "min" else -1), []
     for index in range(40):
@@ -73,12 +73,12 @@ def test_it_learns_from_the_values(mode: str, best: float) -> None:
 
 def test_of_very_many_trials_the_best_and_the_newest_are_told() -> None:
     found = sweep(mode="max", parameters={"x": {"min": 0.0, "max": 1.0}})
-    earlier = [ended(float(-number), x=0.5) for number in range(MAX_TOLD)]
-    assert _most_telling(found, earlier) == earlier
-    earlier += [ended(None, x=0.5), *(ended(-1e6, x=0.5) for _ in range(MAX_TOLD))]
-    told = _most_telling(found, earlier)
-    assert len(told) == MAX_TOLD
-    assert told == [*earlier[:NUM_BEST_TOLD], *earlier[-(MAX_TOLD - NUM_BEST_TOLD) :]]
+    earlier = [ended(float(-number), x=0.5) for number in range(MAX_EARLIER)]
+    assert _most_informative(found, earlier) == earlier
+    earlier += [ended(None, x=0.5), *(ended(-1e6, x=0.5) for _ in range(MAX_EARLIER))]
+    told = _most_informative(found, earlier)
+    assert len(told) == MAX_EARLIER
+    assert told == [*earlier[:NUM_BEST], *earlier[-(MAX_EARLIER - NUM_BEST) :]]
 
 
 def test_trials_without_a_number_are_as_failed() -> None:

@@ -1,4 +1,4 @@
-"""Logs: every line once and in order, wherever it lies, within the job's limit."""
+"""Logs: every line once and in order, wherever it is stored, within the job's limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.service.helpers import START, Service, log, two_ranks
 async def read_all(
     service: Service, job_id: str, *, limit: int = 7, rank: int | None = None
 ) -> list[LogLine]:
-    """Page by page, as a client does."""
+    """Read all lines page by page, like a client."""
     lines: list[LogLine] = []
     cursor = None
     while True:

@@ -18,7 +18,7 @@ from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
 
@@ -191,7 +191,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
     for step in range(1, 11):
         service.report(job_id, 1, losses([step]))
         await poll()
-        if step % 5 == 0:  # the evaluation of a step is told after its training figures
+        if step % 5 == 0:  # the evaluation of a step is reported after its training metrics
             service.report(job_id, 1, [metrics(step, {"val": float(step)})])
             await poll()
     service.end(job_id, 1)
@@ -240,6 +240,7 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert types.count("metric_keys_limit") == 1
 
 
+@ONE_SET
 @pytest.mark.parametrize("per_step", [soak(1000), 100_000])
 async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
     service: Service, per_step: int
@@ -262,7 +263,7 @@ async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
 async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
     service: Service, count: int
 ) -> None:
-    """Read point by point, by blocks or by chunks, by how many points there are for one answer."""
+    """The number of points decides whether single points, blocks or chunks are read."""
     job_id = await service.running()
     spikes = {count // 7: 50.0, count // 3: -50.0, count - 3: 70.0}
     for begin in range(1, count + 1, 20_000):
@@ -287,6 +288,7 @@ async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
         assert {50.0, -50.0, 70.0} <= set(found.series["holed"].values)
 
 
+@ONE_SET
 @pytest.mark.parametrize("sizes", [[1] * 130, [63, 1, 64, 65, 1000, 2, 1023], [3000]])
 async def test_a_chunk_that_grew_is_summarised_as_one_that_was_written_at_once(
     service: Service, sizes: list[int]
@@ -338,7 +340,7 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
 
 
 async def times(service: Service, job_id: str, **more: Any) -> dict[str, list[float]]:
-    """Seconds after `START`, by key."""
+    """The times of points in seconds after `START`, by key."""
     found = await service.reading.metrics(job_id, times=True, **more)
     return {
         key: [time - START.timestamp() for time in one.times or ()]
@@ -387,7 +389,7 @@ async def test_a_frame_without_a_time_gets_the_servers(service: Service) -> None
 
 
 async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
-    """Of series of different lengths and with gaps, over attempts, in pages of any size."""
+    """The series have different lengths and gaps, over attempts; pages have any size."""
     job_id = await service.running()
     last = 2 * CHUNK_POINTS + 100
     frames = [metrics(n, {"loss": n, **({"val": n} if n % 50 == 0 else {})}) for n in range(last)]

@@ -1,5 +1,5 @@
-"""The newest points and lines of live attempts: stored by the reply, read like all others, and
-taken by chunks in the end."""
+"""The newest points and lines of live attempts: stored reply by reply, read like all others, and
+finally moved to chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.telemetry import known_attempts, metric_writer
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import MAX_CHUNKS
 from service.telemetry.metric_writer import MAX_ROWS, MAX_ROWS_BYTES
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 
 
@@ -31,7 +31,7 @@ def count(service: Service, table: type[Base]) -> int:
 
 
 def forget(service: Service) -> None:
-    """As if the service were started again."""
+    """Clear the cache, like a restart of the service."""
     service.known = KnownAttempts()
 
 
@@ -251,9 +251,10 @@ async def test_rows_are_deleted_with_their_job(service: Service) -> None:
     assert count(service, RecentMetricsRow) == 0
 
 
+@ONE_SET
 @pytest.mark.parametrize("seed", [0, soak(1), soak(2)])
 async def test_what_is_known_changes_nothing_of_what_is_read(service: Service, seed: int) -> None:
-    """The same replies, drawn by chance, with all known, with nothing, and now and then."""
+    """Random replies read the same with the cache, without it, and if it is cleared sometimes."""
     jobs = [await service.running() for _ in range(3)]
     chance, step, lines = random.Random(seed), 0, [0, 0]
     for _ in range(2 * MAX_ROWS):

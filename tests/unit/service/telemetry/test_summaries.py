@@ -1,4 +1,4 @@
-"""The newest value and the extremes of series, which searches and comparisons go by."""
+"""The newest value and the extremes of series, for searches and comparisons."""
 
 from __future__ import annotations
 

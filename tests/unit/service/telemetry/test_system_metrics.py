@@ -1,4 +1,4 @@
-"""System metrics: stored as they come, joined, bounded, and read by rank over time."""
+"""System metrics: stored as they arrive, joined, bounded, and read by rank over time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def num_rows(service: Service) -> int:
 
 
 def sample(service: Service, job_id: str, attempt: int = 1, count: int = 1, **more: Any) -> None:
-    """So many samples, one every ten seconds, each of as many cores as its number."""
+    """Report `count` samples, one every ten seconds. Sample n uses n cores."""
     for _ in range(count):
         service.advance(10)
         number = (service.now - START).total_seconds() / 10
@@ -69,7 +69,7 @@ async def test_samples_are_read_by_rank_over_time(service: Service) -> None:
 
 
 async def test_they_are_no_metrics_of_the_job_and_start_nothing(service: Service) -> None:
-    """Their axis is another one, which would end `after_step` of all others."""
+    """Their axis is time, which would disturb `after_step` of the other metrics."""
     job_id = await service.submit()
     service.claim(job_id)
     sample(service, job_id)
@@ -98,7 +98,7 @@ async def test_lone_samples_are_joined_also_after_a_restart(
     monkeypatch.setattr(system_metrics, "LONE_SAMPLES", 4)
     job_id = await service.running()
     sample(service, job_id, count=2)
-    service.known = KnownAttempts()  # as if the service were started again
+    service.known = KnownAttempts()  # like a restart of the service
     sample(service, job_id)
     assert num_rows(service) == 3
     sample(service, job_id)
@@ -150,7 +150,7 @@ async def test_a_later_attempt_goes_on_in_time_whatever_its_step_and_clock(
     service.advance(100)
     service.claim(job_id, 1)
     service.report(job_id, 2, [])
-    sample(service, job_id, 2, clock_s=-3600)  # before the attempt began: it counts as now
+    sample(service, job_id, 2, clock_s=-3600)  # before the attempt began: the present time counts
     sample(service, job_id, 2, clock_s=3600)
     found = (await service.reading.system_metrics(job_id)).series[CPU]
     assert found.times == [seconds(n) for n in (1, 2, 3, 14, 15)]

@@ -1,6 +1,6 @@
-"""The process that calls MLflow's client: what it answers, and how its calls end when it does not.
+"""The process that calls MLflow's client: its answers, and the end of calls without an answer.
 
-A package of the test stands in for MLflow, so that these need none.
+A fake package replaces MLflow, so that the tests do not need it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def test_what_answers_everything_with_nothing_is_no_mlflow(process: Mlflow
 async def test_an_upload_that_is_cut_off_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: MlflowProcess
 ) -> None:
-    """Of a storage that is no folder; a copy may have gigabytes."""
+    """The storage is not a folder, so uploads need a copy, which may have gigabytes."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     (tmp_path / "packages" / "sitecustomize.py").write_text(
@@ -187,7 +187,7 @@ async def test_a_process_that_is_stopped_is_replaced(process: MlflowProcess) -> 
 async def test_a_process_that_takes_long_to_die_holds_up_no_call_of_the_next(
     process: MlflowProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that waits for the file of a server that is gone; nor does it fail them."""
+    """A process may wait for a file server that is gone. Calls of the next process do not fail."""
     kill = os.kill
     monkeypatch.setattr(os, "kill", lambda *_: None)
     with pytest.raises(MlflowAway):
@@ -204,7 +204,7 @@ async def test_a_process_that_takes_long_to_die_holds_up_no_call_of_the_next(
 
 
 async def test_the_process_ends_with_its_parent(process: MlflowProcess) -> None:
-    """Its parent's end of the pipe is all that it needs to know."""
+    """The process ends when its parent closes the pipe."""
     await status(process, "fine")
     assert process._child is not None
     child = process._child.process

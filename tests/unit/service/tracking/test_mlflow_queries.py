@@ -1,4 +1,4 @@
-"""Runs are found by what holds for their jobs, on both databases."""
+"""Runs are found by the values of their jobs, on both databases."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_the_experiment_of_a_job_without_the_label_is_default(
 
 
 async def test_experiments_are_found_by_name(service: Service, mlflow: MlflowQueries) -> None:
-    """A pattern with which a regular expression would try 10^15 divisions of a name included."""
+    """One pattern would make a regular expression try 10^15 divisions of a name."""
     long = 250 * "a"
     for name in ("a.bc", "Default", long):
         await service.submit(labels={"experiment": name})
@@ -188,7 +188,7 @@ async def test_a_history_of_a_job_that_is_not_there(mlflow: MlflowQueries) -> No
 async def test_a_search_that_takes_too_long_is_given_up(
     service: Service, mlflow: MlflowQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pattern that fits late, in notes that are long."""
+    """The pattern matches late in long notes."""
     notes = AnnotationRequest(notes="a" * MAX_NOTES)
     for _ in range(4):
         await Tracking(service.database).annotate(await service.submit(), notes)

@@ -195,7 +195,7 @@ async def test_a_webhook_that_fails_for_a_day_is_disabled_and_says_so(timed: Hoo
     assert disabled.disabled_reason is not None
     assert disabled.disabled_reason.code == "failing"
     assert disabled.disabled_reason.message == (
-        "its receiver has taken no message for a day; the last: it answered 503"
+        "its receiver accepted no message for a day; last error: it answered 503"
     )
     assert timed.now - START < timedelta(hours=26)
     assert len([sent for sent in timed.sent if sent.url == A]) < 40

@@ -83,7 +83,7 @@ def test_what_is_not_needed_of_a_state_takes_no_memory(tmp_path: Path) -> None:
 
 
 def own_memory_bytes() -> int:
-    """Of this process, what is no file's."""
+    """Bytes of this process's memory that map no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 

@@ -64,7 +64,7 @@ def test_the_stall_is_what_blocks_and_what_the_steps_take_longer() -> None:
     assert meter.step_took(1.5, is_saving=True) is None
     assert meter.step_took(0.875, is_saving=True) is None
     assert meter.step_took(1.25, is_saving=False) == 0.25 + 0.5 - 0.125 + 0.25
-    assert meter.step_s == 1.0, "steps beside a save are not the usual ones"
+    assert meter.step_s == 1.0, "steps during a save do not count as usual"
     meter.began(0.25)
     assert meter.step_took(0.5, is_saving=False) == 0.25, "no save makes steps faster"
     meter.began(0.25)
@@ -91,7 +91,7 @@ def test_the_first_save_is_early_and_the_next_by_what_it_cost() -> None:
     assert steps == FIRST_SAVE_S / 0.5
     pace.saved_at(60)
     pace.step_took(FIRST_SAVE_S)
-    assert not pace.is_due(80), "what it costs is not known yet"
+    assert not pace.is_due(80), "the cost of a save is not known yet"
     assert pace.measured(0.5, 1.0, step_s=0.5) == 120
     assert not pace.is_due(60 + 119)
     assert pace.is_due(60 + 120)
@@ -143,7 +143,9 @@ def test_each_save_is_told_with_its_stall_once(tmp_path: Path, told: Any) -> Non
     saves.step_took(5, 1.0)
     assert sum("perf/checkpoint_stall_s" in values for values in told().values()) == 3
     assert all(list(values) == ["perf/checkpoint_stall_s"] for values in told().values())
-    assert len(told()) == len(frames(tmp_path, kind="metrics")), "a key was told twice of a step"
+    assert len(told()) == len(frames(tmp_path, kind="metrics")), (
+        "a key was reported twice for a step"
+    )
 
 
 def test_the_interval_is_told_and_logged(

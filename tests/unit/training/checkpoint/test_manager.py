@@ -1,4 +1,4 @@
-"""Saves beside the training: one at a time, reported when committed, never the job's end."""
+"""Saves run during the training: one at a time, reported when committed, never the job's end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_training_goes_on_while_it_is_written_and_it_is_told_when_it_is_committe
     manager.save(about(1), {"w": torch.zeros(NUM)})
     manager.hold()
     assert manager.is_saving
-    assert not (tmp_path / "attempt-1").exists(), "nothing was told yet"
+    assert not (tmp_path / "attempt-1").exists(), "nothing was reported yet"
     gate.set()
     manager.wait()
     assert not manager.is_saving
@@ -111,7 +111,7 @@ def test_one_that_is_due_while_another_is_written_waits_for_it_and_says_so(
     second = threading.Thread(target=manager.save, args=(about(2), {"w": torch.full((NUM,), 2.0)}))
     second.start()
     said = ""
-    while "step 2 is due, and waits until that of step 1 is written" not in said:
+    while "step 2 is due, and waits until the checkpoint of step 1 is written" not in said:
         assert second.is_alive(), "it did not wait"
         time.sleep(0.01)
         said += capsys.readouterr().out
@@ -232,7 +232,7 @@ def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(tmp_pat
         manager.save(about(step), {"w": torch.ones(1)})
     manager.wait()
     dropped = [step for kind, step in told(tmp_path) if kind == "checkpoint_dropped"]
-    assert dropped == [10, 15], "those that were not reported"
+    assert dropped == [10, 15], "only unreported checkpoints are dropped"
     size = sum(path.stat().st_size for _, path in segments(own))
     note_known(own, size, size)
     manager.tidy()
@@ -272,7 +272,7 @@ def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kep
 
 
 def test_who_stands_in_for_a_dead_rank_0_keeps_what_the_service_may_know(tmp_path: Path) -> None:
-    """Whichever of them it was told of by the dead."""
+    """Any of the adopted checkpoints may be known to the service."""
     base = (tmp_path / "checkpoints").as_uri()
     for step in (5, 10):
         checkpoint_files.save(base, about(step), {"w": torch.ones(1)})

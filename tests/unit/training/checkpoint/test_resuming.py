@@ -19,7 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.trainer import Batch, Trainer
 from ray_workers.training.parallel.optim import optimizer_step
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import (
     assert_same,
     change_the_data,
@@ -32,7 +32,7 @@ from tests.unit.training.jobs import (
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
-"""What each state of training has to be saved for, if a resumed run is to be equal."""
+"""Options of all tests; each adds options with a state that must be saved."""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_resume_in_another_world_size_goes_on_at_the_same_place_in_the_data(
 
 
 def note_the_order(task: RankTask) -> None:
-    """Leave beside the spool which samples each step computes."""
+    """Write the samples of each step to a file next to the spool."""
     loaded: list[Batch] = []
     seen = {}
     path = Path(f"{task.page_prefix}.order")
@@ -183,6 +183,7 @@ def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path:
         torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)
 
 
+@SOAK
 def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
     first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
     options: dict[str, Any] = {**EVERYTHING_ON, "schedule": {"name": "constant"}}
@@ -271,11 +272,13 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, fau
 
 
 OTHER_WIDTH = (
-    r"^init_from: the checkpoint is of another model: body\.1\.weight is 24 x 64 there and 25 x 64 "
-    r"here, body\.1\.bias is 24 there and 25 here, .* \(and \d+ tensors more\)\. Give the model"
+    r"^init_from: the checkpoint is of another model: body\.1\.weight is 24 x 64 in the "
+    r"checkpoint and 25 x 64 in the model, body\.1\.bias is 24 in the checkpoint and 25 in the "
+    r"model, .* \(and \d+ tensors more\)\. Give the model"
 )
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "parallel", [{"shard": 2}, {"shard": 2, "zero": 1}, {"pipeline": 2}], ids=str
 )
@@ -293,7 +296,9 @@ def test_a_divided_model_refuses_weights_of_another_shape_in_the_same_words(
     assert set(codes) == {1}
     (error,) = frames(second, kind="error")
     assert error["cause"] == "bad_data"
-    assert re.search(r"of another model: body\.\S+ is .* there and .* here", error["message"])
+    assert re.search(
+        r"of another model: body\.\S+ is .* in the checkpoint and .* in the model", error["message"]
+    )
 
 
 def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
@@ -306,9 +311,10 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert codes == [1]
     (error,) = frames(tmp_path, attempt=2, kind="error")
     assert error["cause"] == "bad_data"
-    assert "is not the one that the checkpoint of step 2 was trained on" in error["message"]
+    assert "the checkpoint of step 2 was trained on another data set" in error["message"]
 
 
+@SOAK
 @pytest.mark.parametrize("loader_workers", [soak(0), 2])
 def test_samples_read_from_a_mapped_file_go_on_to_the_bit_after_a_kill(
     tmp_path: Path, loader_workers: int

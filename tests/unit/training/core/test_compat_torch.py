@@ -1,5 +1,4 @@
-"""torch's private names are there and do what dray uses them for; a failure names the one that has
-changed."""
+"""torch's private names exist and do what dray uses them for; a failure names the changed name."""
 
 from __future__ import annotations
 
@@ -182,7 +181,7 @@ def private_names(source: str) -> list[str]:
     """The private names of torch and Ray that a module imports, uses or has in a text."""
     tree = ast.parse(source)
     names: dict[str, str] = {}
-    """What a name of the module stands for."""
+    """The full name of each imported name of the module."""
     paths: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

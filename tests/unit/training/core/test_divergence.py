@@ -1,4 +1,4 @@
-"""A training whose numbers are not finite says so, and ends or goes on as the document says."""
+"""A training whose numbers are not finite reports it, and ends or continues as specified."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import document, series, wait_for_checkpoint, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
@@ -95,6 +95,7 @@ def test_with_a_warning_alone_every_checkpoint_is_saved(tmp_path: Path) -> None:
     assert {ref.step for ref in checkpoint_refs(tmp_path)} == set(range(2, 21, 2))
 
 
+@SOAK
 def test_who_takes_rank_0s_place_in_a_bad_stretch_saves_no_checkpoint_of_it(
     tmp_path: Path,
 ) -> None:
@@ -118,6 +119,7 @@ def _die_after_save(task: RankTask) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@ONE_SET
 @pytest.mark.parametrize("rule", ["fail", soak("rollback"), "warn", soak("skip_step")])
 def test_an_evaluation_that_is_not_finite_is_reported_and_fails_at_the_end(
     rule: OnDivergence, tmp_path: Path
@@ -162,6 +164,7 @@ def test_a_warning_ends_nothing(tmp_path: Path) -> None:
     assert {ref.step for ref in checkpoint_refs(tmp_path)} == {2, 4, 6}
 
 
+@ONE_SET
 @pytest.mark.parametrize("zero", [None, soak(1), 3], ids=["replicas", "zero 1", "fsdp"])
 def test_a_step_that_is_skipped_changes_no_weight(zero: int | None, tmp_path: Path) -> None:
     spec = job("skip_step", schedule={"name": "constant"})

@@ -56,7 +56,7 @@ def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
 
 
 class SafetensorError(Exception):
-    """As safetensors raises it."""
+    """An error that safetensors raises."""
 
 
 @pytest.mark.parametrize(

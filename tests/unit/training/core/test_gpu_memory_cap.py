@@ -45,7 +45,7 @@ def test_a_rank_is_told_its_part() -> None:
 def test_another_torch_is_told_by_its_own_setting(
     version: str | None, environ: dict[str, str], set_: dict[str, str]
 ) -> None:
-    assert gpu_memory_cap.for_torch(version, {**environ, **gpu_memory_cap.told(0.25)}) == set_
+    assert gpu_memory_cap.for_torch(version, {**environ, **gpu_memory_cap.variables(0.25)}) == set_
     assert gpu_memory_cap.for_torch(version, environ) == {}, "its GPU is its own"
 
 

@@ -1,4 +1,4 @@
-"""A module that is not there comes with what brings it along."""
+"""The error of a missing module has advice on how to provide the module."""
 
 from __future__ import annotations
 

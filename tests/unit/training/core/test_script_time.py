@@ -1,4 +1,4 @@
-"""What a script's time is booked on, from its calls to `dray.train`."""
+"""The categories of a script's time, from its calls to `dray.train`."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_call_amidst_another_one_books_nothing_and_waits_for_nothing(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> float:
-        """As a signal's handler does that saves while the script reports."""
+        """Save like a signal handler that runs while the script reports."""
         script.clock.now += 1.0
         with script.time.storing():
             script.clock.now += 1.0

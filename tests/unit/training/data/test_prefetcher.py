@@ -63,7 +63,7 @@ def test_samples_are_the_same_from_memory_and_from_afar(loader_workers: int) -> 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_batches_of_several_steps_have_their_samples_in_the_same_order(loader_workers: int) -> None:
-    """Also of those that were read ahead before the batch changed."""
+    """This includes pieces that were read ahead before the batch changed."""
 
     def sampler(part: int, parts: int) -> DistributedBatchSampler:
         return DistributedBatchSampler(

@@ -18,6 +18,7 @@ from ray_workers.shared.contracts import BATCH_SIZE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.data.sampler import epoch_order, samples_of
 from ray_workers.training.loop.trainer import Batch, Trainer
+from tests.marks import SOAK
 from tests.unit.training.elastic.test_recovery import once
 from tests.unit.training.elastic.test_resizing import Resized
 from tests.unit.training.jobs import assert_same, digits, document, series, weights
@@ -25,7 +26,7 @@ from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ran
 
 LEAST, DECLARED, LARGER = 50, 100, 200
 STEPS_PER_EPOCH = 29
-"""Of the least batch: the digits have 1,438 samples for training."""
+"""Number of smallest batches in an epoch: the digits have 1,438 training samples."""
 
 
 def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
 
 
 def note_samples(task: RankTask) -> None:
-    """Of each batch that this rank has, in the order of the steps, and under which number."""
+    """Record the samples of each batch of this rank, in order, with the batch's first step."""
 
     def note(trainer: Trainer) -> None:
         begins.append(trainer.progress.step + 1)
@@ -114,6 +115,7 @@ def test_the_rate_follows_the_batch(changed: Path) -> None:
         assert rates[step] == pytest.approx(0.003 * math.sqrt(_samples(before, step) / DECLARED))
 
 
+@SOAK
 def test_a_job_that_resumes_goes_on_with_the_batch_that_it_had_and_learns_the_same_to_the_bit(
     changed: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def die_in_step_58(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_OPTIMIZER, act, at_step=2 * STEPS_PER_EPOCH)
 
 
+@SOAK
 def test_a_rank_that_is_replaced_has_the_batch_of_the_others(changed: Path, tmp_path: Path) -> None:
     """From their state: the round that brings it in names none here."""
     refs = [ref for ref in checkpoint_refs(changed) if ref.step == 40]

@@ -25,7 +25,7 @@ from ray_workers.training.data import device_dataset
 from ray_workers.training.elastic import rendezvous
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -50,7 +50,7 @@ def die() -> None:
 
 
 class Fault:
-    """Kills the first process of one rank where and when it is told to."""
+    """Kills the first process of one rank at a given point and step."""
 
     def __init__(self, rank: int, point: str, step: int = STEP) -> None:
         self.rank, self.point, self.step = rank, point, step
@@ -126,7 +126,7 @@ SHORT = {
     "before a checkpoint's manifest",
     "when the result was written",
 }
-"""Of `make test`: where a survivor holds something else than at the points beside it."""
+"""Points for `make test`: a survivor has another state there than at the neighbouring points."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 
 def assert_same(home: Path, other: Path) -> None:
-    """The weights are equal to the bit, and rank 0 told every step once, with equal figures."""
+    """The weights are equal to the bit, and rank 0 reported every step once, with equal figures."""
     expected = weights(other)
     found = weights(home)
     assert found.keys() == expected.keys()
@@ -156,7 +156,7 @@ def assert_same(home: Path, other: Path) -> None:
 
 
 def once(home: Path, key: str) -> dict[int, float]:
-    """The series as the service keeps it: what was told first of a step, in any incarnation."""
+    """The series as the service keeps it: the first report of a step, in any incarnation."""
     told = frames(home, kind="metrics")
     found: dict[int, float] = {}
     for body in told:
@@ -177,6 +177,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     assert_same(tmp_path, undisturbed(2))
 
 
+@ONE_SET
 @pytest.mark.parametrize("point", soak_but(sorted(RANK_0_ONLY), short=SHORT & RANK_0_ONLY))
 def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     point: str, tmp_path: Path, undisturbed: Callable[..., Path]
@@ -192,6 +193,7 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     assert checkpoint_files.load(refs[0]).saved.step == 16
 
 
+@SOAK
 def test_of_four_ranks_the_one_across_learns_of_it_too(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -202,6 +204,7 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
     assert_same(tmp_path, undisturbed(4))
 
 
+@SOAK
 def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -211,11 +214,12 @@ def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
 
 
 def _die_unconnected(task: RankTask) -> None:
-    """The others know that it is there, and wait for its address."""
+    """The others know that the rank has come, and wait for its address."""
     if task.rank == 2 and task.incarnation == 0:
         arm(FaultPoint.PEERS_ARE_THERE, die)
 
 
+@SOAK
 def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -236,6 +240,7 @@ def _leave_rank_0_behind(task: RankTask) -> None:
         arm(FaultPoint.AFTER_OPTIMIZER, die, at_step=8)
 
 
+@SOAK
 def test_two_of_three_ranks_die_one_after_the_other(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -253,12 +258,11 @@ ALL_REDUCE: dict[str, tuple[str | None, int]] = {
     "while the others wait in it": ("culprit", 64 << 10),
     "between two buckets": (None, 4_000_000),
 }
-"""Who comes late, and what the culprit has sent when it dies."""
+"""The ranks that come late, and the bytes that the dying rank has sent."""
 
 
 class InAllReduce:
-    """One rank dies when it has sent so many bytes of a step's gradients. It does not get beyond
-    its first bucket meanwhile."""
+    """One rank dies after sending this many bytes of a step's gradients, in its first bucket."""
 
     def __init__(self, rank: int, late: str | None, sent: int) -> None:
         self.rank, self.late, self.sent = rank, late, sent
@@ -293,6 +297,7 @@ def _sent(handler: RendezvousHandler) -> int:
     return sent
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "when", soak_but(ALL_REDUCE, short=["before the others have come", "between two buckets"])
 )
@@ -337,6 +342,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "name", soak_but(OPTIONS, short=["sgd with accumulation", "bf16, clipping and an average"])
 )
@@ -388,6 +394,7 @@ class FromAfar:
             self.then(task)
 
 
+@SOAK
 def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -399,6 +406,7 @@ def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     assert_same(tmp_path, undisturbed(2))
 
 
+@SOAK
 def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path) -> None:
     """Running means change in the forward pass, before the step breaks off."""
     document_ = small(2, max_steps=6, global_batch_size=64)
@@ -412,7 +420,7 @@ def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path
 
 
 def test_the_error_of_one_rank_is_no_reason_for_another_try(tmp_path: Path) -> None:
-    """Nobody announces a next generation: the others end with the error that they saw."""
+    """Without an announced next generation the others end with the error that they saw."""
     codes = run_ranks(tmp_path, small(2), world_size=2, before=Raising(1, 4))
     assert codes == [1, 1]
     errors = [frames(tmp_path, rank=rank, kind="error")[0]["cause"] for rank in (0, 1)]
@@ -462,7 +470,7 @@ class FlipsABit:
 
 
 def test_replicas_that_differ_after_a_handover_go_back_to_the_checkpoint(tmp_path: Path) -> None:
-    """Of three ranks one has another bit; the newcomer has the state of the lowest survivor."""
+    """One of three ranks has a different bit; the newcomer has the lowest survivor's state."""
     codes = run_ranks(tmp_path, small(3), world_size=3, before=FlipsABit(), recovers=True)
     assert codes == [1, 1, 1]
     for rank in range(3):

@@ -17,7 +17,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.elastic.test_recovery import RunningMeans, once
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
@@ -28,7 +28,7 @@ STEP_S = 0.03
 class Slowly:
     """Makes each step slow enough for a change of the group; `first` is called before.
 
-    leash: from which step on the group waits for which generation, so that it does not come to its
+    leash: from which step on the group waits for which generation, so that it does not
     end before that.
     """
 
@@ -95,7 +95,7 @@ class Resized:
         self.gang.next_generation(self.tasks, batch_size)
 
     def gain(self, batch_size: int | None = None) -> None:
-        """One more, which is told its place when it is ready for one."""
+        """Start another rank, which gets its assignment when it is ready."""
         seat = len(self.gang.tasks)
         task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
         waiting = heartbeat.RankPhase.STAND_BY
@@ -123,6 +123,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@ONE_SET
 @pytest.mark.parametrize("lost", [[2], soak([0]), [0, 1]], ids=str)
 def test_survivors_go_on_with_fewer_whoever_is_lost(
     lost: list[int], alone: Path, tmp_path: Path
@@ -186,7 +187,7 @@ def test_the_interval_between_checkpoints_is_that_of_the_group_as_it_is(tmp_path
 
 
 def note_world_size(task: RankTask) -> None:
-    """Of which the interval is, in each group."""
+    """Record the world size from which each group's checkpoint interval is computed."""
     sizes: list[int] = []
 
     def note(trainer: Trainer) -> None:
@@ -224,6 +225,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@ONE_SET
 @pytest.mark.parametrize("world_size", [1, soak(2), 3])
 def test_an_exact_group_learns_the_same_to_the_bit_at_any_size(
     world_size: int, four: Path, tmp_path: Path
@@ -233,6 +235,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_at_any_size(
     assert_equal_to_the_bit(tmp_path, four)
 
 
+@SOAK
 def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
     four: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +256,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
     assert_equal_to_the_bit(tmp_path, four)
 
 
+@SOAK
 def test_an_exact_group_learns_what_any_group_does(four: Path, tmp_path: Path) -> None:
     """But for running means, which are of a share alone: so by a model without any."""
     plain = document(1, max_steps=30, global_batch_size=50)

@@ -42,7 +42,7 @@ except ConnectionError:
 
 
 STORE = "dray-store"
-"""Name of the process, among those that other tests may have left to end."""
+"""Name of the process; processes of other tests may still be ending."""
 
 
 def _serve(write_end: int) -> None:

@@ -1,4 +1,4 @@
-"""What is measured does not depend on who measures it: any number of ranks, any split."""
+"""Metrics do not depend on the ranks that measure them: any number of ranks, any split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Samples
 from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.parallel import DataPart, Strategy
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import series
 from tests.unit.training.parallel.test_model_parallel import brief
 from tests.unit.training.ranks import run_in_group, run_ranks
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[Tensor, Tensor, Any, Any]] = {
 
 
 class Given:
-    """A strategy whose model says what it is given, and counts what it is asked for."""
+    """A strategy whose model returns its inputs and counts its calls."""
 
     def __init__(self) -> None:
         self.num_batches = self.num_moves = 0
@@ -111,7 +111,7 @@ CASES = list(itertools.product(KINDS, SIZES, (None, 2)))
 
 
 def at_once() -> list[dict[str, float]]:
-    """What is measured of each case by one process, of all samples together."""
+    """The metrics of each case, measured by one process over all samples."""
     found = []
     for kind, size, _ in CASES:
         outputs, targets, metrics, loss_sum = KINDS[kind]
@@ -138,10 +138,12 @@ def test_any_number_of_ranks_measures_any_split(world_size: int) -> None:
     run_in_group(_measure_all, world_size, world_size, at_once())
 
 
+@SOAK
 def test_so_does_one_alone() -> None:
     _measure_all(0, 1, at_once())
 
 
+@ONE_SET
 @pytest.mark.parametrize("fraction", [0.02, 0.2], ids=["one of each class", "uneven"])
 def test_a_small_table_is_classified_by_ranks_of_which_some_have_nothing_to_judge(
     fraction: float, tmp_path: Path
@@ -157,6 +159,7 @@ def test_a_small_table_is_classified_by_ranks_of_which_some_have_nothing_to_judg
     assert all(0.0 <= value <= 1.0 for value in series(tmp_path, "val/auroc").values())
 
 
+@ONE_SET
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"pipeline": 2}], ids=str)
 def test_one_sample_judges_a_divided_model(parallel: dict[str, int], tmp_path: Path) -> None:
     """One of the ranks that hold it together has none to judge."""

@@ -1,4 +1,4 @@
-"""What the document says of gradients and rates is what the ranks do."""
+"""The ranks follow the document's options for gradients and rates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ray_workers.training.checkpoint import checkpoint_files
+from tests.marks import ONE_SET
 from tests.unit.training.jobs import digits, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -18,7 +19,7 @@ PLAIN_SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.0, "weight_decay": 0.0}
 
 
 def gradients() -> dict[str, Tensor]:
-    """Of the mean loss over all training samples, at the weights that training begins with."""
+    """The gradient of the mean loss over all training samples, at the initial weights."""
     work = digits()
     inputs, labels = work.train.take(torch.arange(len(work.train)))
     F.cross_entropy(work.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
@@ -26,6 +27,7 @@ def gradients() -> dict[str, Tensor]:
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
+@ONE_SET
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("max_norm", [0.02, 1.0])
 def test_a_gradient_longer_than_the_limit_is_shortened_to_it(

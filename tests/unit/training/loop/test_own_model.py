@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
@@ -54,6 +55,7 @@ def digits(home: Path, **fields: Any) -> dict[str, Any]:
     }
 
 
+@SOAK
 def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(tmp_path: Path) -> None:
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
     assert run_ranks(left_alone, digits(left_alone), world_size=2) == [0, 0]
@@ -66,6 +68,7 @@ def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(tmp_path: Path)
     assert series(left_alone, "val/loss")[24] == series(killed, "val/loss", attempt=2)[24]
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -1,4 +1,4 @@
-"""What is recorded of some steps, and what is said of it."""
+"""The profile of some steps, and its summary."""
 
 from __future__ import annotations
 
@@ -99,12 +99,13 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     trace = json.loads(gzip.decompress((artifacts(tmp_path) / "trace.json.gz").read_bytes()))
     names = [e.get("name") for e in trace["traceEvents"]]
     assert names.count("dray.step") == 3
-    # On a busy machine the largest operations are those that wait, but each is in the trace.
+    # On a busy machine the largest operations wait for others, but each is in the trace.
     assert "aten::addmm" in names
     assert {each["name"] for each in summary["top"]} <= set(names)
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
 
 
+@SOAK
 def test_each_rank_that_is_named_leaves_its_own(tmp_path: Path) -> None:
     model = {"name": "resnet", "depth": 8, "width": 4}
     spec = document(2) | {"model": model, "parallel": {"pipeline": 2}}

@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files, interval
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import SOAK
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.jobs import (
     change_the_data,
     digits,
@@ -39,6 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@ONE_SET
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_more_ranks_and_smaller_micro_batches_learn_the_same(
     alone: Path, tmp_path: Path, world_size: int
@@ -53,6 +54,7 @@ def test_more_ranks_and_smaller_micro_batches_learn_the_same(
     assert series(tmp_path, "val/accuracy") == series(alone, "val/accuracy")
 
 
+@SOAK
 def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(
     alone: Path, tmp_path: Path
 ) -> None:
@@ -278,7 +280,7 @@ def test_training_stops_when_nothing_gets_better_and_keeps_what_it_has(tmp_path:
 
 
 def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -> None:
-    """As in a group that recovered when it had measured and not saved yet."""
+    """The group recovered after an evaluation and before the save."""
     stopping = {"metric": "val/accuracy", "patience": 2}
     options = {"epochs": 50, "early_stopping": stopping, "optimizer": {"lr": 1e-9}}
     codes = run_ranks(tmp_path, document(1, **options), world_size=1, before=measure_twice)

@@ -48,6 +48,7 @@ def test_what_is_computed_again_is_the_same(
     assert_same(weights(again), weights(kept))
 
 
+@SOAK
 def test_the_more_is_computed_again_the_less_is_kept() -> None:
     peaks = [_peak_bytes(spec.Train(recompute=how)) for how in ("none", "selective", "full")]
     none, selective, full = peaks
@@ -78,6 +79,7 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     assert furthest(compiled, plain) < EQUAL
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("parallel", "recompute"),
     [({"shard": 2}, "full"), soak({"pipeline": 2}, "selective"), soak({"context": 2}, "none")],

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
 from ray_workers.training.parallel.data_parallel.compression import TopK, compress
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 
@@ -102,7 +102,7 @@ def test_powersgd_is_torchs_own(tmp_path: Path) -> None:
 def test_powersgd_is_a_power_iteration_with_what_was_left_out(tmp_path: Path) -> None:
     """PowerSGD, algorithms 1 and 2 of https://arxiv.org/abs/1905.13727, in plain tensor code.
 
-    Where it begins is drawn, so the first compressed step is only told to be a projection of the
+    Its start is random, so the first compressed step is only checked to be a projection of the
     mean; each later one begins with the row space of the one before it (warm start).
     """
     model = layers()
@@ -150,7 +150,7 @@ def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: P
 
 
 def test_a_rank_alone_keeps_its_momentum(tmp_path: Path) -> None:
-    """As when an elastic group has shrunk: there is no other rank to leave anything out for."""
+    """A rank that is alone, as in a shrunk elastic group, leaves nothing out."""
     sgd = {"name": "sgd", "lr": 0.05, "momentum": MOMENTUM}
     plain = document(1, optimizer=sgd)
     compressed = plain | {"sync": {"compression": {"name": "topk"}}}
@@ -161,7 +161,7 @@ def test_a_rank_alone_keeps_its_momentum(tmp_path: Path) -> None:
 
 
 def test_topk_begins_with_a_quarter_and_less_in_each_step() -> None:
-    """By the same factor, as the authors' schedule."""
+    """The share falls by the same factor, as in the authors' schedule."""
     state = TopK(0.001, 0.0, warmup_steps=4)
     sent = []
     for _ in range(6):
@@ -221,6 +221,7 @@ def test_each_rank_tells_how_long_it_computed_before_it_had_to_do_with_others(pl
         assert all(0.0 < computed[step] < step_times[step] for step in computed)
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("options", "least"),
     [
@@ -246,6 +247,7 @@ def test_less_goes_over_the_wire_and_as_much_is_learned(
     assert told[1] == pytest.approx(expected[1], rel=1e-6), "the loss itself is not compressed"
 
 
+@SOAK
 def test_a_compressed_group_recovers_and_goes_on(tmp_path: Path) -> None:
     from tests.unit.training.elastic.test_recovery import Fault
 

@@ -56,7 +56,7 @@ def test_the_means_of_numerator_and_denominator_are_taken_apart() -> None:
 
 
 def first_scale(size: int, world_size: int) -> float:
-    """Of the first step, by autograd alone."""
+    """The noise scale of the first step, by plain autograd."""
     work = digits()
     order = epoch_order(len(work.train), 0, 0)[:size]
     own = []

@@ -22,7 +22,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.meta_init import materialise
-from tests.marks import soak
+from tests.marks import ONE_SET, soak
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -94,6 +94,7 @@ def _agree(
             one.copy_(weight)
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("outer", "world_size"),
     [(None, 4), (OUTER, 2), soak(None, 2), soak(OUTER, 4)],

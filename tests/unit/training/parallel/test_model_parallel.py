@@ -18,7 +18,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Trainer
-from tests.marks import SOAK, soak, soak_but
+from tests.marks import ONE_SET, SOAK, soak, soak_but
 from tests.unit.training.elastic.test_recovery import after_own_update, die, once
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
@@ -42,8 +42,8 @@ def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any)
 
 
 def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """The same over 8 steps, a short batch among them: 20 take long on a small machine, and
-    `benchmarks equality` does them."""
+    """A job of 8 steps, with a short batch: 20 take long on a small machine, and are done by
+    `benchmarks equality`."""
     source = work.write_text(folder, num_sentences=250)
     made: dict[str, Any] = work.document(
         source, num_workers, parallel, **({"max_steps": 8} | train)
@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 @pytest.fixture(scope="module")
 def alone(undisturbed: Undisturbed) -> Path:
-    """What one process learns."""
+    """The results of one process."""
     return undisturbed(text, 1, {})
 
 
@@ -119,7 +119,7 @@ TRIED = [
 ]
 """`python -m benchmarks equality` tries all that there are."""
 SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "data x shard"}
-"""Of `make test`: one an axis, and a product of two."""
+"""Cases for `make test`: one for each axis, and a product of two."""
 
 
 @pytest.mark.parametrize("mesh", soak_but(TRIED, short=SHORT))
@@ -139,7 +139,7 @@ def assert_learns_the_same(
     num_ranks: int,
     parallel: dict[str, Any],
 ) -> None:
-    """As one process alone does."""
+    """Divided and alone, the steps give the same metrics."""
     together, alone = undisturbed(make, num_ranks, parallel), undisturbed(make, 1, {})
     assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
@@ -160,6 +160,7 @@ def _in_fp64(task: RankTask) -> None:
     torch.set_default_dtype(torch.float64)
 
 
+@SOAK
 @pytest.mark.parametrize("zero", [soak(1), 3])
 def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
     undisturbed: Undisturbed, zero: int
@@ -173,6 +174,7 @@ def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
         assert series(together, key) == pytest.approx(series(alone, key), rel=1e-4)
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [soak({"shard": 3}), {"shard": 3, "zero": 2}], ids=["3", "2"])
 def test_shares_and_layers_that_do_not_divide_evenly(
     undisturbed: Undisturbed, parallel: dict[str, Any]
@@ -218,6 +220,7 @@ def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
 HALF_SENT = {"param_dtype": "fp16", "reduce_dtype": "fp16"}
 
 
+@SOAK
 @pytest.mark.parametrize("scale", [soak(2.0**16), 2.0**28], ids=["as it is", "too large"])
 def test_fp16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed, scale: float) -> None:
     """Also where the gradients overflow, and the first steps change nothing on any rank."""
@@ -261,9 +264,10 @@ SPARED: dict[str, Any] = {
     "precision": "fp16",
     "ema": {"decay": 0.9},
 }
-"""What only a rank with the whole model can do, and has a state of its own."""
+"""Options that need the whole model on each rank, and have a state."""
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("train", "compression"),
     [
@@ -467,13 +471,14 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
     spec = brief(tmp_path, world_size, parallel)
     codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, recovers=True)
     assert codes == [0] * world_size
-    assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
+    assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "no rank was replaced"
     left_alone = undisturbed(brief, world_size, parallel)
     assert_same(weights(tmp_path), weights(left_alone))
     for key in ("train/loss", "val/loss"):
         assert once(tmp_path, key) == series(left_alone, key)
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("parallel", "train"),
     [({"shard": 2, "zero": 1}, SPARED), soak({"shard": 2}, {"precision": "fp16"})],
@@ -489,6 +494,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel, **train)))
 
 
+@SOAK
 @pytest.mark.parametrize(
     "parallel", [{"shard": 2}, soak({"shard": 2, "zero": 1}), soak({"tensor": 2})], ids=str
 )
@@ -532,7 +538,7 @@ def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
     spec = brief(tmp_path, 4, parallel)
     codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, recovers=True)
     assert codes == [0] * 4
-    assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
+    assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "no rank was replaced"
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
 
 
@@ -541,6 +547,7 @@ def _die_making_the_mesh(task: RankTask) -> None:
         arm(FaultPoint.BEFORE_MESH, die)
 
 
+@SOAK
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     """Both holders of a part are killed, so what the others have is of no use."""
     spec = brief(tmp_path, 4, {"shard": 2})
@@ -571,8 +578,8 @@ def _die_together(rank: int, folder: Path) -> None:
 
 @SOAK
 def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None:
-    """In each group somebody dies who has not sent its part of the new weights. Those who are left
-    have their own parts of them, and the others' of before."""
+    """In each group a rank dies before it has sent its part of the new weights. The remaining ranks
+    have their own new parts, and the others' previous parts."""
     spec = brief(tmp_path, 4, {"shard": 2, "zero": 1})
     die_both = functools.partial(_die_before_sending, folder=tmp_path)
     codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)
@@ -588,6 +595,7 @@ def _die_before_sending(task: RankTask, folder: Path) -> None:
         after_own_update(7, act)
 
 
+@SOAK
 def test_who_is_left_with_half_a_step_takes_the_whole_one_of_its_twin(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

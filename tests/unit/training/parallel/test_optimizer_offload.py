@@ -20,7 +20,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.optim import optimizer_offload, optimizer_step
 from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, rounded
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
-from tests.marks import SOAK, soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.parallel.test_model_parallel import images, text
@@ -50,13 +50,14 @@ def trained(options: spec.Optimizer, **offloaded: Any) -> tuple[nn.Module, torch
 
 
 def without_count(state: dict[str, Any]) -> dict[str, Any]:
-    """What the optimizer itself would have."""
+    """Return the state without the count of steps, which torch's optimizer does not have."""
     (first, *others) = state["param_groups"]
     own = {name: value for name, value in first.items() if name != optimizer_offload.NUM_STEPS}
     assert own.keys() < first.keys()
     return {**state, "param_groups": [own, *others]}
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bucket_by_bucket_a_step_is_the_same_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -131,6 +132,7 @@ def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
 SMALL_STATE: dict[str, Any] = {"optimizer": {"name": "adamw", "state_dtype": "bf16"}}
 
 
+@SOAK
 @pytest.mark.parametrize("parallel", [soak({}), {"shard": 2}], ids=["replicas", "sharded"])
 def test_a_run_with_small_state_resumes_equal_to_the_bit(
     tmp_path: Path, parallel: dict[str, Any]
@@ -201,12 +203,12 @@ def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Pa
         job = text(home, 2, {"shard": 2, **dtypes}, precision="bf16", max_steps=6)
         job |= {"sync": {}, "model": {**job["model"], "width": 96}}
         assert run_ranks(home, job, world_size=2) == [0, 0]
-        # What is still on its way when a step is told of counts for the next.
+        # Bytes still on their way when a step is reported count for the next step.
         sent[name] = sum(list(series(home, "perf/sent_bytes").values())[2:])
         losses[name] = list(series(home, "train/loss").values())
         assert {tensor.dtype for tensor in weights(home).values()} == {torch.float32}
     assert sent["both"] == pytest.approx(0.5 * sent["neither"], rel=0.03)
-    # Half is for two gathers, half for one sum, which is also given back to all over gloo.
+    # Half is for two gathers, half for one sum, which gloo also sends to all ranks.
     assert sent["gathered"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     assert sent["added up"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     for name in SENT_AS:

@@ -44,7 +44,7 @@ from ray_workers.training.parallel.parameter_server.shard import (
     Push,
 )
 from ray_workers.training.parallel.parameter_server.strategy import ParameterServerWorker
-from tests.marks import soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import assert_same, document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -270,7 +270,7 @@ def test_a_synchronous_job_trains_as_with_all_reduce(whole: Path, tmp_path: Path
 
 
 def told(home: Path, key: str) -> dict[int, float]:
-    """By step, in whichever process of any worker; the service stores once what is told twice."""
+    """The reports of all workers' processes by step; the service ignores repetitions."""
     bodies = [body for rank in (0, 1) for body in frames(home, rank=rank, kind="metrics")]
     return {body["step"]: body["values"][key] for body in bodies if key in body["values"]}
 
@@ -322,6 +322,7 @@ def die_when_pushing(batch: int, *, to_server: int | None) -> None:
     connection.TensorConnection.send = dying  # type: ignore[method-assign]
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "kill",
     [
@@ -388,8 +389,8 @@ Event = tuple[str, int, int, bool]
 
 
 def trace_of(home: Path, server: int) -> list[Event]:
-    """The events of a shard. Those that a server took after the last one that its replica has are
-    not among them, nor what was asked again because the answer was lost with it."""
+    """The events of a shard, without events after the last one that the replica has, and without
+    requests that were repeated because the answer was lost with the server."""
     found: list[Event] = []
     for incarnation in range(2):
         path = trace_path(home, server, incarnation)
@@ -502,7 +503,7 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert sent.keys() == series(tmp_path, "val/loss").keys()
     assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
     for server in (2, 3):
-        # Between two reports a step may be counted before anybody has pulled its weights.
+        # Between two reports a step may be counted before any worker has pulled its weights.
         assert max(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
@@ -528,6 +529,7 @@ def hold_the_first(is_held: Callable[[], bool]) -> None:
     arm(FaultPoint.BEFORE_EXCHANGE, hold)
 
 
+@SOAK
 @pytest.mark.parametrize("victim", [1, soak(CHIEF)])
 def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
     victim: int, tmp_path: Path
@@ -647,7 +649,7 @@ def kill_a_server(task: RankTask) -> None:
 
 
 def test_workers_end_with_an_error_when_a_server_dies(tmp_path: Path) -> None:
-    """The attempt is to end, since nobody else has this part of the weights."""
+    """The attempt must end, because no other process has this part of the weights."""
     with ranks_of(tmp_path, job({}), kill_a_server) as gang:
         for process in gang.processes[:2]:
             process.join()
@@ -716,6 +718,7 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_server_with_a_replica_di
         assert told(tmp_path, key) == series(whole, key)
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("server", "batch", "has_taken"),
     [(0, 5, True), soak(0, 1, False), soak(1, 9, True), soak(1, 9, False)],
@@ -739,8 +742,9 @@ def test_the_trace_of_a_job_that_lost_a_server_replayed_gives_its_weights(
     assert page.first_at > 0.0, "by this the supervisor knows that the job has recovered"
 
 
+@SOAK
 def test_a_stopped_server_is_waited_for_until_it_is_killed(tmp_path: Path) -> None:
-    """As its connections stay whole, nobody finds out earlier."""
+    """Its connections stay intact, so no other process notices earlier."""
     stop = kill_server(1, 5, has_taken=True, by=signal.SIGSTOP)
     with ranks_of(tmp_path, job({**ASYNCHRONOUS, **REPLICATED}), stop) as gang:
         stopped = gang.processes[3]

@@ -1,4 +1,4 @@
-"""Replicas of parameter servers: no update is lost or counted twice, whoever dies when."""
+"""Replicas of parameter servers: no update is lost or counted twice, whichever process dies."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from ray_workers.training.parallel.parameter_server.replication import (
 from ray_workers.training.parallel.parameter_server.served_shard import ServedShard
 from ray_workers.training.parallel.parameter_server.server import ShardServer, serve
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
+from tests.marks import ONE_SET
 
 NUM_WORKERS, NUM_BATCHES = 3, 9
 LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
@@ -79,7 +80,7 @@ def beginning(last: int = NUM_BATCHES) -> dict[str, Any]:
 
 
 def as_sent(snapshot: ShardSnapshot) -> ShardSnapshot:
-    """As it comes over a connection."""
+    """The message as it is received over a connection."""
     tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
     return ShardSnapshot(json.loads(json.dumps(snapshot.about)), tensors)
 
@@ -185,7 +186,7 @@ class Game:
         return {"op": "push", "batch": worker.batch, "lr": LR, "loss": 0.0}
 
     def lose_worker(self, number: int) -> None:
-        """Another process takes its place; it says hello first."""
+        """Replace the worker by a new process, which begins with a hello message."""
         if self.workers[number].is_sent:
             self._take(number, {"op": "lost"}, NOTHING)
         self.workers[number] = Worker()
@@ -227,7 +228,7 @@ def gradient_of(worker: Worker) -> Tensor:
 
 
 class Equations:
-    """The same updates in plain tensor code, in the order in which the replica has them."""
+    """The updates in plain tensor code, in the order in which the replica has them."""
 
     def __init__(self, correction: spec.Correction | None) -> None:
         self._correction = correction
@@ -264,6 +265,7 @@ def drawn(seed: int) -> list[tuple[str, int]]:
     return [(kind, draw.randrange(NUM_WORKERS)) for kind in kinds]
 
 
+@ONE_SET
 @pytest.mark.parametrize("correction", [None, STALENESS_LR, COMPENSATED])
 def test_no_update_is_lost_or_counted_twice_whoever_dies_when(
     correction: spec.Correction | None,

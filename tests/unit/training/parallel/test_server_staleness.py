@@ -21,7 +21,7 @@ LR = 0.5
 
 
 class Link:
-    """Of one worker to a server in this process, which answers at once."""
+    """The link of one worker to a server in this process, which answers at once."""
 
     def __init__(self, server: ServedShard, worker: int) -> None:
         self._server = server

@@ -134,6 +134,7 @@ def test_four_ranks_train_as_one_and_go_on_from_two(tmp_path: Path) -> None:
     run_in_group(_four, 4, str(tmp_path))
 
 
+@SOAK
 def test_a_job_whose_document_shards_the_model_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     path = Path(__file__).parents[4] / "examples/scripts/sharded.py"
 
@@ -162,7 +163,7 @@ def test_a_script_that_leaves_the_division_of_its_document_out_fails(tmp_path: P
     }
     assert 0 not in run_ranks(tmp_path, document, world_size=2)
     (error,) = frames(tmp_path, kind="error")
-    assert "without train.prepare(), which divides its model so" in str(error)
+    assert "without train.prepare(), which divides the model" in str(error)
 
 
 def _two(rank: int) -> None:

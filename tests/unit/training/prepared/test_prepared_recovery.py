@@ -12,7 +12,7 @@ import pytest
 from dray.train.prepared import exchange as exchange_module
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from tests.marks import SOAK, soak_but
+from tests.marks import ONE_SET, SOAK, soak_but
 from tests.unit.training.prepared.programs import DEFAULTS, assert_same, final_state, program, run
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
@@ -102,6 +102,7 @@ def miss_the_end(task: RankTask) -> None:
     arm(FaultPoint.BEFORE_EXCHANGE, break_the_next, at_step=7)
 
 
+@ONE_SET
 @pytest.mark.parametrize("asked_in", ["AFTER_BACKWARD", "AFTER_STEP"])
 def test_a_script_that_is_asked_to_leave_loses_no_step(
     tmp_path: Path, undisturbed: Callable[..., list[Any]], asked_in: str

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ray_workers.training.core.faultpoints import FaultPoint
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.elastic.test_resizing import Resized
 from tests.unit.training.prepared.programs import Leash, final_state, program, run
 
@@ -55,6 +56,7 @@ def assert_learnt_the_same(home: Path, other: Path, world_size: int) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 
 
+@SOAK
 def test_a_lost_node_is_done_without(tmp_path: Path, undisturbed: Path) -> None:
     leash = Leash(FaultPoint.BEFORE_EXCHANGE, 7)
     job = Resized(tmp_path, elastic(tmp_path, 3), 3, [], leash)
@@ -75,6 +77,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path, undisturbed: Path) -> None:
     assert seen == expected
 
 
+@ONE_SET
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_group_grows_between_two_batches(
     tmp_path: Path, undisturbed: Path, world_size: int

@@ -18,7 +18,7 @@ from dray.train import preparing
 from dray.train.prepared.copies import digest
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.trained import Trained
-from tests.marks import SOAK
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.prepared.programs import assert_same, final_state
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_in_group, run_ranks
 
@@ -250,6 +250,7 @@ def _complex_parameters(rank: int) -> None:
     torch.testing.assert_close(model.weight.detach(), torch.full((2,), -1.5 + 0j))
 
 
+@ONE_SET
 @pytest.mark.parametrize("laid_out", ["rows", "columns", "channels last"])
 def test_samples_find_any_element_that_differs_after_some_exchanges(laid_out: str) -> None:
     weight = torch.zeros(8, 3, 5, 5)

@@ -15,7 +15,7 @@ import pytest
 
 from ray_workers.node.forkserver import forked_child
 from ray_workers.training.process import rank_main
-from tests.marks import soak_but
+from tests.marks import ONE_SET, soak_but
 from tests.unit.training.ranks import frames, make_task
 
 _context = multiprocessing.get_context("forkserver")
@@ -130,6 +130,7 @@ def test_a_script_ends_as_under_python(tmp_path: Path, end: str) -> None:
     assert len(frames(tmp_path, kind="error")) == (expected[0] > 0 and "_exit" not in end)
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     "text",
     [FORKS, IN_A_FUNCTION, POOLS],

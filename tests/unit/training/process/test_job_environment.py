@@ -21,6 +21,7 @@ from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.training.process import fresh_main, job_environment, rank_main
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.ranks import make_task
 from tests.wheels import from_wheels, make_wheel, served
 
@@ -120,6 +121,7 @@ def test_a_forked_rank_has_packages_variables_and_secrets_and_so_have_its_childr
     assert output.splitlines() == [f"3.1 3.1 on {len(CANARY)}", "2 False", "3.1"]
 
 
+@SOAK
 def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(
     node: Node, wheels: str
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(
     assert '"step":3' in node.spooled().replace(" ", "")
 
 
+@ONE_SET
 @pytest.mark.parametrize("replaces", [False, True], ids=["forked", "fresh"])
 def test_no_value_of_a_secret_is_in_the_error_that_a_rank_reports(
     node: Node, wheels: str, *, replaces: bool
@@ -222,6 +225,7 @@ def test_an_exit_after_the_loss_of_a_peer_is_an_echo_of_it(
     assert '"cause":"worker_lost"' in node.spooled()
 
 
+@SOAK
 @EITHER
 def test_mpi4py_is_refused_and_groups_are_held(node: Node, variables: dict[str, str]) -> None:
     code = node.run(
@@ -280,7 +284,7 @@ def test_an_environment_that_is_gone_is_the_infrastructures(node: Node) -> None:
     assert node.run({"python_packages": ["hello"]}, "print(1)\n") == STORAGE_EXIT_CODE
     told = node.spooled()
     assert '"infrastructure"' in told
-    assert "not on this node any more" in told
+    assert "no longer on this node" in told
 
 
 def test_the_names_of_both_sides_agree() -> None:

@@ -1,4 +1,4 @@
-"""A script's rank has what torchrun would give it, and says why it failed as torchrun would."""
+"""A script's rank has torchrun's environment, and reports its failure as torchrun would."""
 
 from __future__ import annotations
 

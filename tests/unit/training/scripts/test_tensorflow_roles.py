@@ -1,6 +1,6 @@
 """TensorFlow's parameter servers, started as dray starts them, without Ray.
 
-Runs where TensorFlow is: in this interpreter, or in the one that TENSORFLOW_PYTHON names.
+Runs where TensorFlow is: in this interpreter, or in the interpreter TENSORFLOW_PYTHON.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_the_chief_goes_on_without_a_worker_and_takes_it_back(folder: Path) -> N
         cluster.kill(WORKER)
         cluster.processes[WORKER] = cluster.start(WORKER, incarnation=1)
         cluster.wait_until_said(CHIEF, "Cluster successfully recovered")
-        cluster.kill(OTHER_WORKER)  # the one that was started again is left
+        cluster.kill(OTHER_WORKER)  # the restarted worker remains
         done = cluster.steps_done()
         cluster.wait_until_said(CHIEF, f"step {done + 500}: ")
     finally:

@@ -41,7 +41,7 @@ def node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_ray_can_send_the_agents_class_to_a_node() -> None:
-    """By value: with every global that a method uses."""
+    """Ray pickles the class by value, with every global that a method uses."""
     actor_class: Any = agent.NodeAgent
     assert cloudpickle.dumps(actor_class.__ray_actor_class__)
 
@@ -73,7 +73,7 @@ async def test_an_observation_brings_system_metrics_where_they_are_asked(
 async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The forkserver does not know yet that nobody wants the process: the connection is whole."""
+    """The connection is whole, so the forkserver does not know that the process is unwanted."""
     alive = [("j", 1, 0), ("j", 1, -1), ("j", 2, 0), ("k", 1, 0)]
     killed = []
 
@@ -94,7 +94,7 @@ async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_
     node = node_agent(tmp_path, monkeypatch)
     assert await node.running("j", 1) == 1
     assert await node.running("j", 1, [5]) == 0
-    assert killed == [], "asking harms nobody"
+    assert killed == [], "asking harms no process"
     assert await node.quarantine("j", 1)
     assert killed == [("j", 1, 0, signal.SIGKILL), ("j", 1, -1, signal.SIGKILL)]
     (entry,) = node._book.entries()
@@ -128,7 +128,7 @@ async def test_an_agent_reports_that_its_disk_takes_no_files(
 async def test_a_rank_learns_what_is_stored_before_it_writes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that waits for it at its end writes nothing meanwhile."""
+    """A rank that waits for its end writes nothing meanwhile."""
     node = node_agent(tmp_path, monkeypatch)
     spool = spool_dir("deployment", "0" * 56, "j", 1) / "r0.0.metrics"
     writer = SpoolWriter(spool, limit_bytes=1 << 20)
@@ -185,5 +185,5 @@ async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dr
         ("", "RuntimeError"),
     ],
 )
-def test_an_error_of_rays_is_told_in_a_line(text: str, words: str) -> None:
+def test_an_error_of_rays_is_shown_in_a_line(text: str, words: str) -> None:
     assert brief(RuntimeError(text)) == words

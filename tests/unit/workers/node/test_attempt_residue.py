@@ -19,8 +19,8 @@ from ray_workers.shared.processes.procfs import carry_mark, started_ticks
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from tests.unit.workers.node.test_orphans import record
 
-NOBODY = (1 << 22) + 1
-"""A pid above the largest that Linux gives."""
+NO_PID = (1 << 22) + 1
+"""A pid above the largest pid of Linux."""
 OF_THE_DEAD = (1 << 22) + 2
 """The pid of a rank that is gone."""
 
@@ -47,17 +47,21 @@ def task(pid: int, **more: Any) -> dict[str, Any]:
 
 def test_what_the_forkserver_lists_is_left(tmp_path: Path) -> None:
     found = left(
-        tmp_path, task(NOBODY), task(7, left=[NOBODY + 1]), task(8, attempt=2), task(9, job_id="k")
+        tmp_path,
+        task(NO_PID),
+        task(7, left=[NO_PID + 1]),
+        task(8, attempt=2),
+        task(9, job_id="k"),
     )
-    assert found.pids == (NOBODY, NOBODY + 1)
-    assert f"pid {NOBODY}" in found.sentence()
+    assert found.pids == (NO_PID, NO_PID + 1)
+    assert f"pid {NO_PID}" in found.sentence()
     assert not left(tmp_path)
 
 
 def test_the_remains_of_some_ranks_alone_can_be_found(tmp_path: Path) -> None:
-    tasks = [task(NOBODY), task(NOBODY + 1, rank=1)]
+    tasks = [task(NO_PID), task(NO_PID + 1, rank=1)]
     found = attempt_residue.of_attempt(tmp_path, tasks, "j", 1, FakeGpuMemory({}), [1])
-    assert found.pids == (NOBODY + 1,)
+    assert found.pids == (NO_PID + 1,)
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
     for ranks, num_left in (([0], 1), ([1], 0)):
         gpu = FakeGpuMemory({OF_THE_DEAD: 1})
@@ -71,7 +75,7 @@ def test_a_sentence_names_the_process() -> None:
 
 
 def test_what_an_ending_forkserver_still_looks_after_is_left(tmp_path: Path) -> None:
-    """One that is not asked any more: its node agent was started again."""
+    """No agent asks it any more: its node agent was restarted."""
     entry = record(server_started=started_ticks(os.getpid()))
     session_records.write_session(tmp_path, entry)
     code = "import time; time.sleep(600)"
@@ -85,36 +89,36 @@ def test_what_an_ending_forkserver_still_looks_after_is_left(tmp_path: Path) -> 
     assert not left(tmp_path)
 
 
-@pytest.mark.parametrize("holder", [OF_THE_DEAD, NOBODY])
+@pytest.mark.parametrize("holder", [OF_THE_DEAD, NO_PID])
 def test_memory_of_the_dead_keeps_a_gpu_from_being_free(tmp_path: Path, holder: int) -> None:
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
     found = left(tmp_path, gpu=FakeGpuMemory({holder: 3 << 20, os.getpid(): 1 << 30}))
     assert (found.pids, found.gpu_bytes, len(found)) == ((), {"GPU-1": 3 << 20}, 1)
     assert found.sentence() == "GPU GPU-1: 3 MiB held for processes that are gone"
-    clean = FakeGpuMemory({os.getpid(): 1 << 30})  # others may use it
+    clean = FakeGpuMemory({os.getpid(): 1 << 30})  # other processes may use it
     assert not left(tmp_path, gpu=clean)
     assert clean.asked == ["GPU-1"]
     assert session_records.read_sessions(tmp_path) == [], "it is done with"
 
 
 def test_memory_of_others_on_a_shared_gpu_keeps_no_slot(tmp_path: Path) -> None:
-    """In a container the processes of other jobs there have no name that this node knows."""
+    """In a container the processes of other jobs on the GPU have no pid that this node knows."""
     shared = record(pid=OF_THE_DEAD, gpus="0", shares_gpus=True)
     session_records.write_session(tmp_path, shared)
-    assert left(tmp_path, gpu=FakeGpuMemory({OF_THE_DEAD: 1, NOBODY: 2})).gpu_bytes == {"0": 1}
-    assert not left(tmp_path, gpu=FakeGpuMemory({NOBODY: 2}))
+    assert left(tmp_path, gpu=FakeGpuMemory({OF_THE_DEAD: 1, NO_PID: 2})).gpu_bytes == {"0": 1}
+    assert not left(tmp_path, gpu=FakeGpuMemory({NO_PID: 2}))
 
 
 def test_of_a_gpu_is_asked_only_when_its_processes_are_gone(tmp_path: Path) -> None:
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="0"))
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="1", attempt=2))
-    gpu = FakeGpuMemory({NOBODY: 1})
+    gpu = FakeGpuMemory({NO_PID: 1})
     assert left(tmp_path, task(OF_THE_DEAD), gpu=gpu).pids == (OF_THE_DEAD,)
     assert gpu.asked == []
 
 
 class FakeNvml:
-    """As much of NVML's bindings as is used: GPU 0 has two processes, GPU-b cannot be read."""
+    """The part of NVML's bindings that is used: GPU 0 has two processes, GPU-b can't be read."""
 
     class NVMLError(Exception):
         pass
@@ -145,7 +149,7 @@ def test_without_nvml_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_quarantine_outlives_who_wrote_it_down(tmp_path: Path) -> None:
     directory = tmp_path / "quarantine"
-    entry = Quarantined("j", 2, 1, {"CPU": 1.0}, "pid 7 is there", 12.5)
+    entry = Quarantined("j", 2, 1, {"CPU": 1.0}, "pid 7 is alive", 12.5)
     QuarantineBook(directory).put(entry)
     QuarantineBook(directory).put(Quarantined("k", 1, 2, {}, "too", 13.5))
     (directory / "torn.json").write_text("{")

@@ -1,5 +1,5 @@
-"""Ray's private names are there, as far as can be seen without a cluster; tests/contract calls them
-on one."""
+"""Ray's private names exist, as far as a test without a cluster can check; tests/contract calls
+them on a cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Environments are built once a node, and a builder that fails or dies leaves nothing that counts.
+"""Environments are built once per node, and a builder that fails or dies leaves nothing valid.
 
-The wheels are made here, and uv is told to ask no index.
+The wheels are made here, and uv uses no index.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, NodeEnvironment
 from ray_workers.shared.processes.procfs import MARK_VARIABLE, started_ticks
 from ray_workers.shared.secret_files import Masker
+from tests.marks import ONE_SET, SOAK
 from tests.unit.workers.forked import PATIENCE_S, until
 from tests.wheels import from_wheels, make_wheel, served
 
@@ -50,7 +51,7 @@ async def settle(
     *,
     keeps_all: bool = False,
 ) -> NodeEnvironment:
-    """The answer as soon as the node no longer builds it."""
+    """The answer once the node has stopped building it."""
     while True:
         answer = await node.prepare(environment, policy, keeps_all=keeps_all)
         if answer.state is not BuildState.BUILDING:
@@ -72,7 +73,7 @@ async def test_a_package_is_installed_once_and_the_nodes_own_stay(
     packages = root / record.folder / "site"
     assert not (packages / "numpy").exists()
     marker = packages / "marker"
-    marker.touch()  # an environment that is built again would not have it
+    marker.touch()  # an environment that was rebuilt would lack it
     assert (await settle(node, wanted)).state is BuildState.READY
     assert marker.exists()
     ran = subprocess.run(
@@ -85,7 +86,8 @@ async def test_a_package_is_installed_once_and_the_nodes_own_stay(
     assert ran.stdout.strip() == "1.2"
 
 
-async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_so(
+@SOAK
+async def test_requirements_replace_the_nodes_package_and_the_answer_names_it(
     node: Environments, tmp_path: Path
 ) -> None:
     (tmp_path / "preloaded").write_text("numpy\ntorch\n")
@@ -98,6 +100,7 @@ async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_
     assert "numpy" in kept.message
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -119,6 +122,7 @@ async def test_what_can_not_be_installed_fails_with_the_installers_sentence(
     assert left == []
 
 
+@SOAK
 async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
     node: Environments, tmp_path: Path
 ) -> None:
@@ -157,20 +161,20 @@ async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
         answer = await settle(node, wanted, replace(POLICY, build_limit_s=limit_s))
         assert answer.state is BuildState.FAILED
         assert f"was not built within {limit_s:g} s" in answer.message
-        if pid_file.exists():  # else the machine is too slow for the limit
+        if pid_file.exists():  # otherwise the machine is too slow for the limit
             break
     pid = int(pid_file.read_text())
     await until(lambda: started_ticks(pid) is None, "what the build started goes on")
 
 
 def sleeper(pid: Path) -> str:
-    """A setup command that leaves a child in a session of its own, and sleeps."""
+    """A setup command that starts a child in a session of its own, and sleeps."""
     started = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000'"
     return f"(setsid env -i PATH=$PATH {started} &) ; sleep 1000"
 
 
 async def is_running(node: Environments, pid: Path, owner: str, **fields: Any) -> int:
-    """Asks until the setup command runs; its child's pid."""
+    """Ask until the setup command runs; returns the pid of its child."""
     policy = replace(POLICY, owner=owner)
     async with asyncio.timeout(PATIENCE_S):
         while not pid.exists():
@@ -210,7 +214,7 @@ async def test_a_build_ends_with_the_last_owner_whose_jobs_need_it(
 async def test_a_build_that_no_service_asks_for_ends(
     node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when it is cancelled while no service runs; also if its command is stopped."""
+    """Like after a cancellation while no service ran; also if the command is stopped."""
     child = await is_running(node, tmp_path / "pid", "ann")
     os.kill(child, signal.SIGSTOP)
     monkeypatch.setattr(shared_work, "WANTED_S", 0.2)
@@ -228,7 +232,7 @@ async def test_the_builds_of_one_user_hold_up_no_other(node: Environments, tmp_p
     bob = replace(POLICY, owner="bob")
     assert (await settle(node, {"setup": ["true"]}, bob)).state is BuildState.READY
     assert not (tmp_path / "third").exists()
-    # It is built for any user that may build: here for one that asks for the same.
+    # It is built for any user with capacity: here for a user who requests the same.
     assert (await settle(node, third, bob)).state is BuildState.READY
     fourth = {"setup": [f"touch {tmp_path}/fourth"]}
     waiting = asyncio.ensure_future(settle(node, fourth, ann))
@@ -297,6 +301,7 @@ async def test_a_child_in_a_session_of_its_own_ends_with_the_command(
     assert [started_ticks(number) for number in numbers] == [None, None]
 
 
+@SOAK
 async def test_of_much_output_the_beginning_and_the_end_are_kept(
     node: Environments, tmp_path: Path
 ) -> None:
@@ -352,7 +357,7 @@ async def test_a_setup_command_that_the_kernel_killed_is_tried_again(node: Envir
 async def test_packages_that_fill_the_installers_cache_end_the_build(
     node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """uv has all of them there before it puts the first into the environment."""
+    """uv has all packages in its cache before it puts the first into the environment."""
     fills = tmp_path / "uv"
     fills.write_text(
         '#!/bin/sh\nmkdir -p "$UV_CACHE_DIR"; sleep 0.5\n'
@@ -362,10 +367,11 @@ async def test_packages_that_fill_the_installers_cache_end_the_build(
     monkeypatch.setattr(build, "uv_program", lambda: str(fills))
     wanted = {"python_packages": ["hello-pkg"]}
     answer = await settle(node, wanted, replace(POLICY, limit_bytes=200_000))
-    assert answer.state is BuildState.UNREACHABLE, "they may be those of another build"
+    assert answer.state is BuildState.UNREACHABLE, "they may belong to another build"
     assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
 
 
+@SOAK
 async def test_an_index_that_does_not_answer_is_asked_again(
     node: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,10 +413,10 @@ async def test_a_holder_of_the_lock_that_stands_still_is_not_waited_for_without_
     root.mkdir(mode=0o700)
     with (root / f".lock-{overlay.key_of(wanted, keeps_all=False)}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for limit_s in (1.0, 10.0, 100.0):  # of which half are waited for the holder
+        for limit_s in (1.0, 10.0, 100.0):  # half of which is spent waiting for the holder
             answer = await settle(node, wanted, replace(POLICY, build_limit_s=limit_s))
             if answer.state is BuildState.READY or "not built within" not in answer.message:
-                break  # else the machine is too slow for the limit
+                break  # otherwise the machine is too slow for the limit
     assert answer.state is BuildState.READY
 
 
@@ -476,7 +482,7 @@ async def test_a_secret_that_is_missing_or_open_to_others_is_named(
 
 
 class PrivateIndex(BaseHTTPRequestHandler):
-    """An index with one wheel, for those who know the password."""
+    """An index with one wheel, which needs a password."""
 
     wheel: Path
     expected: str
@@ -522,7 +528,7 @@ async def test_a_private_index_gets_the_secrets_password_and_no_file_of_the_node
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", private_index)  # no other index is asked
+    monkeypatch.setenv("UV_DEFAULT_INDEX", private_index)  # no other index is used
     folder = tmp_path / "secrets"
     folder.mkdir()
     for name, value in {"GOOD": "me:canary-77\n", "WRONG": "me:canary-88"}.items():

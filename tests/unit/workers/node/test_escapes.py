@@ -1,4 +1,4 @@
-"""Processes of a rank are found and ended, however they left; those that can't be are named."""
+"""Processes of a rank are found and ended, however they escaped; the report names survivors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AS_A_FORK = "time.sleep(600)"
 
 
 async def escaped(server: Server, then: str, after: str) -> tuple[Forked, int]:
-    """A rank, and the pid of what it started: in a session of its own, child of nobody."""
+    """A rank, and the pid of an orphan that it started in another session."""
     forked = await server.fork(ESCAPE.format(then=then) + after, job_id="j", attempt=1, rank=0)
     return forked, int(await forked.line())
 

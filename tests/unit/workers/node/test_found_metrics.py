@@ -202,7 +202,7 @@ def test_records_whose_bar_is_not_drawn_anew_are_all_kept(
 def test_scalars_of_event_files_are_read_as_they_grow(tmp_path: Path) -> None:
     found = MetricFiles([tmp_path], BOTH, since=0.0)
     path = event_file(tmp_path / "runs" / "a")
-    path.write_bytes(WRITTEN_BY_TENSORBOARDX[:90])  # in the midst of a record
+    path.write_bytes(WRITTEN_BY_TENSORBOARDX[:90])  # in the middle of a record
     assert found.read() == [FoundPoint("loss", 1, 0.5)]
     path.write_bytes(WRITTEN_BY_TENSORBOARDX)
     assert found.read() == [FoundPoint("acc", 2, 0.25), FoundPoint("acc", 3, 0.75)]
@@ -360,7 +360,7 @@ def test_tables_are_read_row_by_row_also_when_a_column_comes(tmp_path: Path) -> 
     assert found.read() == [FoundPoint("train/box_loss", 1, 1.5)]
 
 
-# Both, on a spool.
+# Both, in a spool.
 
 
 def test_the_sources_of_a_rank() -> None:

@@ -75,7 +75,7 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
             ["Epoch [1/5], Step [100/600], Loss: 0.12", "Epoch [2/5], Step [100/600], Loss: 0.1"],
             {"Loss": [(100, 0.12), (200, 0.1)]},
         ),
-        (  # of each epoch the end of its bar
+        (  # the final state of the bar of each epoch
             [f"Epoch {at}: " + BAR.format(at=60, loss=at, acc=0) for at in (1, 2, 3)],
             {"loss": [(60, 1), (120, 2), (180, 3)], "acc": [(60, 0), (120, 0), (180, 0)]},
         ),
@@ -117,7 +117,7 @@ BAR = " 45%|####5     | {at}/100 [00:01<00:09, 9.90it/s, loss={loss}, acc={acc}]
         (["loss: 0.5: 9it [00:01, 9.90it/s]"], {"loss": [(1, 0.5)]}),
         (["acc: 64.6% | loss: 0.5 | 3"], {"acc": [(1, 64.6)], "loss": [(1, 0.5)]}),
         (["sparsity: 45.5%"] * 2, {"sparsity": [(1, 45.5), (2, 45.5)]}),
-        (  # a setting, and then a metric that is numbered like the other
+        (  # a setting, and then a metric that has the same numbers as the other
             ["lr=0.003", *(f" 9%|# | {at}/99 [0s, loss={at}, lr=0.1]" for at in (24, 48))],
             {"loss": [(24, 24), (48, 48)], "lr": [(24, 0.1), (48, 0.1)]},
         ),
@@ -199,7 +199,7 @@ def test_other_numbers_are_not_taken_however_often_they_come(line: str) -> None:
 
 
 def test_a_bar_of_tqdm_is_read_as_tqdm_prints_it() -> None:
-    """The installed release writes the lines."""
+    """The installed release of tqdm writes the lines."""
     tqdm = pytest.importorskip("tqdm").tqdm
     printed = io.StringIO()
     bar = tqdm(total=3, file=printed, desc="Epoch 2", mininterval=0.0)
@@ -257,7 +257,7 @@ def test_no_line_takes_long(line: str) -> None:
 
 
 def test_lines_beyond_the_share_of_the_time_are_passed_over() -> None:
-    """Each look takes 0.01 s by this timer, and the clock stands still."""
+    """Each search takes 0.01 s by this timer, and the clock stands still."""
     ticks = iter(range(10**6))
     budget = SearchBudget(
         guesses.LINES_PER_S, guesses.SHARE, lambda: 0.0, lambda: next(ticks) / 100
@@ -312,7 +312,7 @@ def test_every_value_of_a_program_is_read_whatever_else_it_prints(
             assert steps == list(range(1, len(values) + 1))
 
 
-# On a spool.
+# In a spool.
 
 
 def found_by(task_folder: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Orphans are found by the records of their dead forkserver, and no other process is touched."""
+"""Orphans are found by the records of their dead forkserver, and no other process is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["light", "server"]
 
 
 def record(**more: object) -> SessionRecord:
-    """The record of a session whose forkserver is dead and of which nothing is left."""
+    """The record of a session without processes whose forkserver is dead."""
     fields: dict[str, object] = {
         "place": procfs.place(),
         "boot_id": procfs.boot_id(),
@@ -73,7 +73,7 @@ async def test_what_a_killed_forkserver_could_not_take_along_is_ended(
     left = orphans.reap(directory)
     assert escapee in left[0].pids
     await until(lambda: not orphans.reap(directory), "it is not gone")
-    # A process that is just ending has no memory any more in which its mark could be seen.
+    # A process that is just ending has no memory any more in which its mark could be found.
     await until(lambda: not is_alive(escapee), "it lives on")
     assert session_records.read_sessions(directory) == []
 
@@ -102,7 +102,7 @@ async def test_a_leader_is_ended_by_pid_and_start(
     assert await asyncio.to_thread(sleeper.wait, PATIENCE_S) == -9
 
 
-async def test_a_pid_that_is_used_again_is_nobody_of_ours(
+async def test_a_pid_that_is_used_again_is_no_orphan(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     started = started_ticks(sleeper.pid)
@@ -152,14 +152,14 @@ async def test_what_survives_is_answered_when_the_time_is_up(
 def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
     folder.mkdir()
-    said = {
+    notes = {
         "place": procfs.place(),
         "boot_id": procfs.boot_id(),
         "raylet": os.getpid(),
         "started": 1,
         **owner,
     }
-    (folder / session_records.OWNER).write_text(json.dumps(said))
+    (folder / session_records.OWNER).write_text(json.dumps(notes))
     return folder
 
 

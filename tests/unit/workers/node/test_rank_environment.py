@@ -1,4 +1,4 @@
-"""The variables of a node's environment that come to its ranks."""
+"""The variables of a node's environment that reach its ranks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_embedded_ray_gets_what_its_node_needs_and_no_more_of_the_service(
     monkeypatch.setenv("RAY_maximum_gcs_dead_node_cached_count", "7")
     found = ray._daemon_environment("instance")
     limits = {**MEMORY_LIMITS, "RAY_maximum_gcs_dead_node_cached_count": "7"}
-    assert limits.items() <= found.items(), "unless the operator says otherwise"
+    assert limits.items() <= found.items(), "unless the operator decides otherwise"
     assert found["TMPDIR"].endswith("/ray-instance")
     assert found["DRAY_TMPDIR"] == tempfile.gettempdir()
     assert "canary" not in json.dumps({k: v for k, v in found.items() if not k.startswith("AWS_")})
@@ -92,13 +92,13 @@ def test_an_embedded_ray_gets_what_its_node_needs_and_no_more_of_the_service(
     assert rank_environment.of_ranks(found)["WANDB_MODE"] == "offline"
 
 
-@pytest.mark.parametrize(("told", "niceness"), [(None, "0"), ("3", "3")])
-def test_ranks_stand_back_as_told_and_the_processes_that_look_after_them_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, niceness: str
+@pytest.mark.parametrize(("set_to", "niceness"), [(None, "0"), ("3", "3")])
+def test_ranks_have_the_set_niceness_and_the_processes_that_manage_them_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str | None, niceness: str
 ) -> None:
     monkeypatch.delenv("RAY_worker_niceness", raising=False)
-    if told is not None:
-        monkeypatch.setenv("RAY_worker_niceness", told)
+    if set_to is not None:
+        monkeypatch.setenv("RAY_worker_niceness", set_to)
     found = EmbeddedRay(tmp_path, 1, "d", [])._daemon_environment("instance")
     assert found["RAY_worker_niceness"] == "0"
     assert found["RAY_process_group_cleanup_enabled"] == "false", "or no worker leads a session"
@@ -112,8 +112,8 @@ def test_the_dashboard_of_an_embedded_ray_asks_every_second_which_actor_a_proces
     code += "print(consts.RAY_DASHBOARD_STATS_UPDATING_INTERVAL, "
     code += "node_consts.NODE_STATS_UPDATE_INTERVAL_SECONDS)"
     found = EmbeddedRay(tmp_path, 1, "d", [])._daemon_environment("instance")
-    said = subprocess.run([sys.executable, "-c", code], env=found, capture_output=True, check=True)
-    assert said.stdout.split() == [b"1", b"1"]
+    ran = subprocess.run([sys.executable, "-c", code], env=found, capture_output=True, check=True)
+    assert ran.stdout.split() == [b"1", b"1"]
 
 
 SHOW = """

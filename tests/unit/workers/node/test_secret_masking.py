@@ -1,4 +1,4 @@
-"""No frame, error or stack leaves its node with the value of a secret, in whatever field it is."""
+"""No frame, error or stack leaves its node with the value of a secret, in any field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPORTS = [
 
 
 def filled(kind: Any) -> Any:
-    """A value of a field's type; whatever may be a text has the canary."""
+    """A value of a field's type, with the canary wherever text is possible."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(

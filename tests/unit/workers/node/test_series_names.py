@@ -30,14 +30,14 @@ class Attempts:
         self.url = str(home / "storage" / "series-names" / "rank-00000.json")
 
     def begin(self, *, keep: bool = False) -> None:
-        """keep: the attempt has the directory of the one before."""
+        """keep: use the directory of the attempt before."""
         self._number += not keep
         self.work = self._home / str(self._number)
         self.work.mkdir(exist_ok=True)
         self._found = MetricFiles([self.work], CSV, 0.0, StoredNames(self.url))
 
     def write(self, run: str, *values: float) -> dict[str, list[float]]:
-        """The values that are found, by series, once a run's table has these rows more."""
+        """Append rows to a run's table; returns the values that are found, by series."""
         path = self.work / run / "metrics.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()

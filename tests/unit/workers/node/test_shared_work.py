@@ -1,4 +1,4 @@
-"""Work for which several jobs may wait is done once, and its failure is told for a while."""
+"""Work for which several jobs may wait is done once, and its failure is reported for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_workers.shared.node_needs import BuildState
 
 
 class Work:
-    """Ends as the test says; counts how often it was begun."""
+    """Ends as the test determines; counts how often it began."""
 
     def __init__(self, *ends: Exception | None) -> None:
         self.ends = list(ends)
@@ -33,7 +33,7 @@ async def test_many_who_ask_begin_it_once() -> None:
     assert work.num_begun == 1
 
 
-async def test_a_final_failure_is_told_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_final_failure_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     work, shared = Work(NotDone("no such package"), None), SharedWork()
     for _ in range(2):
         answer = await shared.standing("k", work)

@@ -1,4 +1,4 @@
-"""Of a silo's reports nothing leaves its node but what the node's owner has opened."""
+"""A silo's reports leave its node only as far as the node's owner has opened them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def silo_task(home: Path, **fields: Any) -> RankTask:
     return rank_task(**{**plain, "spool_dir": str(home / "spool" / "r1.0.metrics"), **fields})
 
 
-def told(silo: SiloRules, kind: FrameKind, body: Any) -> list[Any]:
+def passed(silo: SiloRules, kind: FrameKind, body: Any) -> list[Any]:
     line = line_of(kind, body) + b"\n"
     left = silo.frames(line)
     assert len(left) == len(line)
@@ -48,7 +48,7 @@ def test_no_text_of_any_frame_leaves_a_closed_silo(report: Any) -> None:
     body = filled(report)
     if report is frames.ErrorReport:
         body["cause"] = Cause.BAD_DATA
-    found = told(CLOSED, report.KIND, body)
+    found = passed(CLOSED, report.KIND, body)
     assert CANARY not in str(found)
     if report is frames.ErrorReport:
         assert [each["cause"] for each in found] == ["bad_data"]
@@ -57,14 +57,14 @@ def test_no_text_of_any_frame_leaves_a_closed_silo(report: Any) -> None:
         assert found == []
 
 
-def test_only_metrics_of_the_list_leave_and_nothing_that_stands_beside_them() -> None:
+def test_only_metrics_of_the_list_leave_and_nothing_next_to_them() -> None:
     values = {"train/loss": 0.5, "val/age": 77.0, f"val/{CANARY}": 1.0}
     body = {"step": 3, "values": values, "epoch": 1, "samples_per_s": 1234.5}
     expected = [{"step": 3, "values": {"train/loss": 0.5}}]
-    assert told(CLOSED, FrameKind.METRICS, body) == expected
-    assert told(CLOSED, FrameKind.METRICS, {"step": 3, "values": {"val/age": 77.0}}) == []
+    assert passed(CLOSED, FrameKind.METRICS, body) == expected
+    assert passed(CLOSED, FrameKind.METRICS, {"step": 3, "values": {"val/age": 77.0}}) == []
     sly = {"step": 3, "values": {"train/loss": CANARY}}
-    assert told(CLOSED, FrameKind.METRICS, sly) == []
+    assert passed(CLOSED, FrameKind.METRICS, sly) == []
     assert CLOSED.frames(f"{CANARY} is no frame\n".encode()).strip() == b""
 
 
@@ -81,7 +81,7 @@ def test_an_owner_opens_one_thing_and_no_other(opening: Opening, kind: FrameKind
     opens = silo_gate.owner_opens({OPENS: opening})
     for each in FrameKind:
         body = {"cause": "user_error", "text": CANARY, "step": 1, "values": {CANARY: 1.0}}
-        leaves = CANARY in str(told(SiloRules("n", opens, set()), each, body))
+        leaves = CANARY in str(passed(SiloRules("n", opens, set()), each, body))
         assert leaves == (silo_gate.OPENED_BY.get(each) is opening), each
     assert silo_gate.OPENED_BY.get(kind) is opening
 
@@ -119,7 +119,7 @@ def test_a_job_names_no_other_data_where_the_owner_names_some(tmp_path: Path) ->
 async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks: a service that does not know the rule, or another one on the same Ray."""
+    """This also holds for an older service, and for another service on the same Ray."""
     monkeypatch.delenv(silo_gate.SOURCE, raising=False)
     rank_class = RankActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     actor = rank_class("dray:j:1:r0:0", "j", Timings())
@@ -218,7 +218,7 @@ def test_a_word_that_opens_nothing_is_an_error_and_no_silo_is_opened_by_it(tmp_p
         SiloGate({OPENS: "log"}).silo(tmp_path / "spool", 1)
 
 
-def test_nothing_leaves_in_a_field_beside_the_body_or_in_the_place_of_a_number() -> None:
+def test_nothing_leaves_in_a_field_next_to_the_body_or_instead_of_a_number() -> None:
     for frame in (
         {"time": 1.5, "more": CANARY, "body": {"step": 1, "values": {"train/loss": 1.0}}},
         {"time": CANARY, "body": {"step": 1, "values": {"train/loss": 1.0}}},

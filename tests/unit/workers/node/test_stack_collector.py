@@ -1,4 +1,4 @@
-"""The stacks of a rank are collected without its help, also when it is stuck or stopped."""
+"""The stacks of a rank are collected without its help, even if it is stuck or stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["light", "server"]
 MAIN_THREAD = "Stack (most recent call first):"
 """The first line of faulthandler."""
 MANY_DUMPS = 300
-"""One in 40 was fatal when the handler looked at every thread."""
+"""One in 40 was fatal when the handler read every thread."""
 
 STUCK = """
 import ctypes, signal, sys, threading, time
@@ -38,7 +38,7 @@ def threads_come_and_go():
         other.join()
 dump_on(signal.SIGUSR2, Path({path!r}))
 threading.Thread(target=a_thread_of_its_own, daemon=True, name="reader").start()
-threading.Thread(target={beside}, daemon=True).start()
+threading.Thread(target={other}, daemon=True).start()
 def the_place_it_is_stuck_at():
     print("here", flush=True)
     while True:
@@ -54,10 +54,10 @@ async def stuck(
     incarnation: int = 0,
     *,
     stuck_in: str = "signal.sigwait([signal.SIGUSR1])",
-    beside: str = "a_thread_of_its_own",
+    other: str = "a_thread_of_its_own",
 ) -> Forked:
     path = stack_path(prefix_of(directory, rank, incarnation))
-    code = STUCK.format(path=str(path), stuck_in=stuck_in, beside=beside)
+    code = STUCK.format(path=str(path), stuck_in=stuck_in, other=other)
     forked = await server.fork(code, job_id="j", attempt=1, rank=rank, incarnation=incarnation)
     assert await forked.line() == "here"
     return forked
@@ -99,7 +99,7 @@ async def test_every_thread_is_in_it(
 async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
     server: Server, tmp_path: Path
 ) -> None:
-    # From the second line on no other thread runs; unlike a sleep, the wait outlives a signal.
+    # From the second line on no other thread runs. Unlike a sleep, the wait survives a signal.
     keeps_the_lock = (
         "[sys.setswitchinterval(1000), LIBC.write(1, b'stuck\\n', 6), "
         "LIBC.pthread_mutex_lock(MUTEX), LIBC.pthread_mutex_lock(MUTEX)]"
@@ -114,7 +114,7 @@ async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
 
 async def test_no_dump_costs_a_rank_its_life(server: Server, tmp_path: Path) -> None:
     """Threads that begin and end meanwhile are the danger; see `stack_writer`."""
-    forked = await stuck(server, tmp_path, 0, beside="threads_come_and_go")
+    forked = await stuck(server, tmp_path, 0, other="threads_come_and_go")
     path = stack_path(prefix_of(tmp_path, 0, 0))
     for number in range(1, MANY_DUMPS + 1):
         assert await ask_dump(server.path, "j", 1, 0) == [forked.pid]
@@ -182,7 +182,7 @@ async def test_a_signal_ends_the_newest_process_at_a_rank_with_its_children(
     assert is_alive(older.pid)
 
 
-async def test_nobody_at_that_rank_is_told(server: Server, tmp_path: Path) -> None:
+async def test_no_process_at_another_rank_gets_the_signal(server: Server, tmp_path: Path) -> None:
     forked = await stuck(server, tmp_path, 0)
     for job_id, attempt, rank in (("j", 1, 1), ("j", 2, 0), ("k", 1, 0)):
         assert await send_to_rank(server.path, job_id, attempt, rank, signal.SIGKILL) == []

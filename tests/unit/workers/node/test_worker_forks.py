@@ -1,4 +1,4 @@
-"""Workers of Ray that are forked, with a script of the test's in place of Ray's own."""
+"""Workers of Ray that are forked, with a test script instead of Ray's own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from ray_workers.node.worker_forks.worker_entry import (
     socket_of,
 )
 from tests.integration.harness import eventually
+from tests.marks import ONE_SET
 from tests.unit.workers.forked import is_alive
 
 SCRIPT = """
@@ -45,7 +46,7 @@ PRELOADED = "ray_workers.supervision.preload_minimal"
 
 @dataclass
 class Node:
-    """A raylet, as far as the starts of its workers see it."""
+    """A raylet, as the starts of its workers see it."""
 
     folder: Path
     raylet: subprocess.Popen[bytes]
@@ -57,7 +58,7 @@ class Node:
     def start_worker(
         self, name: str, modules: str = PRELOADED, *more: str, flags: tuple[str, ...] = ("-I", "-S")
     ) -> None:
-        """Run the entry as the raylet does; returns when it has ended, or become the worker."""
+        """Run the entry like the raylet; returns when it has ended, or become the worker."""
         words = [name, f"--raylet-name={self.folder}/raylet", f"--worker-preload-modules={modules}"]
         environment = {
             **os.environ,
@@ -76,12 +77,12 @@ class Node:
         return path.read_text().split()
 
     def parent(self) -> int:
-        """The process that forks this node's workers, once these have ended."""
+        """The pid of the process that forks this node's workers, once these have ended."""
         eventually(lambda: len(self.parents()) == 1)
         return self.parents()[0]
 
     def parents(self) -> list[int]:
-        """Living processes that fork this node's workers, or are forked and have no other title."""
+        """Live processes that fork this node's workers, and forks without another title yet."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -136,6 +137,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
     eventually(lambda: not is_alive(second))
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -150,7 +152,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
 def test_ray_starts_the_worker_where_the_parent_must_not_fork(
     node: Node, code: str, why: str
 ) -> None:
-    """And no further parent is started."""
+    """And no other parent is started."""
     (node.folder / "imported.py").write_text(code)
     for name in ("a", "b"):
         node.start_worker(name, "imported")
@@ -180,7 +182,7 @@ def test_other_workers_are_not_forked(
 
 @contextlib.contextmanager
 def stopped_parent(path: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that listens, and answers nobody."""
+    """A process that listens but does not answer."""
     program = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({path!r}); s.listen(); input()"
     )
@@ -201,11 +203,11 @@ def test_a_parent_that_does_not_answer_is_ended(tmp_path: Path) -> None:
         assert parent.wait(10) == -signal.SIGKILL
 
 
-def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
+def test_the_notification_of_a_forked_process_counts_until_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is forked too late can't tell, and so does not become a worker."""
-    path, said, ended = str(tmp_path / "forks"), threading.Event(), threading.Event()
+    """A process that is forked too late can't notify, and so does not become a worker."""
+    path, notified, ended = str(tmp_path / "forks"), threading.Event(), threading.Event()
     late: list[OSError] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -216,7 +218,7 @@ def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
             connection, _ = listener.accept()
             with connection:
                 if is_in_time:
-                    assert said.wait(10)
+                    assert notified.wait(10)
                     connection.sendall(worker_entry.FORKED)
                     ended.set()
                     continue
@@ -231,8 +233,8 @@ def test_the_word_of_a_forked_process_counts_until_nobody_can_say_it(
     thread.start()
 
     def end(_: socket.socket) -> None:
-        """The limit is over, and the word comes in the last moment."""
-        said.set()
+        """The limit is over, and the notification arrives at the last moment."""
+        notified.set()
         assert ended.wait(10)
 
     monkeypatch.setattr(worker_entry, "_end", end)

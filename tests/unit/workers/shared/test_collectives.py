@@ -1,4 +1,4 @@
-"""A process tells in which collective it waits, and the ranks that have not joined it are named."""
+"""A process shows in which collective it waits; ranks that have not joined it are named."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def _waits_for_rank_1(rank: int, folder: Path) -> None:
     assert other == GroupRecord("1", 1)
     assert own == [GroupRecord("0", 2), GroupRecord("1", 1)]
     assert collective_hangs.absent_ranks(stacks) == {1}
-    told = collective_hangs.with_absences(stacks)
-    assert told[0] == stacks[0]
-    assert told[1].endswith(
+    shown = collective_hangs.with_absences(stacks)
+    assert shown[0] == stacks[0]
+    assert shown[1].endswith(
         "\n\nHas not joined collective 3 (gloo:all_reduce) of group 0, in which rank 0 waits.\n"
     )
     dist.all_reduce(torch.ones(1))
 
 
 def _ask_for_stacks(path: Path, store: Any) -> None:
-    """Once the main thread waits in the third collective."""
+    """Ask once the main thread waits in the third collective."""
     until(lambda: any(one.waits_in == 3 for one in collectives.recorded()))
     os.kill(os.getpid(), signal.SIGUSR2)
     text = until(lambda: path.read_bytes().endswith(END) and path.read_bytes())
     store.set("stacks", text.removesuffix(END))
 
 
-def test_a_process_without_groups_has_nothing_to_tell() -> None:
+def test_a_process_without_groups_has_no_record() -> None:
     assert described() == ""
 
 
@@ -94,9 +94,9 @@ def entry(number: int, seq: int, **other: Any) -> dict[str, Any]:
     ("entries", "found"),
     [
         ([], [GroupRecord("0", 0), GroupRecord("late", 0)]),
-        # Of a group without entries nothing is known once entries were dropped.
+        # A group without entries is left out once entries were dropped.
         ([entry(7, 5)], [GroupRecord("0", 5)]),
-        # A group that was formed anew counts from 1 again.
+        # A group that was formed again counts from 1.
         ([entry(5, 9, retired=False), entry(6, 1, pg_id=3)], [GroupRecord("0", 1)]),
         ([entry(5, 1), entry(6, 4, is_p2p=True)], [GroupRecord("0", 1)]),
         ([entry(5, 1), entry(6, 2, retired=False, state="completed")], [GroupRecord("0", 2)]),
@@ -111,7 +111,7 @@ def test_the_record_of_a_group(
     assert collectives.recorded() == found
 
 
-def test_a_recorder_that_is_off_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorder_that_is_off_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat_torch, "group_names", lambda: ["0"])
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert described() == ""

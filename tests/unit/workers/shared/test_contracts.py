@@ -1,4 +1,4 @@
-"""Types that cross the boundary arrive as they were sent."""
+"""Types that cross the boundary arrive unchanged."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_nothing_that_crosses_is_left_to_a_default(kind: type) -> None:
     assert kept == []
 
 
-def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
+def test_a_rank_gets_every_field_of_its_attempt() -> None:
     ref = CheckpointRef("file:///c/9", 9, "a" * 64)
     attempt = attempt_spec(
         job_id="job-7",
@@ -119,7 +119,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
     assert task.artifact_url == "file:///s/jobs/job-7/attempts/4/artifacts"
 
 
-def test_names_say_what_they_name_and_never_meet() -> None:
+def test_names_contain_their_parts_and_never_collide() -> None:
     names = [
         names_of.supervisor_name("job-1", 1),
         names_of.supervisor_name("job-1", 11),

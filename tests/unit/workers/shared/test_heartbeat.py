@@ -1,4 +1,4 @@
-"""The page of a rank: written by one process, read and poked by others."""
+"""The page of a rank is written by one process, and read and changed by others."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_classes_of_the_ledger_add_up_to_what_was_held() -> None:
     assert books["recovering"] > 0.5
     assert sum(books.values()) == pytest.approx(15.0)
     gone = ledger.account([second], TimeCategory.IDLE)
-    assert gone["useful"] == pytest.approx(9.0), "what a page said is kept when the page is gone"
+    assert gone["useful"] == pytest.approx(9.0), "the uses in a page are kept when the page is gone"
 
 
 def test_what_was_written_into_a_page_is_there_when_its_process_goes_on_as_another_program(

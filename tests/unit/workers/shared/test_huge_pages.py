@@ -22,13 +22,13 @@ print(huge_mib("self"))
 
 
 def packs() -> bool:
-    """Whether this kernel moves memory to huge pages when it is asked to."""
+    """Whether this kernel moves memory to huge pages on request."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     return release >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 def huge_mib(pid: int | str) -> int:
-    """Memory that a process has in huge pages."""
+    """Memory of a process in huge pages."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(rollup.split("AnonHugePages:")[1].split()[0]) >> 10
 

@@ -1,4 +1,4 @@
-"""Limits follow the machine's own pace, and what hangs is found at any."""
+"""Limits follow the machine's speed, and hangs are found at any speed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_process_that_sleeps_or_hangs_is_not_slow() -> None:
 
 def test_a_process_that_gets_no_cpu_at_all_is_as_slow_as_can_be() -> None:
     machine = Machine()
-    machine.process = CpuTime(1.0, 5.0, is_runnable=True)  # the kernel books a wait when it is over
+    machine.process = CpuTime(1.0, 5.0, is_runnable=True)  # the kernel counts a wait once it ends
     machine.measure()
     machine.now += 10
     assert machine.measure() == MAX_SLOWNESS
@@ -84,7 +84,7 @@ def test_processes_that_share_a_cpu_are_seen_to_wait() -> None:
     busy = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(4)]
     try:
         meter, deadline = WaitMeter(), time.monotonic() + 60.0
-        # Four share a CPU with whoever else runs: each has a quarter of it, at most.
+        # Four share a CPU with other processes: each gets a quarter of it, at most.
         while (slowness := meter.sample(process.pid for process in busy)) < 2.5:
             assert time.monotonic() < deadline, f"only {slowness:g} times slower"
             time.sleep(0.05)
@@ -154,7 +154,7 @@ async def test_what_fails_in_time_raises_its_error() -> None:
 LOST = Outcome.of(Cause.WORKER_LOST, "rank 1 was lost", 1, -9)
 
 
-def test_an_end_that_an_overloaded_machine_made_says_so() -> None:
+def test_an_end_on_an_overloaded_machine_names_the_overload() -> None:
     outcome = excused(LOST, 31.4)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (LOST.cause, 1, -9)
     assert outcome.slowness == 31.4

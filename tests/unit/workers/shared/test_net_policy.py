@@ -1,4 +1,4 @@
-"""Which hosts a source may name."""
+"""The hosts that a source may name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ray_workers.shared.net_policy import AllowedHosts, refused_address, refused_host
 
-NOBODY = AllowedHosts()
+NO_HOSTS = AllowedHosts()
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ NOBODY = AllowedHosts()
         "metadata", "instance-data",
     ],
 )  # fmt: skip
-def test_nobody_reads_from_within(host: str) -> None:
-    assert refused_host(host, NOBODY)
+def test_no_source_is_read_from_within(host: str) -> None:
+    assert refused_host(host, NO_HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_nobody_reads_from_within(host: str) -> None:
     ],
 )  # fmt: skip
 def test_the_public_may_be_read(host: str) -> None:
-    assert refused_host(host, NOBODY) is None
+    assert refused_host(host, NO_HOSTS) is None
 
 
 def test_the_operator_allows_names_addresses_and_networks() -> None:
@@ -55,12 +55,12 @@ def test_the_operator_allows_names_addresses_and_networks() -> None:
 
 def test_the_reason_is_one_that_a_person_reads() -> None:
     address = ipaddress.ip_address("::ffff:169.254.169.254")
-    assert refused_address(address, NOBODY) == (
+    assert refused_address(address, NO_HOSTS) == (
         "169.254.169.254 is a link-local address, where clouds hand out credentials"
     )
 
 
 @pytest.mark.parametrize("entry", ["", "10.0.0.0/99", "a b", "http://x", "*.example.org"])
 def test_an_entry_that_allows_nothing_is_an_error(entry: str) -> None:
-    with pytest.raises(ValueError, match="is no host name, address or network"):
+    with pytest.raises(ValueError, match="is not a host name, address or network"):
         AllowedHosts([entry])

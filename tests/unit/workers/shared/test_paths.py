@@ -22,7 +22,7 @@ SESSION = "session_2026-11-24_06-36-55_233754_4194304"
 
 @pytest.fixture
 def short_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of /tmp, whose path is a little shorter."""
+    """Replaces /tmp, whose path is a little shorter."""
     with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as name:
         monkeypatch.setattr(paths, "SHORT_TMP", Path(name))
         yield Path(name)
@@ -88,7 +88,7 @@ def test_two_long_folders_have_links_of_their_own(
         monkeypatch.setattr(tempfile, "tempdir", str(long_tmp / name))
         links.add(paths.machine_root())
     assert len({link.resolve() for link in links}) == 3
-    # One whose name is taken by something else has the next one.
+    # If something else has the name, the next name is used.
     other = paths.machine_root()
     target = other.readlink()
     other.unlink()

@@ -1,4 +1,4 @@
-"""Other users of a node get neither in between its processes nor at its forkserver."""
+"""Other users of a node can reach neither connections between its processes nor its forkserver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may write to, as a temporary folder is."""
+    """A folder that every user may write to, like a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="open") as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
@@ -83,9 +83,9 @@ def _dangling(path: Path) -> None:
     ("make", "reason"),
     [
         (_writable, "can be written to by other users"),
-        (_link, "is no folder"),
-        (_dangling, "is no folder"),
-        (Path.touch, "is no folder"),
+        (_link, "is not a folder"),
+        (_dangling, "is not a folder"),
+        (Path.touch, "is not a folder"),
     ],
 )
 def test_a_folder_that_others_may_have_filled_is_refused(
@@ -105,7 +105,7 @@ def test_a_folder_of_another_user_is_refused(
         own_folder(tmp_path / "theirs")
 
 
-async def test_a_process_of_this_user_is_told_from_others(
+async def test_a_process_of_this_user_is_distinguished_from_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = socket.socketpair()
@@ -117,7 +117,7 @@ async def test_a_process_of_this_user_is_told_from_others(
 
 @pytest.fixture(params=["asks", "reads the tables"])
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The way by which a connection's owner is found out; the other is taken away."""
+    """The way in which a connection's owner is found; the other way is disabled."""
     if request.param == "asks":
         monkeypatch.setattr(peer_credentials, "_looked_up", lambda theirs, ours: None)
     else:
@@ -149,7 +149,7 @@ def test_so_is_one_that_connects_by_tcp(
                 patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
                 assert not is_own_tcp(theirs, accepted.getsockname())
             connecting.close()
-            assert not is_own_tcp(theirs, accepted.getsockname())  # nobody holds it any more
+            assert not is_own_tcp(theirs, accepted.getsockname())  # no process holds it any more
 
 
 @needs_root
@@ -175,12 +175,12 @@ def test_roots_connections_count_where_that_is_asked(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(os, "getuid", lambda: NOBODY)
             assert not is_own_tcp(*ends)
             assert is_own_tcp(*ends, or_roots=True)
-            connecting.close()  # a socket that no process holds is listed as user 0's
+            connecting.close()  # a socket that no process holds is listed with user 0
             assert not is_own_tcp(*ends, or_roots=True)
 
 
 def bind_once_free(to_bind: socket.socket, address: tuple[str, int]) -> None:
-    """Bind as soon as the kernel has done with the connection that was reset."""
+    """Bind as soon as the kernel has finished with the connection that was reset."""
     deadline = time.monotonic() + 10.0
     while True:
         try:
@@ -225,8 +225,8 @@ async def test_no_task_is_handed_to_another_users_forkserver(open_folder: Path) 
         assert Path(path).stat().st_uid == NOBODY
         with pytest.raises(ForkFailed, match="another user listens there"):
             await ask
-        told, _ = await asyncio.to_thread(other.communicate, timeout=60)
-        assert told == "b''\n"
+        printed, _ = await asyncio.to_thread(other.communicate, timeout=60)
+        assert printed == "b''\n"
 
 
 @needs_root
@@ -235,7 +235,7 @@ async def test_a_forkserver_answers_no_other_user(light: Server) -> None:
     Path(light.path).parent.chmod(0o777)
     Path(light.path).chmod(0o777)
     other = run_as_another(CONNECT, light.path)
-    await until(lambda: other.poll() is not None, "it was not let go")
+    await until(lambda: other.poll() is not None, "it was not continued")
     assert other.communicate()[0] in ("b''\n", "")
     assert await list_tasks(light.path) == []
     assert "refused a connection of another user" in light.log.read_text()

@@ -1,4 +1,4 @@
-"""Ports that are known before the servers that listen there start."""
+"""Ports are known before the servers that listen there start."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def port() -> Iterator[ReservedPort]:
 
 
 def reserve_only(monkeypatch: pytest.MonkeyPatch, port: int) -> ReservedPort:
-    """Another port, of a job that would have taken this one if it were free."""
+    """Reserve another port, as a job would that could not get this one."""
     monkeypatch.setattr(peer_ports, "FIRST_PORT", port)
     monkeypatch.setattr(peer_ports, "_end", lambda: port + 1)
     monkeypatch.setattr(peer_ports, "TRIES", 3)
     return ReservedPort("127.0.0.1")
 
 
-def test_nobody_else_gets_a_reserved_port_but_a_server_that_shares_it(
+def test_only_a_server_that_shares_a_reserved_port_gets_it(
     port: ReservedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(port) == f"127.0.0.1:{port.port}"
@@ -48,7 +48,7 @@ def test_nobody_else_gets_a_reserved_port_but_a_server_that_shares_it(
 def test_no_other_job_gets_a_port_that_is_open_for_its_server(
     port: ReservedPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A framework is imported for seconds before its server listens, and again after a restart."""
+    """A framework imports for seconds before its server listens, and again after a restart."""
     for _ in range(2):
         port.unbind()
         another = reserve_only(monkeypatch, port.port)
@@ -59,7 +59,7 @@ def test_no_other_job_gets_a_port_that_is_open_for_its_server(
     port.close()
     again = reserve_only(monkeypatch, port.port)
     again.close()
-    assert again.port == port.port, "a port that was given back can be had"
+    assert again.port == port.port, "a released port can be reserved again"
 
 
 def test_a_reserved_port_is_none_that_connections_get(

@@ -16,11 +16,11 @@ from tests.integration.harness import eventually
 
 @contextlib.contextmanager
 def process(*words: str, run: str) -> Iterator[None]:
-    """A child whose command line has these words, running that program, as of this raylet."""
+    """A child with these words as its command line, running that program for this raylet."""
     environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
     child = subprocess.Popen(list(words), executable=run, env=environment)
     try:
-        # Until it has become that program, it has our own command line.
+        # Until it runs that program, it has this process's command line.
         expected = words[0].encode()
         eventually(lambda: Path(f"/proc/{child.pid}/cmdline").read_bytes().startswith(expected))
         yield

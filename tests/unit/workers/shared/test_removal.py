@@ -1,4 +1,4 @@
-"""Deletion of folders that a user's programs have filled: whatever their modes and depth."""
+"""Deletion of folders that a user's programs have filled, with any modes and depth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.workers.other_user import NOBODY
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that another user can come to; pytest's own are closed to all but root."""
+    """A folder that another user can reach; only root can reach pytest's own folders."""
     folder = Path(tempfile.mkdtemp())
     if os.getuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
@@ -26,7 +26,7 @@ def place() -> Iterator[Path]:
 
 
 def without_roots_rights(work: Callable[[], None]) -> int:
-    """The exit code of the work in a process that heeds the modes of files, as root does not."""
+    """The exit code of the work in a process that heeds file modes, unlike a process of root."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

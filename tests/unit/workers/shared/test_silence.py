@@ -1,4 +1,4 @@
-"""Silence counts only the time in which the process that asks was itself running."""
+"""Silence counts only the time in which the asking process itself was running."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_question_that_fails_is_no_answer() -> None:
     assert silence.seconds("a") == 0.0
 
 
-def test_an_hour_in_which_the_asker_stood_still_too_makes_nobody_silent() -> None:
+def test_an_hour_in_which_the_asker_stood_still_too_makes_no_process_silent() -> None:
     hands = Hands()
     silence = watched(hands)
     silence.asked("a")
@@ -109,7 +109,7 @@ def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
     assert clock.time() == 3.0
 
 
-def test_users_are_told_before_anything_is_replaced_and_work_is_given_up_last() -> None:
+def test_users_are_notified_before_anything_is_replaced_and_work_is_given_up_last() -> None:
     limits = SilenceLimits(60.0)
     order = [
         limits.report_s,

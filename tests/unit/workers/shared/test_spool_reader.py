@@ -1,4 +1,4 @@
-"""Spools: whatever the splits, each frame comes once, whole and in order."""
+"""Each frame of a spool is read once, whole and in order, however the reads are split."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_the_writer_adds_after_a_discard_is_read_on_from_the_same_offset(
 
 
 def test_a_writer_that_was_closed_writes_on(directory: Path) -> None:
-    """A report at the end of a process may come after the spool was closed."""
+    """A report at the end of a process may follow after the spool was closed."""
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
     writer.close()
     for n in range(3):
@@ -165,7 +165,7 @@ def test_a_writer_that_was_closed_writes_on(directory: Path) -> None:
     assert numbers(read_all(directory)) == [0, 1, 2]
 
 
-def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_drops(
+def test_an_unread_spool_stays_within_its_limit_and_counts_what_it_drops(
     directory: Path,
 ) -> None:
     limit = 2000
@@ -242,7 +242,7 @@ def test_a_spool_that_is_not_there_is_empty(directory: Path) -> None:
     spool_reader.discard(directory, before=100)
 
 
-def test_frames_say_which_rank_and_incarnation_they_come_from(directory: Path) -> None:
+def test_frames_have_the_rank_and_incarnation_of_their_spool(directory: Path) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
     writer.append(FrameKind.LOG, {"line": 0, "text": "naïve ☂\n"})
     (frame,) = spool_reader.decode(KEY, read_all(directory))
@@ -263,7 +263,7 @@ def test_removing_an_attempt_takes_its_jobs_folder_with_the_last(directory: Path
 
 
 def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Path) -> None:
-    """Also with little room in each reply, ten replacements, and a last frame that was cut off."""
+    """Also with little space in each reply, ten replacements, and a truncated last frame."""
     keys = [spool_reader.spool_key(1, incarnation, "metrics") for incarnation in range(12)]
     for incarnation, key in enumerate(keys):
         writer = SpoolWriter(tmp_path / key, limit_bytes=1 << 20)

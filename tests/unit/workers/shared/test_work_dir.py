@@ -1,4 +1,4 @@
-"""The directory that a script runs in: files beside the script are there, and nothing more."""
+"""The directory in which a script runs contains the files next to the script, and no others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ray_workers.shared.folders import work_dir
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, configuration, packages, data and a tool's files; a current directory
-    that is restored."""
+    """A folder with a script, configuration, packages, data and a tool's files. Restores the
+    current directory."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "project"
     for path in ("train.py", "config.json", "pkg/sub/a.py", ".git/HEAD", "__pycache__/train.pyc"):
@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_lies_beside_the_script_is_found_by_its_relative_path(
+def test_files_next_to_the_script_are_found_by_their_relative_paths(
     project: Path, tmp_path: Path
 ) -> None:
     work_dir.enter(tmp_path / "work" / "job", project)

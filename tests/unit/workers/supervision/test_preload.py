@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.marks import ONE_SET, SOAK
+
 HEAVY = ("torch", "dray.spec", "pandas", "sqlalchemy", "fastapi")
 FOR_SERIALIZERS = ("numpy", "pyarrow", "pydantic", "starlette")
 
@@ -22,6 +24,7 @@ def test_a_worker_process_imports_nothing_that_takes_long() -> None:
     assert modules_after("import ray_workers.supervision.supervisor").isdisjoint(HEAVY)
 
 
+@SOAK
 def test_ray_registers_no_serializers_that_a_worker_process_never_needs() -> None:
     registering = (
         "from unittest.mock import Mock; from ray.util import serialization_addons; "
@@ -33,10 +36,12 @@ def test_ray_registers_no_serializers_that_a_worker_process_never_needs() -> Non
     ).isdisjoint(FOR_SERIALIZERS)
 
 
+@SOAK
 def test_on_a_cluster_of_others_they_are_imported_before_they_are_needed() -> None:
     assert modules_after("import ray_workers.supervision.preload") >= set(FOR_SERIALIZERS)
 
 
+@ONE_SET
 @pytest.mark.parametrize("leads_already", [False, True])
 def test_each_worker_of_an_embedded_ray_leads_a_session(leads_already: bool) -> None:
     code = "import os, ray_workers.supervision.preload_minimal; print(os.getsid(0) == os.getpid())"

@@ -1,1 +1,1 @@
-"""From the updates of a round to one: which of them count, what they come to, and what stays."""
+"""Combines the updates of a round: which updates count, their combination, and what is kept."""

@@ -1,8 +1,8 @@
-"""From the updates of a round to one, the same to the last bit on any number of ranks.
+"""Combines the updates of a round, with bitwise equal results on any number of ranks.
 
-A mean is added up in whole numbers: an update, which has a bounded norm, is rounded to multiples of
-a power of two, and sums of whole numbers do not depend on their order. Such sums are what secure
-aggregation needs, too. Other aggregators get all updates of the round on every rank.
+A mean is summed in integers: an update, which has a bounded norm, is rounded to multiples of a
+power of two, and sums of integers do not depend on their order. Secure aggregation needs such sums,
+too. Other aggregators get all updates of the round on every rank.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61
-"""Of a sum, without its sign: one is left for what rounding adds."""
+"""Bits of a sum without its sign bit; one more bit is left for the effect of rounding."""
 SORTED_AT_ONCE = 2**24
-"""Numbers, of all updates together."""
+"""Number of elements, of all updates together."""
 
 
 class FixedPointSum:
-    """A weighted sum of updates. The weights of all that are added, on whatever rank, come to 1 at
-    most."""
+    """A weighted sum of updates, whose weights on all ranks add up to 1 at most."""
 
     def __init__(self, num_elements: int, max_norm: float, device: torch.device) -> None:
         """max_norm: the largest norm of an update."""
@@ -36,16 +35,16 @@ class FixedPointSum:
         self._sum += (update.double() * (weight * self._scale)).round_().long()
 
     def total(self, world_size: int) -> Tensor:
-        """The sum over all ranks, in float64. A collective."""
+        """Return the sum over all ranks, in float64. A collective."""
         process_group.add_up(self._sum, world_size)
         return self._sum.double() / self._scale
 
 
 def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> Tensor:
-    """The updates of all participants of a round on every rank: (participants, elements), in their
-    order. A collective.
+    """Gather the updates of all participants of a round on every rank, in order: (participants,
+    elements). A collective.
 
-    mine: those that this rank has, in their order. owners: the rank of each.
+    mine: this rank's updates, in order. owners: the rank of each update.
     """
     if not dist.is_initialized():
         return torch.stack(list(mine)) if mine else like.new_empty(0, len(like))
@@ -60,9 +59,9 @@ def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> 
 
 
 def robust(options: Aggregator, rows: Tensor) -> Tensor:
-    """One update of several: (updates, elements) -> float64 (elements,).
+    """Combine several updates by a robust aggregator: (updates, elements) -> float64 (elements,).
 
-    A sort takes six times the memory of its rows, so only some elements are sorted at once.
+    Sorting takes six times the memory of the rows, so only some elements are sorted at once.
     """
     if options.name == "krum":
         return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)
@@ -82,15 +81,15 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
             ends = options.num_trimmed(len(rows))
             return rows.sort(dim=0).values[ends : len(rows) - ends].mean(dim=0)
         case "krum":
-            raise AssertionError("it takes whole updates")
+            raise AssertionError("krum compares whole updates, not elements")
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
-    """The numbers of the `keep` updates whose nearest neighbours, all but `malicious` and two, are
-    nearest (Blanchard et al. 2017, equation 1)."""
+    """The indices of the `keep` updates with the nearest neighbours, where all but `malicious` and
+    two updates count as neighbours (Blanchard et al. 2017, equation 1)."""
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2
-    # The least of each is its distance of 0 from itself.
+    # The smallest distance of each update is 0, from itself.
     scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)
     return scores.sort(stable=True).indices[:keep].sort().values

@@ -1,6 +1,6 @@
-"""The algorithms of federated learning: FedAvg, and what others do differently.
+"""The algorithms of federated learning: FedAvg, and the differences of others from it.
 
-The part of FedProx is in the clients' own steps (`ClientTraining`), which go by the document.
+FedProx's proximal term is in the clients' own steps (`ClientTraining`), which read the document.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ray_workers.training.parallel.federated.rounds import Participant
 
 
 class Algorithm:
-    """FedAvg (McMahan et al. 2017, arXiv:1602.05629), and the pair of hooks by which others differ
-    from it: `configure` before a client trains, `aggregate` once the updates of a round are known.
+    """FedAvg (McMahan et al. 2017, arXiv:1602.05629), and the two hooks in which others differ from
+    it: `configure` before a client trains, `aggregate` once the updates of a round are known.
 
-    Every rank has one, since a rank may play any client.
+    Every rank has an instance, because a rank may play any client.
     """
 
     needs_each = False
-    """Whether a round needs each update, and not their mean alone."""
+    """Whether a round needs each update, and not only their mean."""
 
     def __init__(self, options: Federated, flat: Flat, device: torch.device) -> None:
         self._options = options
 
     def configure(self, client: int) -> Tensor | None:
-        """The vector that is added to the gradients of a client in the next round."""
+        """Return the vector to add to the gradients of a client in the next round."""
         return None
 
     def aggregate(self, sent: Sequence[Participant], updates: Tensor | None, lr: float) -> Any:
-        """Return the findings of a round that counts, besides its update; None for none. updates:
-        (participants, elements) where the algorithm needs each."""
+        """Return the findings of a round that counts, in addition to its update; None for none.
+        updates: (participants, elements) if the algorithm needs each."""
         return None
 
     def commit(self, findings: Any) -> None:
@@ -50,17 +50,17 @@ class Algorithm:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the algorithm's part of a checkpoint."""
+        """Load the algorithm's part of a checkpoint."""
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """The optimizer of the server."""
+        """Build the optimizer of the server."""
         server = self._options.server
         return torch.optim.SGD(groups, lr=server.lr, momentum=server.momentum)
 
     @property
     def buffer_rate(self) -> float:
-        """The share of their change by which running means move. A running variance does not bear a
-        rate above 1, by which it could fall below 0."""
+        """The factor of the change of running means. With a factor above 1 a running variance could
+        fall below 0."""
         return min(1.0, self._options.server.lr)
 
 
@@ -68,7 +68,7 @@ class Adaptive(Algorithm):
     """FedAdam and FedYogi (Reddi et al. 2021, arXiv:2003.00295, algorithm 2)."""
 
     buffer_rate = 1.0
-    """The rate of an adaptive optimizer is no share of the update."""
+    """The rate of an adaptive optimizer is no factor of the update."""
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         is_yogi = self._options.algorithm == "fedyogi"
@@ -80,12 +80,14 @@ class ControlChange(NamedTuple):
 
     of_clients: Mapping[int, Tensor]
     of_server: Tensor
-    """To be added."""
+    """The change to add to the server's control variate."""
 
 
 class Scaffold(Algorithm):
-    """Estimates of how far each client's gradient is from that of all (Karimireddy et al. 2020,
-    arXiv:1910.06378, algorithm 1 with option II). Those of the clients are in the host's memory."""
+    """Estimates the difference of each client's gradient from the mean gradient (Karimireddy et al.
+    2020, arXiv:1910.06378, algorithm 1 with option II). The host's memory has the clients'
+    estimates.
+    """
 
     needs_each = True
 
@@ -103,14 +105,14 @@ class Scaffold(Algorithm):
         self, sent: Sequence[Participant], updates: Tensor | None, lr: float
     ) -> ControlChange:
         assert updates is not None
-        if lr < torch.finfo(torch.float32).tiny:  # a step of 0 does not tell the gradient
+        if lr < torch.finfo(torch.float32).tiny:  # a step of 0 does not show the gradient
             return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
         total = torch.zeros_like(self._server, dtype=torch.float64)
         for one, update in zip(sent, updates, strict=True):
             own = self._clients[one.client].to(self._server)
             new = own - self._server - update / (one.num_steps * lr)
-            if not torch.isfinite(new).all():  # by a rate near 0, which magnifies the update
+            if not torch.isfinite(new).all():  # a rate near 0 magnifies the update
                 continue
             new[self._num_parameters :] = 0.0  # buffers have no gradient to correct
             total += new.double() - own.double()
@@ -140,8 +142,8 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
 
 
 class AdaptiveServerOptimizer(Optimizer):
-    """FedAdam and FedYogi: unlike Adam without a correction of the first steps, and with variances
-    that begin at the square of `tau`."""
+    """FedAdam and FedYogi. Unlike Adam they have no bias correction, and their variances begin at
+    the square of `tau`."""
 
     def __init__(self, groups: Any, options: ServerOptimizer, *, yogi: bool) -> None:
         super().__init__(groups, {"lr": options.lr, "betas": options.betas, "tau": options.tau})
@@ -173,12 +175,12 @@ class AdaptiveServerOptimizer(Optimizer):
 
 
 def _check_memory(num_clients: int, num_elements: int) -> None:
-    """RoundsError if the node can't hold those of all clients: without it the rank would be killed
-    once enough of them are not 0."""
-    needed, there = 4 * num_clients * num_elements, memory_here()
-    if needed > there:
+    """Raise RoundsError if the node's memory can't hold the vectors of all clients. The rank would
+    otherwise be killed once enough of them are not 0."""
+    needed, available = 4 * num_clients * num_elements, memory_here()
+    if needed > available:
         raise RoundsError(
             f"scaffold keeps a vector of {num_elements:,} numbers for each of {num_clients:,} "
-            f"clients, {needed / 1e9:.1f} GB on each rank, and a node has {there / 1e9:.1f} GB: "
-            "take fewer federated.clients, a smaller model, or another federated.algorithm"
+            f"clients, {needed / 1e9:.1f} GB on each rank, and a node has {available / 1e9:.1f} "
+            "GB: use fewer federated.clients, a smaller model, or another federated.algorithm"
         )

@@ -1,8 +1,8 @@
-"""Differential privacy for clients: clipping, noise, and how much privacy is spent.
+"""Differential privacy for clients: clipping, noise, and the privacy spent.
 
-One client's update can move the sum of a round by the clipping norm at most, and the noise hides
-that. The noise of a simulation is drawn from the job's seed, so that a run can be repeated: it
-shows what privacy costs, and hides nothing from who knows the seed.
+One client's update changes the sum of a round by the clipping norm at most, and the noise hides
+this change. The noise of a simulation is derived from the job's seed, so that a run can be
+repeated: the noise shows the cost of privacy, and hides nothing from a reader who knows the seed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 class Accountant:
-    """Epsilon after a number of rounds, by opacus: the moments of the sampled Gaussian mechanism
-    (Mironov et al. 2019, arXiv:1908.10530), with each client in a round by a chance of its own."""
+    """Computes epsilon after a number of rounds with opacus: the moments of the sampled Gaussian
+    mechanism (Mironov et al. 2019, arXiv:1908.10530), with clients drawn independently."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy) -> None:
         self._privacy = privacy
@@ -30,14 +30,14 @@ class Accountant:
 
     @cached_property
     def _of_one_round(self) -> tuple[list[float], Any]:
-        """(orders, the divergence of each)."""
+        """(orders, the Rényi divergence of each)."""
         try:
             from opacus.accountants import RDPAccountant
             from opacus.accountants.analysis.rdp import compute_rdp
         except ModuleNotFoundError as error:
             raise RoundsError(
-                "federated.privacy needs the package opacus on the nodes, which counts what is "
-                'spent: name it in environment.python_packages, as "opacus>=1.5"'
+                "federated.privacy needs the package opacus on the nodes, which computes the "
+                'privacy spent: name it in environment.python_packages, as "opacus>=1.5"'
             ) from error
         orders = list(RDPAccountant.DEFAULT_ALPHAS)
         noise = self._privacy.noise_multiplier
@@ -55,7 +55,7 @@ class Accountant:
         return float(spent)
 
     def most_rounds(self, limit: int) -> int:
-        """The rounds, up to `limit`, after which no more is spent than the document allows."""
+        """The most rounds, up to `limit`, that spend no more than the document allows."""
         if self.epsilon(limit) <= self._privacy.epsilon:
             return limit
         enough, too_many = 0, limit
@@ -69,8 +69,8 @@ class Accountant:
 
 
 def rounds_of(options: spec.Federated) -> int:
-    """The number of rounds that the job may take: fewer than the document's where they would spend
-    more privacy than it allows. RoundsError if there is none."""
+    """The number of rounds that the job may play: fewer than the document's if those would spend
+    more privacy than it allows. Raises RoundsError if not even one round is allowed."""
     if options.privacy is None:
         return options.rounds
     accountant = Accountant(options, options.privacy)
@@ -78,20 +78,19 @@ def rounds_of(options: spec.Federated) -> int:
     if rounds == 0:
         raise RoundsError(
             f"federated.privacy.epsilon is {options.privacy.epsilon:g}, and one round spends "
-            f"{accountant.epsilon(1):.4g}: allow more, or take a larger noise_multiplier or fewer "
+            f"{accountant.epsilon(1):.4g}: allow more, or use a larger noise_multiplier or fewer "
             "clients_per_round"
         )
     return rounds
 
 
 def check_statistics(model: nn.Module) -> None:
-    """RoundsError if the model has running statistics, which clients would have to send without
-    noise."""
+    """Raise RoundsError for running statistics, which clients would have to send without noise."""
     for name, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             raise RoundsError(
-                f"federated.privacy is not for models with running statistics, which {name} "
-                f"({type(module).__name__}) has: take a GroupNorm or LayerNorm instead"
+                f"federated.privacy does not support models with running statistics, which {name} "
+                f"({type(module).__name__}) has: use a GroupNorm or LayerNorm instead"
             )
 
 
@@ -105,13 +104,13 @@ class ClippingNorm:
         self.value = privacy.clip_norm
 
     def clip(self, update: Tensor, norm: float) -> bool:
-        """In place; whether nothing had to be clipped."""
+        """Clip an update in place; return whether it was within the norm already."""
         if norm > self.value:
             update *= self.value / norm
         return norm <= self.value
 
     def noise(self, round_number: int, size: int) -> Tensor:
-        """The noise of the sum of a round: float64, on the CPU, the same on every rank."""
+        """The noise for the sum of a round: float64, on the CPU, equal on every rank."""
         deviation = self._noise_multiplier * self.value
         return deviation * torch.randn(
             size, generator=self._generator("noise", round_number), dtype=torch.float64
@@ -119,18 +118,19 @@ class ClippingNorm:
 
     @property
     def _noise_multiplier(self) -> float:
-        """Of the updates: where the norm adapts, the noise of its count has a part of the whole
-        (Andrew et al. 2021, theorem 1)."""
+        """The noise multiplier of the updates: with an adaptive norm, the noise of the count spends
+        a part of the total (Andrew et al. 2021, theorem 1)."""
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole
         return whole / math.sqrt(1 - (whole / (2 * self._federated.count_noise)) ** 2)
 
     def after(self, round_number: int, num_within: int, num_updates: int) -> float:
-        """The norm of the next round, when so many of the updates of this one were not clipped.
+        """The norm of the next round, if `num_within` updates of this round were not clipped.
 
-        Each update counts as a half with its sign, because one more or less then moves the count by
-        a half at most, as the share of the noise above has it; a plain count would move by 1.
+        Each update counts as plus or minus a half, because one update more or less then changes the
+        count by a half at most, as the noise multiplier above assumes; a plain count would change
+        by 1.
         """
         federated, adaptive = self._federated, self._privacy.adaptive
         if adaptive is None:

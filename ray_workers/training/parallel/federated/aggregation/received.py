@@ -22,11 +22,11 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import (
 from ray_workers.training.parallel.federated.rounds import RoundPlan
 
 MAX_NAMED = 20
-"""Clients of a round whose updates were refused that are named in the log."""
+"""Limit of the clients in a round whose refused updates the log names."""
 
 
 class UpdateTable:
-    """A line for each participant of a round, which the rank fills that plays it."""
+    """One row for each participant of a round, filled in by the rank that plays the participant."""
 
     def __init__(self, plan: RoundPlan, device: torch.device) -> None:
         self._plan = plan
@@ -36,7 +36,7 @@ class UpdateTable:
         self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
 
     def of_all(self, world_size: int) -> ReceivedUpdates:
-        """A collective. Each line is a sum with zeros, and so exact."""
+        """Gather the rows of all ranks, exactly, as sums with zeros. A collective."""
         process_group.add_up(self._lines, world_size)
         verdicts, norms, losses = self._lines.t().tolist()
         return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)
@@ -44,23 +44,23 @@ class UpdateTable:
 
 @dataclass(frozen=True)
 class ReceivedUpdates:
-    """The updates of a round, by the places of their clients among the participants."""
+    """The updates of a round, by the index of their client among the participants."""
 
     plan: RoundPlan
     verdicts: Sequence[Verdict]
     norms: Sequence[float]
-    """Before clipping; NaN of an update that has none, or that secure aggregation has hidden."""
+    """Norms before clipping; NaN for an update without a norm, or with secure aggregation."""
     losses: Sequence[float]
-    """The mean of each client on the way to its update; NaN where that is hidden."""
+    """The mean loss of each client on the way to its update; NaN if it is hidden."""
 
     @property
     def accepted(self) -> list[int]:
-        """The places of the updates that are not refused."""
+        """The indices of the updates that were not refused."""
         return [at for at, each in enumerate(self.verdicts) if each is Verdict.ACCEPTED]
 
     def loss(self, last: float) -> float:
         """The mean loss over the samples of the accepted clients whose losses are `trusted`. NaN if
-        all that came were refused, and `last` if none came or none reports a loss."""
+        all updates were refused, and `last` if none came or none reports a loss."""
         if not self.plan.participants:
             return last
         if not (accepted := self.accepted):
@@ -69,12 +69,12 @@ class ReceivedUpdates:
         losses = trusted(
             Reported(self.losses[at], participants[at].num_samples)
             for at in accepted
-            if participants[at].tells_loss
+            if participants[at].reports_loss
         )
         return last if (found := mean(losses)) is None else found
 
     def metrics(self, *, counts: bool) -> dict[str, float]:
-        """counts: whether the round does."""
+        """counts: whether the round counts."""
         accepted, plan = self.accepted, self.plan
         found: dict[str, float] = {
             "federated/updates": len(accepted) if counts else 0,
@@ -88,7 +88,7 @@ class ReceivedUpdates:
         return found
 
     def name_refused(self, max_norm: float, silos: Sequence[Silo] | None = None) -> None:
-        """In the job's log. silos: the clients, where they have names."""
+        """Log the refused updates. silos: the clients, if they have names."""
         refused = [at for at, each in enumerate(self.verdicts) if each is not Verdict.ACCEPTED]
         for at in refused[:MAX_NAMED]:
             client = self.plan.participants[at].client

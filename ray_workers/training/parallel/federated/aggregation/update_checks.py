@@ -1,8 +1,8 @@
-"""Checks that keep a client that lies or fails from spoiling the mean update of a round, and the
-means of figures that clients report of themselves.
+"""Checks that prevent a client that lies or fails from spoiling the mean update of a round, and
+means of figures that clients report about themselves.
 
-The aggregator can't compute a client's loss. It bounds it instead: by an absolute limit, which
-every sum bears, and by the figures of the other clients in the round.
+The aggregator can't compute a client's loss. It bounds the loss instead: by an absolute limit, so
+that sums stay finite, and by the figures of the other clients in the round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Verdict(IntEnum):
 
 
 def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict, float]:
-    """The verdict on a client's update, and its 2-norm: NaN where it has none."""
+    """Return the verdict on a client's update, and its 2-norm: NaN if it has none."""
     if update.shape != (num_elements,):
         return Verdict.WRONG_SHAPE, math.nan
     norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
@@ -36,10 +36,10 @@ def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict,
 
 
 def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
-    """Why an update was refused, for the log."""
+    """The reason why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
-            return "its shape is not that of the model"
+            return "its shape differs from the model's"
         case Verdict.NOT_FINITE:
             return "it has values that are not finite"
         case Verdict.TOO_LARGE:
@@ -49,10 +49,10 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
 
 
 MAX_VALUE = 1e6
-"""A figure beyond it counts as this. So does one that is not finite."""
+"""A larger figure, or one that is not finite, counts as this."""
 MAX_RATIO = 10.0
-"""A figure whose magnitude is more than this many times the lower median of the magnitudes in the
-round, or than this number where the median is below 1, is left out."""
+"""A figure is ignored if its magnitude is more than this many times the lower median of the
+magnitudes in the round, or than this number if the median is below 1."""
 
 
 class Reported(NamedTuple):
@@ -63,7 +63,7 @@ class Reported(NamedTuple):
 
 
 def trusted(reported: Iterable[Reported]) -> list[Reported]:
-    """The figures that have samples and are near enough to the others, bounded.
+    """Bound the figures, and leave out figures without samples or beyond MAX_RATIO.
 
     Each client counts once in the median, so fewer than half of the clients can't move the limit
     beyond the figures of the others, whatever their numbers of samples are.
@@ -78,7 +78,7 @@ def trusted(reported: Iterable[Reported]) -> list[Reported]:
 
 
 def mean(figures: Sequence[Reported]) -> float | None:
-    """The mean by samples; None without figures."""
+    """The mean weighted by samples; None without figures."""
     total = sum(one.num_samples for one in figures)
     return sum(one.value * (one.num_samples / total) for one in figures) if figures else None
 

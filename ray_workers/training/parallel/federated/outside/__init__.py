@@ -1,1 +1,1 @@
-"""The rank that aggregates for clients outside of the cluster, whose updates come as files."""
+"""The rank that aggregates for clients outside of the cluster, whose updates are files."""

@@ -1,9 +1,9 @@
 """Rounds of clients outside of the cluster with secure aggregation: the server's half of the
 protocol, whose messages are files of the round.
 
-The secrets of a round are in this process and in those of its clients alone. So a round that loses
-too many clients, or this process, begins anew, under another name. Clients that have lied in it
-take no part in the rounds after it.
+Only this process and the clients of a round have the round's secrets. So a round that loses too
+many clients, or this process, starts over under another name. Clients that have lied in it are
+excluded from later rounds.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
-"""Within which clients answer in the phases in which they don't train, or are lost to the round."""
+"""Seconds in which clients must answer in phases without training; later answers do not count."""
 TOLERANCE = 1e-6
-"""Relative, of a norm, for what rounding adds."""
+"""Relative tolerance of a norm for rounding errors."""
 MAX_BROKEN_ROUNDS = 10
-"""In a row, after which the job fails."""
+"""The job fails after this many broken rounds in a row."""
 MAX_NAMED = 20
-"""Clients that a sentence names."""
+"""Limit of the clients that a message names."""
 
 
 class RoundBrokenError(Exception):
     """A round has no result."""
 
     def __init__(self, reason: str, gone: Collection[str] = ()) -> None:
-        """gone: clients that have vanished from it."""
+        """gone: clients that have vanished from the round."""
         super().__init__(reason)
         self.gone = {int(name) for name in gone}
 
 
 def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
-    """RoundsError if the sum of the updates could overflow."""
+    """Raise RoundsError if the sum of the updates could overflow."""
     try:
         FixedPoint.of(outside_settings(options, "any", num_elements), options.clients_per_round)
     except ValueError as error:
@@ -81,7 +81,7 @@ def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
 
 
 class MaskedAnswers:
-    """The answers of clients in the phase that the server is in."""
+    """The answers of clients in the server's current phase."""
 
     def __init__(self, server: MaskingServer, folder: str, masked_bytes: int) -> None:
         """folder: URL of the files of the round. masked_bytes: the size of a masked update."""
@@ -114,7 +114,7 @@ class MaskedAnswers:
 
 
 class MaskedCollector(UpdateCollector):
-    """The feed of a rank that learns nothing but sums."""
+    """The feed of a rank that learns only sums."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class MaskedCollector(UpdateCollector):
         model: Callable[[], dict[str, Tensor]],
         liars: set[int],
     ) -> None:
-        """liars: clients that have lied in a round of the job, to which others are added."""
+        """liars: clients that have lied in a round of the job; this collector adds others."""
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
-        """Of the protocol, which clients must speak."""
+        """The oldest version of the protocol that clients may use."""
 
     def at(self, step: int) -> Feeding:
-        """RoundsError if the round breaks too often."""
+        """Play the round. Raises RoundsError if the round breaks too often."""
         resting = set[int]()
         reason = ""
         for again in range(MAX_BROKEN_ROUNDS):
@@ -143,7 +143,7 @@ class MaskedCollector(UpdateCollector):
             except RoundBrokenError as error:
                 reason = str(error)
                 resting |= error.gone
-                message = f"round {step} begins anew: {reason}"
+                message = f"round {step} starts over: {reason}"
                 log(message)
                 self._report(RoundTroubleReport(step, [], message))
                 continue
@@ -159,8 +159,8 @@ class MaskedCollector(UpdateCollector):
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: those by which the round broke before, though they need not have lied. They are
-        asked again in it only if too few others are there.
+        resting: clients that broke the round before, possibly without lying. They are asked again
+        in this round only if too few others remain.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -168,11 +168,11 @@ class MaskedCollector(UpdateCollector):
         if len(honest) < least:
             raise RoundsError(
                 f"{len(self._liars)} of the {options.clients} clients have lied in secure "
-                f"aggregation and are left out, and a round needs {least}"
+                f"aggregation and are excluded, and a round needs {least}"
             )
         rested = [client for client in honest if client not in resting]
         eligible = rested if len(rested) >= least else honest
-        self._everyone = honest if self._liars else None
+        self._candidates = honest if self._liars else None
         if len(eligible) == options.clients and not again:
             clients = self._chosen(step)
         else:
@@ -180,7 +180,7 @@ class MaskedCollector(UpdateCollector):
         return self._publish(step, clients, secrets.token_hex(16))
 
     def _play(self, opening: RoundReport, server: MaskingServer) -> Aggregate:
-        """All phases of a round."""
+        """Play all phases of a round."""
         messages: Mapping[str, bytes] = {}
         while server.phase is not MaskingPhase.ENDED:
             self._store_messages(opening.name, server.phase, messages)
@@ -197,8 +197,8 @@ class MaskedCollector(UpdateCollector):
         return server.aggregate()
 
     def _check(self, found: Aggregate) -> None:
-        """Raise RoundBrokenError if the sum can't be one of updates that the document allows: some
-        client, which the masks hide, has masked something else."""
+        """Raise RoundBrokenError if the sum can't consist of updates that the document allows: then
+        a client, which the masks hide, has masked other values."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)
@@ -208,12 +208,12 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "the sum is not one of updates within federated.max_update_norm and weights within "
-                "http.max_samples: a client has masked something else"
+                "the sum does not consist of updates within federated.max_update_norm and weights "
+                "within http.max_samples: a client has masked other values"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
-        """Name the clients that have lied, and ask them no more."""
+        """Name the clients that have lied, and exclude them from later rounds."""
         for owner, holder in server.disputes[:MAX_NAMED]:
             log(
                 f"round {step}: the share of client {holder} of a secret of client {owner} does "
@@ -225,7 +225,7 @@ class MaskedCollector(UpdateCollector):
             return
         named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
         more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        message = f"left out of all further rounds, for a lie in round {step}: "
+        message = f"excluded from all later rounds, for a lie in round {step}: "
         message += "; ".join(named[:MAX_NAMED]) + more
         log(message)
         self._report(RoundTroubleReport(step, sorted(found), message))
@@ -247,7 +247,7 @@ class MaskedCollector(UpdateCollector):
                 self._page.move()
 
     def _play_phase(self, server: MaskingServer, asking: RoundReport) -> None:
-        """Take the answers of a phase until it is over. RoundBrokenError."""
+        """Collect the answers of a phase until it is over. Raises RoundBrokenError."""
         is_first = server.expected is None
         is_long = is_first or server.phase is MaskingPhase.MASKED_INPUT
         asking = replace(

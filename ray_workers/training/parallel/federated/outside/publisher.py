@@ -1,4 +1,4 @@
-"""Publishing a round for clients outside of the cluster: its files in the storage of the job."""
+"""Publishes a round for clients outside of the cluster: its files in the storage of the job."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ray_workers.training.parallel.strategy import StrategyContext
 DATA_OF_CLIENTS = (
     *("decimal", "delimiter", "encoding", "missing", "missing_columns", "validation_fraction"),
 )
-"""Fields of `data` that hold for the files of clients as well."""
+"""Fields of `data` that also apply to the files of clients."""
 
 
 class RoundPublisher:
-    """The model of each round, and the form, which is the same in all of them."""
+    """Publishes the model of each round, and the form, which is the same for all rounds."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: the tensors that clients begin a round with."""
+        """model: returns the tensors that clients begin a round with."""
         self._document = given.spec
         self._workload: Workload = given.workload
         self._waiting = given.page.move
@@ -41,15 +41,15 @@ class RoundPublisher:
         self._num_elements = num_elements
         self._model = model
         self._form: tuple[str, int] | None = None
-        """(SHA-256, bytes), once it is published."""
+        """(SHA-256, bytes), once the form is published."""
 
     def publish(
         self, number: int, clients: list[int] | None, quorum: int, deadline_s: float, nonce: str
     ) -> RoundReport:
-        """Have the files of the round in the storage, and those of older rounds no more.
+        """Write the files of the round to the storage, and delete the files of older rounds.
 
-        clients: that are asked; None for all. nonce: of a round that no other attempt may take up;
-        else empty.
+        clients: the clients that are asked; None for all. nonce: makes the name of the round
+        unique, so that no other attempt continues the round; empty if another may.
         """
         with TemporaryDirectory(prefix="dray-round-") as scratch:
             path = Path(scratch, round_files.MODEL)
@@ -83,7 +83,7 @@ class RoundPublisher:
         )
 
     def store(self, path: Path, name: str) -> None:
-        """Have a file in the storage under a name below that of the rounds."""
+        """Write a file to the storage, under a name below the URL of the rounds."""
         url = f"{self._url}/{name}"
 
         def store() -> None:
@@ -92,8 +92,9 @@ class RoundPublisher:
         storage_room.wait_for_room(f"the round's {path.name}", store, waiting=self._waiting)
 
     def _delete_old(self, number: int, name: str) -> None:
-        """All but this round and the one before, which an attempt repeats if no checkpoint is of
-        it. A request that was under way when a round ended may have left files in any."""
+        """Delete all rounds but this one and the previous one, which an attempt repeats if it has
+        no checkpoint. A request that was in progress when a round ended may have left files in
+        any."""
         for each in names_below(self._url):
             found = round_files.number_of(each)
             if found is not None and each != name and found != number - 1:
@@ -101,11 +102,11 @@ class RoundPublisher:
 
 
 def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """The facts that a client needs to know besides the weights: the form of the model's inputs and
-    outputs, as a result has it, and the parts of the document that training goes by. The place of
-    the job's own data, and its environment, are not among them.
+    """Return the facts that a client needs besides the weights: the form of the model's inputs and
+    outputs, as a result describes it, and the parts of the document that training depends on. The
+    path of the job's own data, and its environment, are left out.
 
-    folder: an empty one, for a moment.
+    folder: an empty folder for temporary files.
     """
     workload.write_results(workload.model, {}, 0, folder)
     form: dict[str, Any] = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Reading what clients have sent for a round, from files that the service has written."""
+"""Reads the updates of clients for a round from the files that the service has written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import Ve
 
 
 class DamagedUpdateError(Exception):
-    """The parts of an update are not what its announcement says."""
+    """The parts of an update do not match its announcement."""
 
 
 class SentUpdates:
-    """The updates of a round that came in, each looked at once."""
+    """The updates of a round received so far; each is checked once."""
 
     def __init__(self, folder: str, num_elements: int, max_norm: float) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class SentUpdates:
         self.sent: dict[int, SentUpdate] = {}
         self.accepted: set[int] = set()
         self.readable: set[int] = set()
-        """Clients whose updates are refused, which can be read all the same."""
+        """Clients whose updates are refused, but can be read."""
         self._damaged: set[int] = set()
 
     @property
@@ -43,7 +43,7 @@ class SentUpdates:
         return self.accepted | self.refused
 
     def look(self, moved: Callable[[], None]) -> None:
-        """Take in what is new. The first update of a client counts, and no other."""
+        """Read the new updates. Only the first update of a client counts."""
         for name in names_below(f"{self._folder}/{round_files.UPDATES}"):
             stem, _, suffix = name.partition(".")
             if suffix != "json" or not stem.isdecimal() or int(stem) in self.clients:
@@ -56,7 +56,7 @@ class SentUpdates:
             content = read_file(f"{self._folder}/{round_files.update_path(client)}")
             sent = SentUpdate.from_json(content)
             if sent.client != client:
-                raise ValueError("it is another client's")
+                raise ValueError("the file names another client")
             update = read_update(self._folder, sent, self._num_elements)
         except (DamagedUpdateError, ValueError) as error:
             log(f"the update of client {client} is refused: {error}")
@@ -68,14 +68,14 @@ class SentUpdates:
 
 
 def read_update(folder: str, sent: SentUpdate, num_elements: int) -> Tensor:
-    """float32 (elements,), on the CPU. DamagedUpdateError; StorageError."""
+    """Read an update: float32 (elements,), on the CPU. Raises DamagedUpdateError, StorageError."""
     num_bytes = num_elements * round_files.ELEMENT_BYTES
     content = read_parts(folder, sent.client, sent.sha256, num_bytes)
     return torch.frombuffer(content, dtype=torch.float32)
 
 
 def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearray:
-    """The bytes that a client has sent in parts. DamagedUpdateError; StorageError."""
+    """Read the bytes that a client has sent in parts. Raises DamagedUpdateError or StorageError."""
     content = bytearray()
     for part in range(round_files.num_parts(num_bytes)):
         url = f"{folder}/{round_files.part_path(client, part)}"
@@ -84,14 +84,14 @@ def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearr
         except FileNotFoundError:
             raise DamagedUpdateError(f"its part {part} is missing") from None
     if len(content) != num_bytes:
-        raise DamagedUpdateError("its shape is not that of the model")
+        raise DamagedUpdateError("its shape differs from the model's")
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise DamagedUpdateError("its bytes are not those that the client announced")
+        raise DamagedUpdateError("its bytes do not match the client's announcement")
     return content
 
 
 def read_file(url: str) -> bytes:
-    """FileNotFoundError; StorageError for any other fault."""
+    """Read a file. Raises FileNotFoundError, or StorageError for any other fault."""
     try:
         return files.read(url)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def read_file(url: str) -> bytes:
 
 
 def names_below(url: str) -> list[str]:
-    """The names directly below a URL, sorted; none if there is nothing. StorageError."""
+    """The names directly below a URL, sorted; empty if it does not exist. Raises StorageError."""
     path = files.local_path(url)
     try:
         if path is not None:

@@ -38,15 +38,15 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class OutsideEngine(FederatedEngine):
-    """Adds up the updates that clients have sent."""
+    """Sums the updates that clients have sent."""
 
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
         self.liars: set[int] = set()
-        """Clients that are left out, since they have lied in secure aggregation."""
+        """Clients that are excluded because they have lied in secure aggregation."""
 
     def state_dict(self) -> dict[str, Any]:
-        # A job that goes on with the state of another has other clients by the same numbers.
+        # A job that continues from another's state has other clients with the same numbers.
         liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
         return super().state_dict() | {"liars": liars}
 
@@ -62,7 +62,7 @@ class OutsideEngine(FederatedEngine):
         sent, size = mine.sent[participant.client], self._flat.num_elements
         try:
             update = mine.update_of(participant.client, size)
-        except DamagedUpdateError:  # changed since it came in: what is not finite is refused
+        except DamagedUpdateError:  # changed since it was received; NaN makes it refused
             update = torch.full((size,), math.nan)
         return update.to(self._given.device), sent.loss
 
@@ -118,14 +118,14 @@ class OutsideStrategy(ServerStrategy):
         return self._collector(self.given, self._engine.num_update_elements, self._tensors)
 
     def trained(self) -> nn.Module | None:
-        """Also deletes the files of the last rounds: all of them are in a checkpoint."""
+        """Return the model, and delete the files of the last rounds: a checkpoint has them all."""
         try:
             files.remove_folder(self.given.rounds_url)
-        except Exception as error:  # storage clients raise many types; they go with the job
+        except Exception as error:  # storage clients raise many types; the job deletes the files
             log(f"files of the last rounds stay until the job is deleted: {error}")
         return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Copies, since a file's tensors must not share memory, and tied weights do."""
+        """Copies of the tensors, which must not share memory in a file, as tied weights do."""
         state = self.model.state_dict()
         return {name: one.detach().cpu().clone().contiguous() for name, one in state.items()}

@@ -1,8 +1,8 @@
-"""Rounds whose clients are outside of the cluster: publishing a model, and waiting for updates.
+"""Rounds whose clients are outside of the cluster: publishes a model, and waits for updates.
 
-Nothing of a round is in this process alone. Its model and the updates are files in the storage of
-the job, by a name that depends on the weights; so the next attempt, which begins with the same
-weights, finds the updates that came in, and none is counted twice.
+No state of a round is only in this process. The round's model and the updates are files in the
+storage of the job, under a name that depends on the weights. So the next attempt, which begins with
+the same weights, finds the updates received so far, and counts none twice.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ray_workers.training.parallel.federated.rounds import (
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOOK_S = 0.2
-"""Seconds between two looks at what came in; of a storage that is no folder, `REMOTE_LOOK_S`."""
+"""Seconds between two looks for updates; `REMOTE_LOOK_S` if the storage is no local folder."""
 REMOTE_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
 class MaskedShare(RoundShare):
-    """A round with secure aggregation that is over."""
+    """A finished round with secure aggregation."""
 
     total: SecureSum
 
 
 class RoundAnswers(Protocol):
-    """The answers of clients that came in."""
+    """The answers of clients received so far."""
 
     @property
     def accepted(self) -> Set[int]:
@@ -60,23 +60,23 @@ class RoundAnswers(Protocol):
 
     @property
     def refused(self) -> Set[int]:
-        """Those whose answers do not."""
+        """The clients whose answers do not count."""
 
     def look(self, moved: Callable[[], None]) -> None:
-        """Take in what is new. StorageError. moved: called at each."""
+        """Read the new answers. Raises StorageError. moved: called for each answer."""
 
 
 @dataclass(frozen=True)
 class CollectedShare(RoundShare):
-    """A round that is over. Rank 0 has all of it."""
+    """A finished round, all of which rank 0 has."""
 
     sent: Mapping[int, SentUpdate]
-    """By client."""
+    """The updates by client."""
     folder: str
     """URL of the files of the round."""
 
     def update_of(self, client: int, num_elements: int) -> Tensor:
-        """Raises DamagedUpdateError where a part has changed since the update came in."""
+        """Read an update. Raises DamagedUpdateError if a part has changed since it was received."""
         return read_update(self.folder, self.sent[client], num_elements)
 
 
@@ -86,7 +86,7 @@ class UpdateCollector(RoundFeed):
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: the tensors that clients begin a round with."""
+        """model: returns the tensors that clients begin a round with."""
         options = given.spec.federated
         assert options is not None
         assert options.http is not None
@@ -99,14 +99,15 @@ class UpdateCollector(RoundFeed):
         self._num_elements = num_elements
         self._publisher = RoundPublisher(given, num_elements, model)
         self._rounds = Rounds(options, (), given.spec.train.seed)
-        self._everyone: list[int] | None = None
+        self._candidates: list[int] | None = None
         """The clients that may take part; None for all of the job."""
         self._failing_since: float | None = None
-        """Since when the storage does not answer."""
+        """The time since which the storage has not answered."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
 
     def at(self, step: int) -> Feeding:
-        """Publish the round, and wait until it is over. LeaveRequested if the rank is to leave."""
+        """Publish the round, and wait until it is over. Raises LeaveRequested if the rank was asked
+        to leave."""
         opening = self._publish(step, self._chosen(step))
         folder = f"{self._url}/{opening.name}"
         sent = SentUpdates(folder, self._num_elements, self._options.max_update_norm)
@@ -130,16 +131,16 @@ class UpdateCollector(RoundFeed):
     def _chosen(self, number: int) -> list[int] | None:
         """The clients of a round; None for all."""
         options = self._options
-        everyone = options.clients_per_round == options.clients
-        return None if everyone else self._rounds.chosen(number)
+        asks_all = options.clients_per_round == options.clients
+        return None if asks_all else self._rounds.chosen(number)
 
     def _collect(
         self, asking: RoundReport, answers: RoundAnswers, *, asks_all: bool
     ) -> RoundReport | None:
-        """Report the round to the service, and take in what comes until it is over.
+        """Report the round to the service, and collect answers until it is over.
 
-        asks_all: whether everyone is asked in the end, and a quorum is waited for beyond the
-        deadline; if not, None once it is late and there is no quorum.
+        asks_all: whether to ask all clients at the deadline, and to wait for a quorum beyond it. If
+        not, return None if there is no quorum at the deadline.
         """
         late_at = time.monotonic() + asking.deadline_s
         self._look(answers)
@@ -147,14 +148,14 @@ class UpdateCollector(RoundFeed):
         while True:
             accepted, refused, clients = answers.accepted, answers.refused, asking.clients
             asked = frozenset(range(self._options.clients) if clients is None else clients)
-            is_last = clients == self._everyone or not asks_all
+            is_last = clients == self._candidates or not asks_all
             is_late = time.monotonic() >= late_at
             state = Collection(asked, is_last, asking.quorum, accepted, refused)
             match next_of(state, is_late=is_late):
                 case Next.END:
                     return asking
                 case Next.ASK_ALL:
-                    asking = replace(asking, clients=self._everyone)
+                    asking = replace(asking, clients=self._candidates)
                     self._report(replace(asking, received=sorted(accepted | refused)))
                 case Next.WAIT:
                     if is_late and not asks_all:
@@ -163,21 +164,21 @@ class UpdateCollector(RoundFeed):
             self._look(answers)
 
     def _pause(self) -> None:
-        """Before the next look. LeaveRequested if the rank is to leave."""
+        """Wait before the next look. Raises LeaveRequested if the rank was asked to leave."""
         if self._page.is_asked_to_leave:
             raise LeaveRequested
         self._page.move()  # clients may take hours
         time.sleep(self._look_s)
 
     def _look(self, answers: RoundAnswers) -> None:
-        """StorageError once the storage has not answered for `storage_room.WAIT_S` seconds: in the
-        hours of a round it may fail for a moment."""
+        """Look for answers. Raises StorageError once the storage has not answered for
+        `storage_room.WAIT_S` seconds: in the hours of a round it may fail briefly."""
         try:
             answers.look(self._page.move)
         except StorageError as error:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
-                log(f"the updates of the round can't be read, which is tried again: {error}")
+                log(f"the updates of the round can't be read, and will be tried again: {error}")
             elif time.monotonic() - self._failing_since > storage_room.WAIT_S:
                 raise
         else:

@@ -1,1 +1,1 @@
-"""Silos: clients that are ranks with data of their own, and the rank that aggregates."""
+"""Silos: clients that are ranks with their own data, and the rank that aggregates."""

@@ -13,7 +13,7 @@ from dray.secure_aggregation.messages import MaskingPhase
 from dray.train.kv.connection import listening
 from ray_workers.shared.frames import SiloRoundReport
 from ray_workers.training.core.errors import LeaveRequested
-from ray_workers.training.core.progress import tell_finished
+from ray_workers.training.core.progress import mark_finished
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Feeding
 from ray_workers.training.parallel.federated.aggregation.update_checks import (
@@ -45,13 +45,13 @@ LOSS = "train/loss"
 
 
 class SiloEngine(FederatedEngine):
-    """Makes one update of those that came from silos."""
+    """Combines the updates of the silos."""
 
     arrived: Mapping[int, SiloUpdate] = {}
-    """Of the round that is being played, by silo."""
+    """The updates of the current round, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
-        """The weights and corrections of the next round, which do not change while it is played."""
+        """The weights and corrections of the next round, which do not change during the round."""
         every = self._options.evaluate_every
         return RoundStart(
             number,
@@ -68,7 +68,7 @@ class SiloEngine(FederatedEngine):
         return super().step_metrics() | self._of_silos()
 
     def _of_silos(self) -> dict[str, float]:
-        """The metrics of each silo, and their means by the silos' samples."""
+        """The metrics of each silo, and their means weighted by the silos' samples."""
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
         by_name: dict[str, list[Reported]] = {}
@@ -83,11 +83,11 @@ class SiloEngine(FederatedEngine):
         return found
 
     def participants(self) -> list[Participant]:
-        """Of the round that was played."""
+        """The participants of the round that was played."""
         return [
             Participant(
                 *(silo, self._samples_that_count(silo), sent.num_steps),
-                tells_loss=LOSS in sent.metrics,
+                reports_loss=LOSS in sent.metrics,
             )
             for silo, sent in self.arrived.items()
         ]
@@ -99,7 +99,7 @@ class SiloEngine(FederatedEngine):
 
 
 class SiloFeed(RoundFeed):
-    """Has the silos play a round where another feed reads a batch."""
+    """Makes the silos play a round where other feeds read a batch."""
 
     def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
         self._engine = engine
@@ -108,7 +108,8 @@ class SiloFeed(RoundFeed):
         self._notices = RoundNotices(lambda report: train.emit(report.KIND, report.body()))
 
     def at(self, step: int) -> Feeding:
-        """The round `step`, once it is over. LeaveRequested if this rank is to go meanwhile."""
+        """Return the round `step` once it is over. Raises LeaveRequested if this rank is asked to
+        leave meanwhile."""
         federated = self._given.spec.federated
         assert federated is not None
         self._notices.begin(time.monotonic())
@@ -128,8 +129,7 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """Has the server's weights and state, and no data of a silo. The silos are in no group with
-    this rank."""
+    """Has the server's weights and state, and no data of a silo. No silo is in a group with it."""
 
     _engine: SiloEngine
 
@@ -146,4 +146,4 @@ class SiloAggregator(ServerStrategy):
         store = rendezvous.meet_without_group()
         with listening(store, AGGREGATOR_KEY, trainer.task.master_addr, self.server.serve):
             train(trainer, rendezvous)
-            tell_finished(store, trainer.progress.step)
+            mark_finished(store, trainer.progress.step)

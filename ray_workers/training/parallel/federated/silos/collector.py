@@ -1,4 +1,4 @@
-"""The rules by which a round of silos ends: a state machine without I/O and clock."""
+"""The rules by which a round of silos ends: a state machine without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class SiloUpdate:
     """The work of a silo in a round."""
 
     num_samples: int
-    """Of its training data."""
+    """Number of its training samples."""
     num_steps: int
     update: Tensor
     """float32 (elements,)."""
     metrics: Mapping[str, float]
-    """Those that the silo lets out, by the names that a job gives its own."""
+    """The metrics that the silo may send, by the names that a job uses for its own."""
     is_refused: bool = False
-    """Whether the update is one that would spoil the mean."""
+    """Whether the update would spoil the mean."""
 
 
 class RoundCollector:
-    """Takes one update of each silo in each round.
+    """Accepts one update of each silo in each round.
 
-    A round ends as `next_of` says; who is lost is not waited for once there are `least` updates. A
-    silo is awaited from the beginning of the training until it is lost, and
-    again once it has come back.
+    A round ends by the rules of `next_of`; once there are `least` updates, it does not wait for
+    lost silos. A silo is awaited from the beginning of the training until it is lost, and again
+    once it has returned.
     """
 
     def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:
@@ -43,9 +43,9 @@ class RoundCollector:
         self._awaited = set(range(num_silos))
         self._ends_at = math.inf
         self.number: int | None = None
-        """The round that is open."""
+        """The open round."""
         self.updates: dict[int, SiloUpdate] = {}
-        """Of the newest round, by silo."""
+        """The updates of the newest round, by silo."""
 
     def begin(self, number: int, now: float) -> None:
         """Open a round."""
@@ -53,19 +53,19 @@ class RoundCollector:
         self._ends_at = now + self._deadline_s
 
     def join(self, silo: int) -> None:
-        """A silo has come, or one in the place of another that was lost."""
+        """Record that a silo has come, or its replacement."""
         self._awaited.add(silo)
 
     def lost(self, silo: int) -> None:
-        """A silo is gone; what it has sent counts."""
+        """Record that a silo is gone; an update that it has sent counts."""
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
-        """The round that a silo is to work for now, if there is one."""
+        """The round for which the silo must send an update now; None if there is none."""
         return None if silo in self.updates else self.number
 
     def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
-        """Whether an update counts: the first one that a silo sends for the round that is open."""
+        """Add an update, and return whether it counts: the silo's first one in the open round."""
         if number != self.number or silo in self.updates:
             return False
         self.updates[silo] = update
@@ -73,11 +73,11 @@ class RoundCollector:
 
     @property
     def num_late(self) -> int:
-        """Silos that are there and have not sent their update."""
+        """Number of connected silos that have not sent their update."""
         return len(self._awaited - self.updates.keys())
 
     def wait_s(self, now: float) -> float:
-        """Seconds for which the round may go on if nothing happens; 0 if it is over."""
+        """Seconds for which the round may continue if nothing happens; 0 if it is over."""
         refused = {silo for silo, sent in self.updates.items() if sent.is_refused}
         accepted = self.updates.keys() - refused
         is_enough = len(accepted) >= self._least
@@ -95,38 +95,38 @@ class RoundCollector:
         return SiloRoundReport(self.number, missing, self._least, ends_in_s)
 
     def end(self) -> dict[int, SiloUpdate]:
-        """Close the round; its updates, by silo in rising order."""
+        """Close the round, and return its updates, sorted by silo."""
         self.number = None
         return dict(sorted(self.updates.items()))
 
 
 NOTICE_S: Final = 5.0
-"""A round that is over sooner is not reported, and one that is open is no more often than this."""
+"""A shorter round is not reported, and a longer one at intervals of at least this many seconds."""
 
 
 class RoundNotices:
-    """Reports a round that is open for long, when people ask for whom the job waits: the round,
-    then the silos that have answered since, and its end."""
+    """Reports a round that is open for long, so that users see which silos the job waits for: the
+    round, then the silos that have answered since, and its end."""
 
     def __init__(self, report: Callable[[SiloRoundReport], object]) -> None:
         self._report = report
-        self._told: SiloRoundReport | None = None
+        self._reported: SiloRoundReport | None = None
         """The newest report of the open round."""
         self._not_before = math.inf
 
     def begin(self, now: float) -> None:
-        """A round opens."""
+        """Record that a round opens."""
         self._not_before = now + NOTICE_S
 
     def look(self, found: SiloRoundReport, now: float) -> None:
-        """found: the open round as it is."""
-        is_news = self._told is None or found.missing != self._told.missing
+        """found: the current state of the open round."""
+        is_news = self._reported is None or found.missing != self._reported.missing
         if is_news and now >= self._not_before:
             self._report(found)
-            self._told, self._not_before = found, now + NOTICE_S
+            self._reported, self._not_before = found, now + NOTICE_S
 
     def end(self) -> None:
-        """The round is over."""
-        if self._told is not None:
-            self._report(replace(self._told, missing=[]))
-            self._told = None
+        """Report the end of a round that was reported."""
+        if self._reported is not None:
+            self._report(replace(self._reported, missing=[]))
+            self._reported = None

@@ -1,7 +1,7 @@
-"""The aggregator's side of the connections to silos: each has a thread of its own.
+"""The aggregator's side of the connections to silos: each has its own thread.
 
-Silos and their aggregator are in no process group, for the reason that workers of parameter servers
-are in none: the end of one connection concerns two processes.
+Silos and their aggregator are in no process group, for the same reason as workers of parameter
+servers: the end of one connection concerns only two processes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import Ve
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
 
 AGGREGATOR_KEY: Final = "federated-aggregator"
-"""Of the aggregator's address and secret in the attempt's store."""
+"""Key of the aggregator's address and secret in the attempt's store."""
 LOOK_S: Final = 0.25
-"""Between two looks at an open round, at most."""
+"""Most seconds between two looks at an open round."""
 MAX_COUNT: Final = 2**31
-"""Of the samples and the steps of a silo in a round."""
+"""Limit of the samples and of the steps of a silo in a round."""
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The beginning of a round, as silos get it."""
+    """The beginning of a round, as it is sent to silos."""
 
     number: int
     weights: Tensor
-    """float32 (elements,), as `Flat` has them."""
+    """float32 (elements,), in the order of `Flat`."""
     configure: Callable[[int], Tensor | None]
-    """A silo's place -> what is added to its gradients."""
+    """Maps a silo's index to the vector that is added to its gradients."""
     evaluates: bool
-    """Whether silos measure the weights on their own validation samples."""
+    """Whether silos evaluate the weights on their own validation samples."""
 
 
 class SiloServer:
-    """Gives silos the weights of each round, and takes their updates. All state is under one
-    lock."""
+    """Sends silos the weights of each round, and receives their updates, under one lock."""
 
     def __init__(self, collector: RoundCollector, options: Federated, fingerprint: str) -> None:
-        """fingerprint: of the data that all ranks read."""
+        """fingerprint: hash of the data that all ranks read."""
         self._collector = collector
         self._options = options
         self._num_silos = options.clients
@@ -57,8 +56,8 @@ class SiloServer:
         self._start: RoundStart | None = None
 
     def play(self, start: RoundStart, look: Callable[[SiloRoundReport], None]) -> Played:
-        """Have the silos play a round. look: is called with the open round in the meantime, and may
-        raise an error that leaves it."""
+        """Make the silos play a round. look: called repeatedly with the open round, and may raise
+        an error to leave it."""
         collector = self._collector
         with self._lock:
             self._start = start
@@ -82,7 +81,7 @@ class SiloServer:
         connection.send({"is_same": hello["fingerprint"] == self._fingerprint})
         with self._lock:
             older = self._connections.get(silo)
-            if older is not None:  # the silo's node is gone without a word
+            if older is not None:  # the silo's node is gone without closing the connection
                 older.close()
             self._connections[silo] = connection
             self._collector.join(silo)
@@ -120,7 +119,7 @@ class SiloServer:
         try:
             number, update = int(header["round"]), _update_of(header, payload, options.metrics)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise ConnectionLost(f"a message that is no update: {error}") from None
+            raise ConnectionLost(f"the message is no update: {error}") from None
         verdict, _ = judged(update.update, len(start.weights), options.max_update_norm)
         update = replace(update, is_refused=verdict is not Verdict.ACCEPTED)
         with self._lock:
@@ -138,12 +137,12 @@ class SiloServer:
 
 @dataclass(frozen=True)
 class Played:
-    """A round that is over."""
+    """A finished round."""
 
     updates: Mapping[int, SiloUpdate]
-    """By silo, in rising order."""
+    """The updates, sorted by silo."""
     num_late: int
-    """Silos that were there at the deadline and had not sent their updates."""
+    """Silos that were connected at the deadline and had not sent their updates."""
 
 
 def _update_of(

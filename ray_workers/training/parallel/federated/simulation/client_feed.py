@@ -20,12 +20,12 @@ from ray_workers.training.parallel.strategy import Numbers
 
 @dataclass(frozen=True)
 class SimulatedShare(RoundShare):
-    """A rank's part of a round. The samples of its clients are read when they are asked for."""
+    """A rank's part of a round. The samples of its clients are read when they are requested."""
 
     feed: ClientFeed
 
     def batches(self, participant: Participant) -> Iterator[Piece]:
-        """(inputs, targets) of each step of a client."""
+        """Yield (inputs, targets) of each step of a client."""
         return self.feed.batches(self.plan.number, participant)
 
 
@@ -51,7 +51,7 @@ class ClientFeed(RoundFeed):
 
     @property
     def most_samples(self) -> int:
-        """Of a client."""
+        """The most samples that a client has."""
         return max(map(len, self._clients))
 
     def at(self, step: int) -> Feeding:
@@ -60,7 +60,7 @@ class ClientFeed(RoundFeed):
         return Feeding(plan.num_samples, [SimulatedShare.of(plan, owners, feed=self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:
-        """As `batches_of`."""
+        """Do the same as `batches_of`, for a participant of a round."""
         own = torch.from_numpy(self._clients[participant.client])
         seed = self._seed, round_number, participant.client
         return batches_of(self._samples, own, participant.num_steps, self._batch_size, *seed)

@@ -28,14 +28,14 @@ class ClientSamples:
     """The numbers of the samples of each client, by client."""
 
     train: Sequence[Numbers]
-    """None is empty."""
+    """No client's array is empty."""
     validation: Sequence[Numbers]
 
 
 def divide(
     options: Partition, num_clients: int, train: Samples, validation: Samples, seed: int
 ) -> ClientSamples:
-    """Each sample for one client. DataError if there are too few."""
+    """Assign each sample to one client. Raises DataError if there are too few."""
     if len(train) < num_clients:
         raise DataError(
             f"federated.clients is {num_clients}, and there are {len(train)} samples to train "
@@ -66,7 +66,7 @@ def divide(
 
 
 def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
-    """A concentration so small that all draws are 0 means that one client has all of the class."""
+    """Fix classes for which a small concentration made all draws 0: one client has all of them."""
     for row in shares:
         if not np.isfinite(row).all() or row.sum() == 0.0:
             row[:] = 0.0
@@ -77,15 +77,16 @@ def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
 def _of_equal_clients(
     alpha: float, num_clients: int, sizes: Numbers, generator: np.random.Generator
 ) -> Shares:
-    """Each client draws its shares of the classes from a Dirichlet distribution around those of the
-    data, and then as many samples as any other client, from the classes that have some left.
+    """Draw each client's shares of the classes from a Dirichlet distribution around the shares in
+    the data, and then give it as many samples as any other client, from the classes that have some
+    left.
 
     sizes: the samples of each class.
     """
-    num_classes, there = len(sizes), np.flatnonzero(sizes)
+    num_classes, present = len(sizes), np.flatnonzero(sizes)
     wanted = np.zeros((num_clients, num_classes))
-    drawn = generator.dirichlet(alpha * sizes[there] / sizes.sum(), num_clients)
-    wanted[:, there] = _without_nan(drawn, generator)
+    drawn = generator.dirichlet(alpha * sizes[present] / sizes.sum(), num_clients)
+    wanted[:, present] = _without_nan(drawn, generator)
     counts = np.zeros((num_classes, num_clients), dtype=np.int64)
     left = sizes.copy()
     for place, client in enumerate(generator.permutation(num_clients)):
@@ -99,14 +100,14 @@ def _of_equal_clients(
             counts[:, client] += found
             left -= found
             missing -= found.sum()
-    shares = np.full(counts.shape, 1 / num_clients)  # of a class that is in validation alone
-    shares[there] = counts[there] / sizes[there, None]
+    shares = np.full(counts.shape, 1 / num_clients)  # for a class that is only in validation
+    shares[present] = counts[present] / sizes[present, None]
     return shares
 
 
 def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shares:
-    """Each client has equal shares of `per_client` classes, and each class is had by equally many
-    clients, or one more. DataError if a class would be nobody's."""
+    """Give each client equal shares of `per_client` classes, so that the numbers of clients of any
+    two classes differ by one at most. Raises DataError if a class would have no client."""
     if per_client > num_classes:
         raise DataError(
             f"federated.partition.classes_per_client is {per_client}, and the data have "
@@ -115,7 +116,7 @@ def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shar
     if per_client * num_clients < num_classes:
         raise DataError(
             f"federated.partition.classes_per_client is {per_client}: {num_clients} clients would "
-            f"leave some of the {num_classes} classes out. Take more clients or classes_per_client"
+            f"leave some of the {num_classes} classes out. Use more clients or classes_per_client"
         )
     has = np.zeros((num_classes, num_clients))
     places = np.arange(per_client * num_clients)
@@ -136,14 +137,14 @@ def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> 
 
 
 def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
-    """Give each client that has no sample one of a class that it may have, from the client that
-    has most of that class, in place. may_have: (classes, clients)."""
+    """Give each client without samples one sample of a class that it may have, from the client with
+    the most samples of that class, in place. may_have: (classes, clients)."""
     num_classes, num_clients = may_have.shape
     sizes = np.bincount(owners, minlength=num_clients)
     order = np.lexsort((owners, labels))  # by class, and within it by client
     whole = labels[order] * num_clients + owners[order]
     pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
-    # Of each class a heap of (-samples, client, place in `order` of the next one to give).
+    # For each class a heap of (-samples, client, index in `order` of its next sample to give).
     donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
     for pair, place, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
         label, client = divmod(pair, num_clients)
@@ -160,7 +161,7 @@ def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bo
                 offering.append((heap[0][0], label))
         if not offering:
             raise DataError(
-                f"the data have too few samples of some class for {num_clients} clients: take "
+                f"the data have too few samples of some class for {num_clients} clients: use "
                 "fewer federated.clients, or a larger partition.alpha or classes_per_client"
             )
         _, label = min(offering)

@@ -1,8 +1,8 @@
 """A round with secure aggregation: the ranks play the clients' half of the protocol, and the
-server's in parts.
+server's half in parts.
 
-Each rank has the masked updates of its own clients, as their sum, and all other messages that the
-server gets. Clients are lost in the phases that the round's plan says.
+Each rank has the sum of its own clients' masked updates, and all other messages to the server.
+Clients are lost in the phases that the round's plan states.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class SecureRound:
         world_size: int,
         page: HeartbeatPage,
     ) -> None:
-        """RoundsError if there are too few bits for the updates."""
+        """Raises RoundsError if there are too few bits for the updates."""
         plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
         max_weight = mine.feed.most_samples if options.privacy is None else 1
-        num_values = num_elements + 2  # the loss and whether it was not clipped
+        num_values = num_elements + 2  # the loss, and whether the update was not clipped
         self._settings = settings = masking_settings(
             options, f"round {plan.number}", num_values, max_weight
         )
@@ -67,7 +67,7 @@ class SecureRound:
             self._join(one.client, one.lost_in, owner)
         self._messages: Mapping[str, bytes] = dict.fromkeys(self._lost_in, b"")
         self._reason: str | None = None
-        """Why the round has no result."""
+        """The reason why the round has no result."""
 
     def _join(self, client: int, lost_in: MaskingPhase | None, owner: int) -> None:
         name = str(client)
@@ -76,25 +76,25 @@ class SecureRound:
             self._own[name] = MaskingClient(name, self._settings)
 
     def exchange_keys(self) -> None:
-        """The phases before the updates. A collective."""
+        """Play the phases before the updates. A collective."""
         for _ in range(2):
             self._exchange()
 
     def send(
         self, client: int, update: Tensor, weight: int, loss: float, *, is_within: bool
     ) -> None:
-        """Have a client of this rank send its update, masked."""
+        """Send the masked update of a client of this rank."""
         name, phase = str(client), MaskingPhase.MASKED_INPUT
         if self._reason is not None:
             return
-        limit = self._settings.limit  # and of these facts as of the elements of the update
+        limit = self._settings.limit  # limits these facts like the elements of the update
         facts = np.array([loss_value(loss, limit), limit * is_within])
         own = self._own[name]
         own.provide(np.concatenate([update.cpu().numpy(), facts]), weight)
         self._server.receive(name, phase, own.answer(self._messages[name]))
 
     def total(self) -> SecureSum | None:
-        """The rest of the round; None if too many clients were lost. A collective."""
+        """Play the rest of the round; return None if too many clients were lost. A collective."""
         if self._reason is None:
             for sent in process_group.gathered(self._server.answered, self._world_size):
                 self._server.received_elsewhere(sent - self._own.keys())
@@ -106,7 +106,7 @@ class SecureRound:
                 log(f"{self._settings.session} does not count: {self._reason}")
             return None
         own = self._server.partial_sum(self._rank, self._world_size)
-        # torch adds up signed numbers, modulo the same.
+        # torch sums signed integers, which is the same modulo 2**n.
         total = torch.from_numpy(own.view(own.dtype.str.replace("u", "i")))
         process_group.add_up(total, self._world_size)
         found = self._server.decode(total.numpy().view(own.dtype))
@@ -115,12 +115,12 @@ class SecureRound:
         return SecureSum(torch.from_numpy(found.sums[:-2]), found.weight, loss, within)
 
     def _exchange(self) -> None:
-        """A phase of small messages, all of which every part of the server gets."""
+        """Play a phase of small messages, all of which every part of the server receives."""
         if self._reason is not None:
             return
         phase, answers = self._server.phase, {}
         for name, client in self._own.items():
-            if name in self._messages and self._is_there(name, phase):
+            if name in self._messages and self._answers_in(name, phase):
                 answers[name] = client.answer(self._messages[name])
                 self._page.move()
         for each in process_group.gathered(answers, self._world_size):
@@ -128,7 +128,7 @@ class SecureRound:
                 self._server.receive(name, phase, answer)
         self._advance()
 
-    def _is_there(self, name: str, phase: MaskingPhase) -> bool:
+    def _answers_in(self, name: str, phase: MaskingPhase) -> bool:
         lost_in = self._lost_in[name]
         return lost_in is None or PHASES.index(phase) < PHASES.index(lost_in)
 

@@ -1,5 +1,5 @@
-"""The strategy of a simulation: any rank plays any client. The ranks train the clients, and mask
-their updates if asked."""
+"""The strategy of a simulation, in which any rank plays any client. The ranks train the clients,
+and mask their updates if the document asks for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SimulatedEngine(FederatedEngine):
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
         self._counted: dict[int, Tensor] = {}
-        """The integer buffers of the clients that this rank has played last."""
+        """The integer buffers of the clients in this rank's last round."""
         self._secure_rounds: type[SecureRound] | None = None
         if self._options.secure_aggregation is not None:
             with needing_cryptography():
@@ -96,8 +96,8 @@ class SimulatedEngine(FederatedEngine):
         return update, loss
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """Take the buffers of the accepted client with the most samples, the first of several:
-        counters, such as the batches of a BatchNorm, have no mean. A collective."""
+        """Return the buffers of the accepted client with the most samples, or the first of several:
+        counters, such as the batches of a BatchNorm, can't be averaged. A collective."""
         accepted, participants = received.accepted, mine.plan.participants
         if not self._flat.integers or not accepted:
             return None
@@ -109,7 +109,7 @@ class SimulatedEngine(FederatedEngine):
         return found
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """A client may have so many steps that a rank that shows none of them seems to hang."""
+        """Mark progress at each batch: a client with many steps could be mistaken for a hang."""
         for batch in batches:
             self._given.page.move()
             yield batch

@@ -171,9 +171,9 @@ def test_more_names_than_a_rule_may_have_are_refused(
         problem = check(guarded, response, 422, "invalid_queue")
         assert (problem["pointer"], problem["detail"]) == (
             "/limit",
-            "would have 20,000 names, and may have 64",
+            "would have 20,000 names, but at most 64 are allowed",
         )
-        assert "null removes one" in problem["hint"]
+        assert "null removes a name" in problem["hint"]
     assert held(guarded) == before
 
 

@@ -1,4 +1,4 @@
-"""Jobs that wait and run on nodes with GPUs, as the scheduling policy sees them."""
+"""Waiting and running jobs on nodes with GPUs, as the scheduling policy gets them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ GPU = {"GPU": 1.0}
 
 
 def waiting(name: str, gpus: int = 1, **fields: Any) -> WaitingJob:
-    """A recipe that asks for so many workers of one GPU, and of which nobody knows how long it
-    takes."""
+    """A recipe of unknown length that asks for this number of workers with one GPU each."""
     request = Request(gpus, GPU, fields.pop("min_workers", None))
     usual = {"attempt": 0, "priority": 50, "seq": 99, "waited_s": 0.0, "yields": True}
     return WaitingJob(job_id=name, request=request, **{**usual, **fields})
 
 
 def running(name: str, slices: Mapping[str, int], **fields: Any) -> RunningJob:
-    """A recipe that holds so many GPUs of each node, has an hour left, and may be asked to
-    leave."""
+    """A recipe that holds this number of GPUs on each node, has an hour left, and may be asked
+    to leave."""
     parts = tuple(Slice(node, number) for node, number in slices.items())
     request = Request(sum(slices.values()), GPU)
     usual = {"priority": 50, "seq": 1, "held_s": MIN_RUN_S, "left_s": HOUR, "yields": True}

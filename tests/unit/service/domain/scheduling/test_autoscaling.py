@@ -1,4 +1,4 @@
-"""What Ray's autoscaler is asked for: whole gangs that may come, beside all that is in use."""
+"""Requests to Ray's autoscaler: whole gangs that may come, in addition to all nodes in use."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_gang_asks_for_the_workers_that_no_present_node_has_room_for() -> None
 
 
 def test_nodes_in_use_are_asked_for_whole_since_the_request_is_a_floor() -> None:
-    """Ray would find room on them otherwise: it counts as if the cluster were empty."""
+    """Otherwise Ray would find room on them, because it counts as if the cluster were empty."""
     demand = asked(job("a", 3, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
     assert demand.bundles == (((("CPU", 2.0),), 2), (WHOLE, 2))
     assert demand.num_nodes == 1
@@ -88,7 +88,7 @@ def test_a_cluster_without_a_node_asks_too() -> None:
 
 
 def test_a_gang_is_asked_for_whole_or_not_at_all() -> None:
-    """An autoscaler may do nothing for a request that it can't meet, so nothing else is in it."""
+    """An autoscaler may ignore a request that it can't meet, so nothing else is in it."""
     large, small = job("large", 12, 1), job("small", 6, 2)
     demand = asked(large, small, nodes=[node("n", free=0.0)])
     assert demand.nodes_of == {"small": 2}
@@ -131,8 +131,8 @@ def test_why_nodes_whose_memory_was_promised_are_not_asked_for() -> None:
 
     assert (why(3.0), why(5.0)) == (None, None)
     assert why(4.0) == (
-        "no nodes are asked for: those with 4 CPU, 1 GPU came with 3.5 GiB of memory, "
-        "and DRAY_AUTOSCALE_NODES says 4 GiB of memory"
+        "no nodes are requested: nodes with 4 CPU, 1 GPU came with 3.5 GiB of memory, "
+        "but DRAY_AUTOSCALE_NODES promises 4 GiB of memory"
     )
 
 

@@ -19,7 +19,7 @@ TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) -> None:
-    """Slots that come back may be more than a node has: so it is where GPUs are shared."""
+    """Released slots may exceed a node's total, as happens with shared GPUs."""
     chance = random.Random(seed)
     totals = [chance.choice(TOTALS) for _ in range(6)]
     nodes = [

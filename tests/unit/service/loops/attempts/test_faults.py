@@ -1,4 +1,4 @@
-"""Jobs when ranks, supervisors, nodes or the whole cluster are lost."""
+"""Jobs whose ranks, supervisors, nodes or whole cluster are lost."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_what_the_ranks_of_a_lost_supervisor_left_is_still_delivered(world
     async def trains_and_waits(rank: FakeRank) -> None:
         await trains(rank)
         if rank.attempt == 1:
-            world.fake.be_unavailable("nobody may read yet")
+            world.fake.be_unavailable("no reply may be read yet")
             rank.print("last words")
             await waits(rank)
 
@@ -144,7 +144,7 @@ async def test_lost_supervisors_are_paid_for_until_that_budget_is_spent(world: W
         world.fake.lose_supervisor(job_id, attempt)
     job = await comes_to(runtime, job_id, JobState.FAILED)
     assert job.reason.code == "supervisor_lost"
-    assert "1 retries for faults of the cluster are spent" in job.reason.message
+    assert "1 retries for faults of the cluster are used up" in job.reason.message
     await keeps_its_promises(world, runtime, job_id)
 
 
@@ -170,7 +170,7 @@ async def test_a_job_whose_node_is_lost_goes_on_elsewhere(world: World) -> None:
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     first, *between, last = await causes(runtime, job_id)
     assert (first, last) == ("worker_lost", "succeeded")
-    # The picture of the cluster may lag, so that the lost node is tried once more.
+    # The view of the cluster may lag, so that the lost node is tried again.
     assert set(between) <= {"node_lost"}
     assert world.fake.launches[-1].slices[0].node_id == "node-b"
     await keeps_its_promises(world, runtime, job_id)
@@ -243,7 +243,7 @@ async def test_bad_data_is_not_tried_again(world: World) -> None:
 async def test_a_retry_resumes_from_the_newest_checkpoint_and_each_step_counts_once(
     world: World,
 ) -> None:
-    """I5, also over attempts: the steps after the checkpoint are those of the second attempt."""
+    """I5 across attempts: the steps after the checkpoint are the second attempt's."""
 
     def url(rank: FakeRank, step: int) -> str:
         prefix = attempt_prefix(rank.job_id, rank.attempt)

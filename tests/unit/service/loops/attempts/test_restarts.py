@@ -1,4 +1,4 @@
-"""Services that come and go, fail half-way, or are two: nothing is lost and nothing doubled."""
+"""Services that restart, fail half-way, or run twice: nothing is lost, and nothing is doubled."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from service.ingest import attempt_results
 from service.runtime import Runtime
 from service.storage.storage import Storage
 from tests.fakes.attempt import FakeRank
+from tests.marks import ONE_SET
 from tests.unit.service.ingest.test_unreported import commit
 from tests.unit.service.loops.world import (
     STEPS,
@@ -37,7 +38,7 @@ MANY = 200
 
 
 async def trains_long(rank: FakeRank) -> None:
-    """Many small steps, with room for others between them."""
+    """Many small steps, with pauses for other processes."""
     for step in range(1, MANY + 1):
         rank.print(f"at {step}")
         rank.report(step, train_loss=1.0 / step)
@@ -45,7 +46,7 @@ async def trains_long(rank: FakeRank) -> None:
 
 
 async def is_whole(runtime: Runtime, job_id: str) -> None:
-    """All of `trains_long` is there, once."""
+    """Every step of `trains_long` is stored once."""
     for rank in range(2):
         assert await steps_of(runtime, job_id, rank) == list(range(1, MANY + 1))
         lines = (await runtime.reading.logs(job_id, rank=rank)).items
@@ -84,6 +85,7 @@ async def test_a_service_that_was_away_finds_its_job_and_all_it_reported(world: 
     await keeps_its_promises(world, second, job_id)
 
 
+@ONE_SET
 async def test_services_that_die_one_after_the_other_lose_and_double_nothing(
     world: World,
 ) -> None:
@@ -124,7 +126,7 @@ async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_th
 async def test_a_service_that_is_told_to_stop_finishes_the_launches_that_are_under_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one would have to wait for a launch in doubt."""
+    """The next service would have to wait for a launch with an unknown result."""
     world.set_timings(last_launches_s=60.0)
     launch, asked = world.fake.launch, asyncio.Event()
 
@@ -183,7 +185,7 @@ async def test_a_follower_that_was_overtaken_goes_on_from_what_is_stored(
     async def is_overtaken(
         ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        """Someone else stores the first frames while a reply that holds more is on its way."""
+        """Another process stores the first frames while a reply with more frames is on its way."""
         reply = await poll(ref, cursor, wait_s, max_bytes)
         if len(reply.frames) > 8 and not overtaken.is_set():
             overtaken.set()
@@ -218,7 +220,7 @@ async def test_an_attempt_whose_acknowledgement_was_lost_is_forgotten_later(
 
 
 def stray(world: World, play: str) -> AttemptSpec:
-    """An attempt that no database knows of."""
+    """An attempt that is in no database."""
     document = {"name": play, "script": {"entrypoint": "stray.py"}}
     slices = (Slice("node-a", 2),)
     return attempt_spec(job_id="job-stray", attempt=3, spec=document, slices=slices)
@@ -295,7 +297,7 @@ async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: W
 
 
 async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(world: World) -> None:
-    """Also what a node kept that was away when the job was deleted."""
+    """This includes the files of a node that was away when the job was deleted."""
     world.set_timings(deleted_period_s=0.0)
     runtime = await world.open()
     stays, goes = await world.submit(runtime), await world.submit(runtime)

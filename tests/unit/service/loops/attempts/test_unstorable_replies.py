@@ -1,4 +1,4 @@
-"""An attempt comes to its end, and its slots to others, whatever its ranks report or spoil."""
+"""An attempt ends and frees its slots, whatever its ranks report or damage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_job_that_spoilt_its_log_folder_is_cancelled_and_its_slots_go_to
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metric `train/poison` spoils the transaction that it is stored in."""
+    """The metric `train/poison` makes the transaction that stores it fail."""
     take = RankFrames.take
 
     def taken(self: RankFrames, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:

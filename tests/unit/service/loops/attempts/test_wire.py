@@ -1,4 +1,4 @@
-"""Measurements of the cluster reach the training that goes by them."""
+"""Measurements of the cluster reach the training that uses them."""
 
 from __future__ import annotations
 

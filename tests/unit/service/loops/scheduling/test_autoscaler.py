@@ -1,4 +1,4 @@
-"""Waiting jobs ask Ray's autoscaler for nodes, and what they asked for is withdrawn again."""
+"""Nodes are requested from Ray's autoscaler for waiting jobs, and the request is withdrawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def open_on(world: World, **settings: Any) -> Runtime:
 
 
 async def asks_for(world: World, *bundles: tuple[dict[str, float], int]) -> None:
-    """Waits until these bundles were asked for last."""
+    """Wait until the last request has these bundles."""
 
     def is_so() -> bool:
         return bool(world.fake.requests) and world.fake.requests[-1][0] == list(bundles)
@@ -96,7 +96,8 @@ async def test_a_job_beyond_the_types_that_are_left_says_so(world: World) -> Non
         await world.submit(runtime, "waits", workers=workers)
     job_id = await world.submit(runtime, "waits", workers=1)
     told = await eventually(
-        lambda: said_of(runtime, job_id, "no more nodes may be added"), "it never said so"
+        lambda: said_of(runtime, job_id, "no more nodes may be added"),
+        "the explanation never had these words",
     )
     assert "DRAY_AUTOSCALE_NODES" in told
 
@@ -113,7 +114,7 @@ async def test_a_cluster_that_has_scaled_to_nothing_grows_again(world: World) ->
     await asks_for(world, ONE)
     world.fake.add_node("node-b", {"CPU": 4.0})
     world.fake.nodes["node-b"].problem = STARTS
-    await asks_for(world, WHOLE)  # it is there, and must stay
+    await asks_for(world, WHOLE)  # it exists, and must stay
     world.fake.nodes["node-b"].problem = None
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
@@ -141,9 +142,12 @@ async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
     world.fake.add_node("node-b", {"CPU": 4.0, "memory": 3 * gib})
     await asks_for(world)
     told = await eventually(
-        lambda: said_of(runtime, job.id, "no nodes are asked for"), "it never said so"
+        lambda: said_of(runtime, job.id, "no nodes are requested"),
+        "the explanation never had these words",
     )
-    assert told.endswith("came with 3 GiB of memory, and DRAY_AUTOSCALE_NODES says 4 GiB of memory")
+    assert told.endswith(
+        "came with 3 GiB of memory, but DRAY_AUTOSCALE_NODES promises 4 GiB of memory"
+    )
     world.fake.add_node("node-c", {"CPU": 4.0, "memory": 4 * gib})
     await comes_to(runtime, job.id, JobState.RUNNING)
 
@@ -167,7 +171,7 @@ async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: Wo
     world.fake.tell(job_id, FrameKind.RESIZED, body)
     await asks_for(world, ({"CPU": 1.0}, 2), WHOLE)
     told = await eventually(lambda: said_of(runtime, job_id, "Ray was asked for"), "it never said")
-    assert "stands by for 2 workers" in told
+    assert "waits for 2 workers" in told
 
 
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:
@@ -230,7 +234,7 @@ async def test_a_service_without_the_setting_withdraws_what_one_with_it_had_aske
 
 
 async def nothing(_: object) -> None:
-    """In the place of a method that a killed process never calls."""
+    """Replaces a method that a killed process never calls."""
 
 
 async def test_without_the_setting_ray_is_asked_for_nothing(world: World) -> None:

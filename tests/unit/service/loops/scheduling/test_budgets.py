@@ -8,9 +8,11 @@ from pathlib import Path
 from dray.requests import QueueRequest
 from dray.views import JobState
 from service.queues.service import Queues
+from tests.marks import ONE_SET
 from tests.unit.service.loops.world import World, comes_to, says
 
 
+@ONE_SET
 async def test_jobs_wait_for_a_budget_and_those_of_others_pass(
     world: World, tmp_path: Path
 ) -> None:

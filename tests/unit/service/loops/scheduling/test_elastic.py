@@ -1,4 +1,4 @@
-"""Elastic jobs through the loops: they start with what there is, and grow when slots come back."""
+"""Elastic jobs in the loops: they start with the free slots, and grow when more become free."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
     async def explained() -> bool:
         return (await runtime.reading.explain(job_id)).blocked_by == [other]
 
-    await eventually(explained, "it never said what it waits for")
+    await eventually(explained, "the explanation never had its reason")
     said = (await runtime.reading.explain(job_id)).reason.message
     assert said.endswith(
         "could use 2 workers more of 1 CPU; 0 are free, "
@@ -79,7 +79,7 @@ async def grown(world: World, runtime: Runtime) -> str:
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that has given slots back is granted them again at once."""
+    """A group that has released slots is granted them again at once."""
     monkeypatch.setattr(resizing, "GROWING_PAUSE", timedelta(0))
 
 
@@ -96,7 +96,7 @@ async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World)
     (asked,) = [event for event in events if event.type == "shrinking"]
     assert asked.code == "makes_room"
     assert asked.message == (
-        "was asked to give 2 workers back: it goes on with fewer workers, "
+        "was asked to release 2 workers: it goes on with fewer workers, "
         f"so that job {coming} can start"
     )
     assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 4.0}
@@ -160,7 +160,7 @@ async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world
         events = (await runtime.reading.events(job_id)).items
         return any(event.type == "growing" for event in events)
 
-    await eventually(granted, "it was never given the slots")
+    await eventually(granted, "it was never granted the slots")
     await world.drop(runtime)
     world.fake.loses_grants = False
     again = await world.open()
@@ -171,7 +171,7 @@ async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world
 
 
 async def ranges(rank: FakeRank) -> None:
-    """Steps on end, of which a smaller batch would waste less."""
+    """Many steps, of which a smaller batch would waste less."""
     for step in range(1, 1000):
         values = {BATCH_SIZE: 64.0, NOISE_SCALE: 10.0}
         body = {"step": step, "values": values, "total_steps": 2000, "samples_per_s": 100.0}

@@ -14,7 +14,7 @@ from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
 from service.loops.scheduling import environment_gate, preparations
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, ONE_SET
 from tests.unit.service.loops.world import (
     World,
     comes_to,
@@ -40,13 +40,13 @@ async def has_event(runtime: Runtime, job_id: str, code: str) -> Any:
 
 
 async def waits_with(runtime: Runtime, job_id: str, words: str) -> None:
-    """Waits until the job's explanation has these words."""
+    """Wait until the job's explanation has these words."""
 
     async def told() -> bool:
         reason = (await runtime.reading.explain(job_id)).reason
         return reason.code == "preparing_environment" and words in reason.message
 
-    await eventually(told, f"{job_id} never said {words!r}")
+    await eventually(told, f"{job_id} never had the reason {words!r}")
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +119,12 @@ async def test_an_index_that_does_not_answer_costs_the_job_nothing(world: World)
     assert job.attempt == 1
 
 
+@ONE_SET
 @pytest.mark.parametrize("state", [BuildState.UNREACHABLE, BuildState.FAILED, BuildState.READY])
 async def test_what_an_installer_says_in_broken_text_stops_nobody(
     world: World, state: BuildState
 ) -> None:
-    """A repository of a user's own writes to the installer's output, and so into its sentences."""
+    """A user's own repository can write to the installer's output, and so into its messages."""
     broken = "half of a character: \ud800, and NUL: \0" + "x" * 10_000
     told = {"message": broken, "packages": (broken,), "replaced": (broken,), "log": broken}
     world.fake.environments["node-a"] = replace(BUILDING, state=state, **told)
@@ -200,7 +201,7 @@ async def test_the_last_job_that_needs_it_has_a_node_end_what_it_prepares(world:
     again = await world.submit(runtime, **WITH_PACKAGES)
     world.fake.environments["node-a"] = READY
     await comes_to(runtime, again, JobState.SUCCEEDED)
-    assert len(world.fake.dropped) == 1, "what is ready stays"
+    assert len(world.fake.dropped) == 1, "ready environments stay"
 
 
 async def test_nodes_get_no_variables_and_jobs_without_packages_ask_nothing(world: World) -> None:
@@ -262,7 +263,7 @@ async def test_those_that_wait_for_their_environment_starve_nobody(world: World)
 async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile its node was asked no more."""
+    """Meanwhile its node was not asked any more."""
     monkeypatch.setattr(environment_gate, "PLANNED_ANEW_S", 0.0)
     world.plays["waits"] = waits
     world.fake.environments["node-a"] = BUILDING
@@ -301,7 +302,7 @@ async def test_a_group_that_waits_for_a_node_keeps_no_slots_from_others(world: W
     async def is_told() -> bool:
         return "no such package" in (await runtime.reading.explain(first)).reason.message
 
-    await eventually(is_told, "nobody says why the group does not grow")
+    await eventually(is_told, "no reason is shown why the group does not grow")
     asked = len(world.fake.preparations)
     await asyncio.sleep(0.3)
     assert len(world.fake.preparations) == asked, "a node that has failed is left alone for a while"

@@ -1,4 +1,4 @@
-"""Forecasts, dry runs and kept decisions, in a service whose loops run."""
+"""Forecasts, dry runs and stored decisions, in a service whose loops run."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_held_job_is_told_that_nobody_knows_when_it_starts(world: World)
         start = (await runtime.reading.explain(second)).start
         return start is not None and start.reason is not None and start.reason.code == "held"
 
-    await eventually(says_so, "it never said that it is held")
+    await eventually(says_so, "the explanation never showed that it is held")
 
 
 async def test_counterfactuals_name_what_would_start_now(world: World) -> None:
@@ -189,7 +189,7 @@ async def test_a_round_that_started_a_job_is_kept_and_decided_the_same_again(wor
     async def kept() -> list[views.Decision]:
         return (await runtime.reading.decisions()).items
 
-    (found,) = await eventually(kept, "no round was kept")
+    (found,) = await eventually(kept, "no round was stored")
     assert found.started == [job_id]
     replayed = await runtime.reading.decision(found.number)
     assert replayed.is_same

@@ -9,7 +9,7 @@ def test_a_launch_is_under_way_until_it_is_answered_and_ours_until_its_end() -> 
     launches = Launches()
     launches.begin("job-a", 2)
     assert launches.is_under_way("job-a", 2)
-    assert not launches.is_ours("job-a", 2), "nobody knows yet whether the claim succeeds"
+    assert not launches.is_ours("job-a", 2), "it is not known yet whether the claim succeeds"
     launches.claimed("job-a", 2)
     launches.answered("job-a", 2)
     assert not launches.is_under_way("job-a", 2)

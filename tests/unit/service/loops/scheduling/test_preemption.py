@@ -1,4 +1,4 @@
-"""Commands of users to running jobs reach the cluster, also over a restart of the service."""
+"""Commands of users to running jobs reach the cluster, even across a restart of the service."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = RULES
 
 
 async def leaves(rank: FakeRank) -> None:
-    """Saves step 1 and hangs on in its first attempt; goes on from there in the next."""
+    """Saves step 1 and then hangs in its first attempt; continues from there in the next."""
     if rank.attempt == 1:
         rank.emit(FrameKind.RESUMED, {"step": 0, "url": ""})
         where = attempt_prefix(rank.job_id, rank.attempt)
@@ -85,7 +85,7 @@ async def test_a_preempted_job_leaves_and_resumes_uncharged(world: World) -> Non
 async def test_a_preemption_outlives_the_service_that_was_asked(world: World) -> None:
     runtime = await world.open()
     job_id = await started(world, runtime)
-    world.fake.be_unavailable("nobody may tell it yet")
+    world.fake.be_unavailable("no command may reach it yet")
     await runtime.faults.preempt(job_id)
     await world.drop(runtime)
     world.fake.be_unavailable(None)
@@ -98,7 +98,7 @@ async def test_a_preemption_outlives_the_service_that_was_asked(world: World) ->
 async def test_a_cancel_during_a_preemption_ends_it(world: World) -> None:
     runtime = await world.open()
     job_id = await started(world, runtime)
-    world.fake.be_unavailable("nobody may tell it yet")
+    world.fake.be_unavailable("no command may reach it yet")
     await runtime.faults.preempt(job_id)
     await runtime.jobs.cancel(job_id)
     world.fake.be_unavailable(None)
@@ -143,7 +143,9 @@ async def test_jobs_save_before_a_stop_that_takes_the_cluster_along(world: World
     assert len(told) == 1
     job = await runtime.jobs.get(job_id)
     assert (job.state, job.reason.code) == (JobState.QUEUED, "preempted")
-    assert (await runtime.jobs.get(waiting)).state is JobState.QUEUED, "its slots are for nobody"
+    assert (await runtime.jobs.get(waiting)).state is JobState.QUEUED, (
+        "its slots are for no other job"
+    )
     await world.drop(runtime)
     again = await world.open(ray_address="local")
     await comes_to(again, job_id, JobState.SUCCEEDED)
@@ -155,7 +157,7 @@ async def test_a_stop_in_a_hurry_waits_for_nobody(world: World) -> None:
     runtime = await world.open(ray_address="local", preempt_grace_s=3600.0)
     job_id = await started(world, runtime)
     hurry = asyncio.Event()
-    world.fake.be_unavailable("so that nobody tells the job of it")
+    world.fake.be_unavailable("no command may reach it")
     await asyncio.wait_for(runtime.clear_cluster(hurry, lambda _: hurry.set()), PATIENCE_S)
     assert (await runtime.jobs.get(job_id)).state is JobState.RUNNING
 
@@ -217,10 +219,10 @@ async def test_a_preemption_drill_passes_and_says_how_it_went(world: World) -> N
 async def test_a_drill_outlives_the_service_that_was_asked_and_charges_nobody(
     world: World,
 ) -> None:
-    """This cluster mends nothing in place, so the drill has failed, and the job goes on."""
+    """This cluster does not recover in place, so the drill fails, and the job goes on."""
     runtime = await world.open(infra_retries=0)
     job_id = await started(world, runtime, workers=2, max_retries=0)
-    world.fake.be_unavailable("nobody may tell it yet")
+    world.fake.be_unavailable("no command may reach it yet")
     asked = await runtime.faults.drill(job_id, asking("kill", rank=1))
     await world.drop(runtime)
     world.fake.be_unavailable(None)

@@ -1,4 +1,4 @@
-"""Rules of queues, and holds, while the loops run: they hold at once, without a restart."""
+"""Rules of queues, and holds, while the loops run: they apply at once, without a restart."""
 
 from __future__ import annotations
 

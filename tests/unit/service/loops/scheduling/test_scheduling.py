@@ -1,4 +1,4 @@
-"""Jobs on a cluster that works: which starts when, and what they leave."""
+"""Jobs on a working cluster: which job starts when, and the data that jobs leave."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_on_a_shared_cluster_only_free_slots_are_planned_with(world: World
     runtime = await world.open()
     job_id = await world.submit(runtime, workers=2)
     waiting = await says(runtime, job_id, "waiting_for_slots")
-    assert "others use the rest" in waiting.reason.message
+    assert "other programs use the rest" in waiting.reason.message
     assert not world.fake.launches
     world.fake.use_elsewhere("node-a", {})
     await comes_to(runtime, job_id, JobState.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""The nodes as the plan sees them, from round to round."""
+"""The plan's view of the nodes, from round to round."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from service.loops.scheduling import trial_values
 from service.runtime import Runtime
 from service.sweeps import optuna_sampler
 from tests.fakes.attempt import FakeRank
+from tests.marks import ONE_SET
 from tests.unit.service.loops.world import PATIENCE_S, World, comes_to, eventually, says
 
 LR = {"train.optimizer.lr": {"min": 1e-4, "max": 1.0, "log": True}}
@@ -51,6 +52,7 @@ async def trials_of(runtime: Runtime, sweep_id: str) -> list[views.Trial]:
     return (await runtime.jobs.sweeps.trials(sweep_id, limit=500, cursor=None)).items
 
 
+@ONE_SET
 async def test_trials_ask_optuna_when_they_start(world: World) -> None:
     world.plays["measures"] = measures
     runtime = await world.open()
@@ -71,10 +73,11 @@ async def test_trials_ask_optuna_when_they_start(world: World) -> None:
     ]
 
 
+@ONE_SET
 async def test_another_service_goes_on_with_the_study(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The values of the trials after a restart are those that one process would have drawn."""
+    """Trials after a restart have the values that a single process would have drawn."""
     told: list[int] = []
     ask = optuna_sampler.ask
 
@@ -132,8 +135,9 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
     assert (await is_over(runtime, sweep_id)).counts == {JobState.SUCCEEDED: 1}
 
 
+@ONE_SET
 async def test_values_that_do_not_go_together_fail_their_trial_alone(world: World) -> None:
-    """Of values that Optuna draws, no submit can check each combination."""
+    """A submit can't check each combination of values that Optuna draws."""
     world.plays["ends"] = ends
     runtime = await world.open()
     both = {"train.optimizer.name": ["sgd", "adamw"], "train.optimizer.momentum": [0.5]}
@@ -168,6 +172,7 @@ async def test_a_slow_sampler_holds_up_no_other_job(
     assert (await is_over(runtime, sweep_id)).counts == {JobState.SUCCEEDED: 2}
 
 
+@ONE_SET
 async def test_slots_do_not_wait_for_a_sampler_that_hangs_nor_do_other_sweeps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,8 +231,9 @@ async def ends(rank: FakeRank) -> None:
     rank.report(1, train_loss=1.0)
 
 
+@ONE_SET
 async def test_the_worse_trials_are_stopped_and_their_slots_are_free(world: World) -> None:
-    """Trial n loses n; each goes on until it is stopped, but for the best."""
+    """Trial n has the loss n; each trial except the best goes on until it is stopped."""
 
     async def loses(rank: FakeRank) -> None:
         index = rank.spec.array_index

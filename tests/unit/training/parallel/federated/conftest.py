@@ -1,4 +1,4 @@
-"""What all tests of federated jobs run with."""
+"""Fixtures for all tests of federated jobs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PRIVACY = {"noise_multiplier": 0.9, "epsilon": 1e5, "delta": 1e-3, "adaptive": {
 
 
 def server(schedule: dict[str, Any] | None = None, **federated: Any) -> Server:
-    """Of 40 clients."""
+    """A server of 40 clients."""
     return Server(
         {
             "recipe": "tabular_classification",
@@ -162,7 +162,7 @@ def test_noise_spoils_no_constants_of_a_model() -> None:
 
 def test_a_model_with_running_statistics_is_not_for_privacy() -> None:
     check_statistics(nn.Sequential(nn.Linear(2, 3), nn.GroupNorm(1, 3)))
-    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: take a GroupNorm"):
+    with pytest.raises(RoundsError, match=r"which 1 \(BatchNorm1d\) has: use a GroupNorm"):
         check_statistics(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
 
 

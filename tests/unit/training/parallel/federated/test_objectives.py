@@ -32,7 +32,7 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_fedprox_clips_the_gradient_of_the_proximal_objective() -> None:
-    """Clipped is the gradient of loss + mu / 2 |w - w0|^2 as a whole."""
+    """The whole gradient of loss + mu / 2 |w - w0|^2 is clipped."""
     spec = JobSpec.model_validate(document(algorithm="fedprox", proximal_mu=20.0))
     assert spec.federated is not None
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def with_batchnorm(**federated: Any) -> Server:
     ],
 )
 def test_running_statistics_move_by_the_servers_rate(server: dict[str, Any], rate: float) -> None:
-    """Of what the mean of the clients, weighted by their samples, has changed."""
+    """They move by a part of the change of the clients' mean, which samples weight."""
     whole, part = with_batchnorm(), with_batchnorm(server=server)
     begun = {name: each.clone() for name, each in whole.buffers().items()}
     whole.play(1)

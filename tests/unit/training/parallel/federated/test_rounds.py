@@ -104,7 +104,7 @@ def test_ranks_get_equally_many_steps() -> None:
 
 
 def test_secure_aggregation_loses_clients_in_each_of_its_phases() -> None:
-    """Those that are lost after their update train as the others do."""
+    """Clients that are lost after their update train as the others do."""
     plans = [rounds(dropout_rate=0.4, secure_aggregation={}).plan(at) for at in range(1, 51)]
     without = [rounds(dropout_rate=0.4).plan(at) for at in range(1, 51)]
     phases = [phase for plan in plans for phase in plan.lost.values()]

@@ -119,6 +119,7 @@ def replay(form: MatrixForm, traces: list[list[Event]]) -> Tensor:
     return rows
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("sync", "world_size", "slow_s"),
     [

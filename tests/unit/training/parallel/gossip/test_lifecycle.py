@@ -18,7 +18,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.gossip.mixing import FlatCopy, Mixing
-from tests.marks import SOAK, soak
+from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import assert_same, die_at_step_18, series
 from tests.unit.training.parallel.gossip.test_synchronous import THREE, UNEVEN, job
 from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
@@ -35,6 +35,7 @@ ADAM = {"name": "adamw", "lr": 0.003}
 SGP = {"mode": "sgp", "graph": "custom", "edges": THREE}
 
 
+@SOAK
 @pytest.mark.parametrize("sync", [SGP, soak({"graph": "random"})], ids=["sgp", "d_psgd"])
 def test_it_resumes_equal_to_the_bit_with_the_copy_that_each_rank_had(
     tmp_path: Path, sync: dict[str, Any]
@@ -79,9 +80,10 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 
 HUB = [[0, 1], [1, 2], [1, 3]]
-"""All ranks are beside rank 1, which dies."""
+"""All ranks are neighbours of rank 1, which dies."""
 
 
+@ONE_SET
 @pytest.mark.parametrize(
     ("sync", "point"),
     [
@@ -130,7 +132,7 @@ def _die(task: RankTask, point: FaultPoint, at_step: int) -> None:
 def _await_round(task: RankTask, number: int) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while heartbeat.announced(task.page_prefix).generation < number:
-        assert time.monotonic() < deadline, "nobody was taken in"
+        assert time.monotonic() < deadline, "no rank was added"
         time.sleep(0.005)
 
 

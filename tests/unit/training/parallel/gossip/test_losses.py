@@ -122,14 +122,14 @@ def await_whole(task: RankTask, number: int) -> None:
             place = heartbeat.announced(task.page_prefix)
             if place.generation >= number and place.world_size == task.world_size:
                 return
-        assert time.monotonic() < deadline, "nobody was taken in"
+        assert time.monotonic() < deadline, "no rank was added"
         time.sleep(0.005)
 
 
 def check_round(
     tape: Tape, form: MatrixForm, round_number: int, mixed_by: Tensor, *, pushes: bool
 ) -> int:
-    """The steps of the round are those of its matrix form; how many were compared."""
+    """Compare the steps of the round with its matrix form; return the number of compared steps."""
     start = [record for _, record in tape.records("start", round_number)]
     assert len(start) == len(mixed_by)
     form.world_size = len(start)
@@ -188,6 +188,7 @@ def _by_time(tape: Tape, round_number: int) -> list[tuple[int, Record]]:
 AT_OPTIMIZER, AT_EXCHANGE = FaultPoint.BEFORE_OPTIMIZER, FaultPoint.BEFORE_EXCHANGE
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("sync", "dying", "mixed_by"),
     [
@@ -280,7 +281,7 @@ def _keep_copy(path: Path, trainer: Trainer) -> None:
 
 
 def test_a_first_group_that_breaks_leaves_the_first_weights_as_they_are(tmp_path: Path) -> None:
-    """Of ad_psgd, which keeps a copy beside the model that was not filled then."""
+    """This tests ad_psgd, whose copy besides the model is not filled yet."""
     spec = job(2, {"mode": "ad_psgd"})
     before = functools.partial(_die_in_the_first_group, folder=tmp_path)
     assert run_ranks(tmp_path, spec, world_size=2, before=before, goes_on=True) == [0, 0]

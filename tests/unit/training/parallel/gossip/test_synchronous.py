@@ -128,7 +128,7 @@ def uneven(step: int) -> Tensor:
 
 
 def copies(home: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Of the last checkpoint: (the copies of all ranks, the model)."""
+    """(the copies of all ranks, the model) in the last checkpoint."""
     state = checkpoint_files.load(checkpoint_refs(home)[0]).state
     return state["gossip"]["copies"], state["model"]
 

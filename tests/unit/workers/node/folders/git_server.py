@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 
 def git(folder: Path, *words: str, given: bytes = b"") -> str:
-    """What git says in a folder, with nobody's configuration."""
+    """Run git in a folder, without a user's configuration, and return its output."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -33,7 +33,7 @@ def git(folder: Path, *words: str, given: bytes = b"") -> str:
 
 
 def repository(folder: Path, files: dict[str, str]) -> str:
-    """Make a repository of files, and links (`-> goal`); the hash of its commit."""
+    """Make a repository of files, and links (`-> goal`); returns the hash of its commit."""
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "--quiet", "--template=")
     for name, text in files.items():
@@ -56,11 +56,11 @@ class GitServer:
     url: str = ""
     redirect_to: str | None = None
     status: int | None = None
-    """Answers everything with this."""
+    """If set, the answer to every request."""
     token: str | None = None
-    """Wanted in the header `Authorization`."""
+    """Required content of the header `Authorization`."""
     is_stopped: bool = False
-    """Whether it takes requests and answers none."""
+    """Whether it accepts requests and answers none."""
     seen: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 

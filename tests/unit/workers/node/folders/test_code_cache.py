@@ -1,4 +1,4 @@
-"""A node's copies of uploaded code: checked, made once, and put back at each start."""
+"""A node's copies of uploaded code are checked, made once, and restored at each start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = {
 
 
 class Storage:
-    """As the service leaves code there."""
+    """Code as the service stores it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ def cache(tmp_path: Path) -> CodeCache:
 
 
 def copies(folder: Path) -> dict[str, Path]:
-    """The copies in a cache, by the hash that they are of."""
+    """The copies in a cache, by their hash."""
     return {
         path.name.partition("-")[0]: path
         for path in folder.iterdir()
@@ -95,7 +95,7 @@ def test_every_start_finds_the_same_bytes(
     assert below(work) == FILES
     assert os.access(work / "run.sh", os.X_OK)
     assert not os.access(work / "train.py", os.X_OK)
-    # An attempt changes, removes and replaces files, puts links in their place, and leaves more.
+    # An attempt changes, removes and replaces files, replaces others by links, and leaves new ones.
     (work / "train.py").write_text("print(2)\n")
     (work / "empty").unlink()
     (work / "empty").mkdir()
@@ -130,7 +130,7 @@ def test_what_is_damaged_in_the_storage_is_refused_whole(
     with pytest.raises(BadCode, match=r"run\.sh is damaged"):
         cache.put_into(code, storage.url, tmp_path / "work")
     other = storage.keep({"train.py": b"other"}, "b")
-    with pytest.raises(BadCode, match="is another one"):
+    with pytest.raises(BadCode, match="differs from the upload"):
         cache.put_into(
             CodeRef(code.id, other.manifest_url, code.manifest_sha256), storage.url, tmp_path / "w"
         )
@@ -142,7 +142,7 @@ def test_what_is_damaged_in_the_storage_is_refused_whole(
 def test_a_path_that_leads_out_is_refused_on_the_node_too(
     storage: Storage, cache: CodeCache, tmp_path: Path, path: str
 ) -> None:
-    with pytest.raises(BadCode, match="can't be"):
+    with pytest.raises(BadCode, match="not allowed"):
         cache.put_into(storage.keep({path: b"x"}), storage.url, tmp_path / "work")
 
 

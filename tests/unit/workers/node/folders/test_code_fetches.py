@@ -1,4 +1,4 @@
-"""Code that a node fetches before a job starts, and puts back when it does."""
+"""Code that a node fetches before a job starts, and restores when it does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_what_was_fetched_before_is_put_back_without_the_server(tmp_path: 
     assert (await CodeFetches(tmp_path / "copies").prepare(code)).state is BuildState.READY
 
 
-async def test_a_slow_server_is_told_of_and_asked_once(
+async def test_a_slow_server_is_reported_and_asked_once(
     server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_work, "FIRST_ANSWER_S", 0.01)
@@ -101,7 +101,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-async def test_a_host_that_does_not_answer_holds_up_nobody_else(
+async def test_a_host_that_does_not_answer_delays_no_other_code(
     server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_work, "FIRST_ANSWER_S", 0.01)
@@ -118,9 +118,9 @@ async def test_a_host_that_does_not_answer_holds_up_nobody_else(
     fetches = CodeFetches(tmp_path / "copies")
     away = replace(of_git(server, "a" * 40), git="http://127.0.0.2/x")
     asked = [replace(away, commit=f"{number:040x}") for number in range(AT_A_TIME + 1)]
-    told = [(await fetches.prepare(code)).message for code in asked]
-    assert told[0] == "fetches it from 127.0.0.2"
-    assert told[-1] == "is about to fetch it from 127.0.0.2"
+    messages = [(await fetches.prepare(code)).message for code in asked]
+    assert messages[0] == "fetches it from 127.0.0.2"
+    assert messages[-1] == "is about to fetch it from 127.0.0.2"
     code = of_git(server, repository(server.folder / "repo", FILES))
     assert (await settled(fetches, code)).state is BuildState.READY
     goes_on.set()

@@ -1,4 +1,4 @@
-"""The files that a script leaves in its folders are kept, once, whatever they are."""
+"""The files that a script leaves in its folders are kept, once, whatever their kind."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_hostile_files_are_left_out_and_named(tmp_path: Path) -> None:
 def test_files_that_are_too_large_together_are_left_out_and_named(
     tmp_path: Path, num_bytes: int
 ) -> None:
-    """A sparse file takes no room on the node, and its whole length in the storage."""
+    """A sparse file takes no space on the node, but its whole length in the storage."""
     node = Node(tmp_path, limit_bytes=1_000_000)
     with node.write("hole.bin", "x").open("r+b") as file:
         file.truncate(1 << 40)
@@ -178,8 +178,8 @@ def test_a_full_storage_is_waited_for_and_not_for_ever(
     assert kept.num_kept == num_kept
     assert (kept.problem is None) == bool(num_kept)
     assert kept.problem is None or "no space left" in kept.problem
-    said = "is tried for 600 s at most: no space left on device"
-    assert [sentence.endswith(said) for sentence in node.waits] == [True] * num_kept
+    ending = "retrying for at most 600 s: no space left on device"
+    assert [sentence.endswith(ending) for sentence in node.waits] == [True] * num_kept
 
 
 def test_an_agent_that_died_while_it_reported_does_so_again(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path
         node.output.symlink_to(target)
         kept = node.keep()
         assert (kept.num_kept, kept.problem) == (0, None)
-        assert "'.' (a link has taken the place of the folder)" in kept.left_out
+        assert "'.' (the folder was replaced by a link)" in kept.left_out
         assert sizes_in(node.folder) == {}
 
 
@@ -286,7 +286,7 @@ def test_a_mirror_copies_what_has_stopped_changing_and_another_node_finds_it(
     first.copy(everything=True)
     (tmp_path / "a" / "step-1" / "w.pt").unlink()
     first.copy(everything=True)
-    other.copy(everything=True)  # its own old copy is no news
+    other.copy(everything=True)  # its own old copy is no change
     assert mirror(tmp_path / "d", url).restore() == 1
     assert (tmp_path / "d" / "step-2.pt").read_text() == "two"
 

@@ -1,4 +1,4 @@
-"""Results in the working directory, which are named at the end of an attempt."""
+"""Results in the working directory are named at the end of an attempt."""
 
 from __future__ import annotations
 

@@ -75,16 +75,16 @@ async def test_a_script_keeps_files_in_storage_that_only_its_actor_can_reach(
     with access.theirs as theirs:
         given = {**request, "given": Given.STORAGE}
         forked = Forked(await ForkedProcess.start(server.path, given, theirs.fileno()))
-    said = (await forked.end())[1].splitlines()
-    assert said[:3] == ["first", "True", "6"], said
-    assert all("is not this job's own" in line for line in said[3:5])
-    assert said[5:] == ["True"]
+    lines = (await forked.end())[1].splitlines()
+    assert lines[:3] == ["first", "True", "6"], lines
+    assert all("does not belong to this job" in line for line in lines[3:5])
+    assert lines[5:] == ["True"]
     found = set(memory.find("/s/jobs/j/attempts/2"))
     assert "/s/jobs/j/attempts/2/artifacts/weights" in found
     assert "/s/jobs/j/attempts/2/checkpoints/step-000000000007/manifest.json" in found
 
 
-def test_what_is_no_request_is_refused_and_a_missing_file_is_told_as_that() -> None:
+def test_invalid_requests_are_refused_and_missing_files_are_reported() -> None:
     assert "error" in answer_to({}, ["memory://a"])
     assert "error" in answer_to({"op": "run", "url": "memory://a/b"}, ["memory://a"])
     request = {"op": "fetch", "url": "memory://a/none", "path": "/dev/null"}

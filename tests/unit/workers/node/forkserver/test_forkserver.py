@@ -1,4 +1,4 @@
-"""The forkserver: what it starts is seen gone, whole, whichever process dies first."""
+"""The forkserver sees the end of everything that it started, whichever process dies first."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ async def test_the_exit_code_arrives_as_the_process_left_it(
     server: Server, code: str, ends: int
 ) -> None:
     forked = await server.fork(code)
-    said, text = await forked.end()
-    assert said == ends
+    result, text = await forked.end()
+    assert result == ends
     assert ("the sky is red" in text) == ("sky" in code)
     assert not is_alive(forked.pid)
 
 
 async def test_a_forked_process_starts_clean(server: Server) -> None:
-    """Its own session, its pipe as output, nothing else open, default signals."""
+    """It has its own session, its pipe as output, nothing else open, and default signals."""
     code = (
         "import os, signal, sys\n"
         "print('out', flush=True); print('err', file=sys.stderr, flush=True)\n"
@@ -67,14 +67,14 @@ async def test_a_forked_process_starts_clean(server: Server) -> None:
     )
     forked = await server.fork(code)
     ends, text = await forked.end()
-    # The fourth descriptor is the one that lists them.
+    # The fourth descriptor lists the descriptors.
     assert (ends, text.split("\n")[:-1]) == (
         0,
         ["out", "err", "True ''", "[0, 1, 2] 4", "True"],
     )
 
 
-async def test_a_rank_stands_back_as_far_as_it_is_told_to(
+async def test_a_rank_has_the_requested_niceness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nicer = min(os.nice(0) + 2, 19)
@@ -192,8 +192,8 @@ async def test_a_client_that_lets_go_takes_the_session_with_it(server: Server) -
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_running(server: Server) -> None:
-    """At any moment: the request may be on its way, or the answer."""
-    kept = []  # with the frames of the start, or the garbage collector would tidy up
+    """At any moment: the request or the answer may be on its way."""
+    kept = []  # with the frames of the start, which the garbage collector would otherwise clean up
     for turns in range(8):
         starting = asyncio.ensure_future(server.fork("import signal; signal.pause()"))
         for _ in range(turns):
@@ -202,7 +202,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(server: Server) 
             await until_forked(server)
         starting.cancel()
         try:
-            (await starting).process.abandon()  # it was there before the cancel
+            (await starting).process.abandon()  # it had started before the cancellation
         except asyncio.CancelledError as cancelled:
             kept.append(cancelled)
 
@@ -220,7 +220,7 @@ async def until_forked(server: Server) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_the_list_says_what_runs(server: Server) -> None:
+async def test_the_list_shows_what_runs(server: Server) -> None:
     wait = "print('here', flush=True); import time; time.sleep(60)"
     one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
     two = await server.fork(wait, job_id="job-2", attempt=1, rank=3)
@@ -262,7 +262,7 @@ async def test_who_forks_while_the_forkserver_starts_again_waits_for_it(light: S
     light.process.kill()
     light.process.wait(timeout=PATIENCE_S)
     asked = asyncio.ensure_future(light.fork(""))
-    await asyncio.sleep(0)  # so that it finds nobody, and a dead one's socket
+    await asyncio.sleep(0)  # so that it finds no server, but a dead server's socket
     assert not asked.done()
     light.start_again()
     forked = await asyncio.wait_for(asked, PATIENCE_S)
@@ -306,7 +306,7 @@ async def test_the_real_one_runs_scripts_and_the_store_with_torch_at_hand(tmp_pa
         assert len(bytes.fromhex(secret)) == 32
         store.process.abandon()
         await until(lambda: not is_alive(store.pid), "the store lives on")
-        if packs():  # while nobody asks for anything
+        if packs():  # while there are no requests
             await until(lambda: huge_mib(server.process.pid) > 64, "a fork copies small pages")
     finally:
         server.close()

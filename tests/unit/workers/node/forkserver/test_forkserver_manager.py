@@ -1,4 +1,4 @@
-"""A forkserver that is killed is started again, and what it could not take along is ended."""
+"""A forkserver that is killed is restarted, and the processes that survived it are ended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_killed_forkserver_serves_again_with_nothing_left_of_the_one_bef
         )
 
 
-async def test_a_stopped_forkserver_is_told_of_and_replaced_and_a_short_stop_is_harmless(
+async def test_a_stopped_forkserver_is_reported_and_replaced_and_a_short_stop_is_harmless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forkserver_manager, "PING_S", 0.05)
@@ -75,7 +75,7 @@ async def test_a_stopped_forkserver_is_told_of_and_replaced_and_a_short_stop_is_
         before = manager.pid
         forked = await fork(path, "import time; time.sleep(600)", job_id="j", attempt=1, rank=0)
         os.kill(before, signal.SIGSTOP)
-        await until(lambda: manager.silent_since is not None, "nobody is told")
+        await until(lambda: manager.silent_since is not None, "the silence is not reported")
         os.kill(before, signal.SIGCONT)
         await until(lambda: manager.silent_since is None, "it is silent though it answers")
         assert is_alive(forked.pid)
@@ -86,16 +86,16 @@ async def test_a_stopped_forkserver_is_told_of_and_replaced_and_a_short_stop_is_
         await serves(manager)
 
 
-async def test_one_that_is_stopped_as_soon_as_it_serves_is_told_of_and_replaced(
+async def test_a_forkserver_that_is_stopped_as_soon_as_it_serves_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No ping was answered yet, but it is not importing any more."""
+    """No ping was answered yet, but the forkserver is not importing any more."""
     monkeypatch.setattr(forkserver_manager, "PING_S", 0.5)
     async with managed("tests.unit.workers.light_forkserver", 4.0) as (manager, path, _):
         before = manager.pid
         await until(Path(path).exists, "it does not serve")
         os.kill(before, signal.SIGSTOP)
-        await until(lambda: manager.silent_since is not None, "nobody is told")
+        await until(lambda: manager.silent_since is not None, "the silence is not reported")
         await until(lambda: manager.pid != before, "it is not replaced")
         await serves(manager)
 
@@ -124,7 +124,7 @@ async def test_a_rank_finds_dray_but_no_package_of_its_rooms() -> None:
     assert first == Path(ray_workers.__file__).parents[1]
 
 
-async def test_one_that_can_not_start_says_why() -> None:
+async def test_a_forkserver_that_can_not_start_reports_why() -> None:
     async with managed("tests.unit.workers.no_such_module") as (manager, _, _):
         problem = await asyncio.wait_for(manager.problem(), PATIENCE_S)
         assert problem is not None

@@ -1,4 +1,4 @@
-"""GPUs as a made-up NVML has them, also one that does not answer."""
+"""GPUs of a made-up NVML, which may also not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = {"utilization": 0.5, "memory_used": 7e9, "power_w": 250.5, "temperature_
 
 
 class TwoGpus:
-    """Two GPUs, of which the second can't tell its power."""
+    """Two GPUs, the second of which can't measure its power."""
 
     class NVMLError(Exception):
         pass
@@ -92,13 +92,13 @@ def test_nothing_is_asked_without_gpus_and_without_nvml(nvml: TwoGpus) -> None:
     assert loads == [1]
 
 
-def test_a_call_that_hangs_holds_nobody_up_and_begins_no_other(
+def test_a_call_that_hangs_delays_no_reader_and_begins_no_other(
     nvml: TwoGpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
     meter = meter_of(nvml, now, wait_s=0.01)
     while not meter.read({"0"}):
-        pass  # on a slow machine the first answer may come late
+        pass  # on a slow machine the first answer may arrive late
     num_threads = threading.active_count()
     nvml.answers.clear()
     now[0] = 1.0
@@ -112,7 +112,7 @@ def test_a_call_that_hangs_holds_nobody_up_and_begins_no_other(
     assert threading.active_count() == num_threads
     nvml.answers.set()
     while not meter.read({"0"}):
-        pass  # it goes on once the call returns
+        pass  # it continues once the call returns
 
 
 def test_a_meter_is_not_asked_twice_while_it_is_busy(nvml: TwoGpus) -> None:

@@ -1,4 +1,4 @@
-"""What a whole machine uses, by files as /proc and /sys have them."""
+"""The use of a whole machine, by files in the format of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ray_workers.node.system_metrics import machine
 from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import growth, rounded
-from ray_workers.shared.memory_limit import RoomOfMemory, memory_here
+from ray_workers.shared.memory_limit import MemoryUse, memory_here
 
 GIB = 2**30
 MEMINFO = "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\n"
@@ -24,13 +24,13 @@ class Files:
         self.machine = MachineMeter(self.proc, self.sys)
 
     def write(self, path: str, text: str) -> None:
-        """A path that begins with `proc` or `sys`."""
+        """path: begins with `proc` or `sys`."""
         file = self.proc.parent / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
     def devices(self, *paths: str) -> None:
-        """Those with hardware behind them."""
+        """Create devices with hardware behind them."""
         for path in paths:
             (self.sys / path / "device").mkdir(parents=True)
 
@@ -64,7 +64,7 @@ def test_processor_time_is_all_but_idling_and_what_other_machines_took(files: Fi
     files.write("proc/stat", "cpu  300 50 30 10500 888 5 15 777 100 0\n")
     rates = files.read().rates_since(before, passed_s=4.0)
     assert rates[machine.CPU] == pytest.approx(0.5)
-    files.write("proc/stat", "cpu  0 0 0 0 0 0 0 0 0 0\n")  # set back, as in a container that moved
+    files.write("proc/stat", "cpu  0 0 0 0 0 0 0 0 0 0\n")  # reset, as in a container that moved
     assert files.read().rates_since(before, passed_s=4.0)[machine.CPU] == 0.0
 
 
@@ -137,11 +137,11 @@ def test_memory_is_the_control_groups_where_that_has_less_room(
     files.write(f"{group}/{limit}", f"{4 * GIB}\n")
     files.write(f"{group}/{used}", f"{3 * GIB}\n")
     files.write(f"{group}/memory.stat", f"anon 5\n{cache} {GIB}\n")
-    assert files.read().memory == RoomOfMemory(used=2 * GIB, available=2 * GIB)
+    assert files.read().memory == MemoryUse(used=2 * GIB, available=2 * GIB)
     assert memory_here(files.proc, files.sys) <= 4 * GIB
     for unlimited in ("max\n", "9223372036854771712\n"):
         files.write(f"{group}/{limit}", unlimited)
-        assert files.read().memory == RoomOfMemory(used=2 * GIB, available=6 * GIB)
+        assert files.read().memory == MemoryUse(used=2 * GIB, available=6 * GIB)
 
 
 def test_values_are_rounded_to_five_digits() -> None:

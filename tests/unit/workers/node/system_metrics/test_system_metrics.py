@@ -1,4 +1,4 @@
-"""Samples of the ranks of an attempt: real processes, with records as a forkserver writes them."""
+"""Samples of an attempt's ranks: real processes, with records as written by a forkserver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray_workers.node.system_metrics import processes, sampler
 from ray_workers.node.system_metrics.machine import MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, read_rank
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
-from ray_workers.shared.memory_limit import RoomOfMemory
+from ray_workers.shared.memory_limit import MemoryUse
 from ray_workers.shared.processes.procfs import children_of, started_ticks, stat_fields
 from tests.unit.workers.forked import Server, light, server
 
@@ -30,7 +30,7 @@ NODE_KEYS = {"system/node/memory_used", "system/node/memory_available"}
 BUSY = (
     "import sys, time\nwhile time.process_time() < 0.08: pass\nprint(flush=True)\nsys.stdin.read()"
 )
-"""Uses some processor time, says so, and waits for the end of its input."""
+"""Uses some processor time, reports it, and waits for the end of its input."""
 RANK = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -51,7 +51,7 @@ def record(pid: int, rank: int = 0, **more: Any) -> SessionRecord:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Runs a program, which gets the text of another."""
+    """Starts a program, which gets the text of another."""
     started = []
 
     def run(program: str) -> subprocess.Popen[bytes]:
@@ -121,7 +121,7 @@ def test_a_pid_that_is_anothers_by_now_is_no_rank() -> None:
 
 
 def test_files_of_another_users_process_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "io_counters", lambda _: [])  # as without the permission
+    monkeypatch.setattr(processes, "io_counters", lambda _: [])  # as without permission
     reading = read_rank(record(os.getpid()))
     assert reading is not None
     assert (reading.read_bytes, reading.written_bytes) == (0, 0)
@@ -143,7 +143,7 @@ class StillMachine:
     """Uses nothing."""
 
     def read(self) -> MachineReading:
-        return MachineReading(100.0, RoomOfMemory(1, 2), {}, {})
+        return MachineReading(100.0, MemoryUse(1, 2), {}, {})
 
 
 class Gpus:
@@ -190,7 +190,7 @@ def test_calls_that_waited_for_a_stopped_agent_get_no_rates_of_milliseconds(
     assert rates == [False, True, False, False, True]
 
 
-async def test_a_sample_that_does_not_end_holds_nobody_up_and_is_not_begun_again(
+async def test_a_sample_that_does_not_end_delays_no_reader_and_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes, begun = threading.Event(), threading.Semaphore(0)

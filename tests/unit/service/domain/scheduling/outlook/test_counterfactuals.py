@@ -1,4 +1,4 @@
-"""Counterfactuals: what the policy would answer about a job with one thing changed."""
+"""Counterfactuals: the policy's answers about a job with one change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Suggestions for jobs in queues that are drawn by chance: with each change that is suggested, the
-job starts when it is said to start.
+"""Suggestions for jobs in random queues: with each suggested change, the job starts at the expected
+time.
 
-The oracle changes the job as its user would, and plays the policy with all jobs, second by second
-where something happens. It shares no code with the forecast.
+The oracle changes the job as its user would, and simulates the policy with all jobs, at each second
+in which something happens. It shares no code with the forecast.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Held:
 
 
 class Oracle:
-    """The policy, played by the book: nobody is submitted, and nothing fails."""
+    """A simulation of the policy in which no job is submitted or fails."""
 
     def __init__(self, there: Situation) -> None:
         self._snapshot = there.snapshot
@@ -228,7 +228,7 @@ class Oracle:
         }
 
     def start_of(self, job_id: str, until: datetime) -> datetime | None:
-        """When the job starts; None if it has not until then."""
+        """Return when the job starts; None if it has not started by then."""
         now = NOW
         while now <= until:
             started = True
@@ -245,7 +245,7 @@ class Oracle:
         return None
 
     def _round(self, now: datetime) -> bool:
-        """Plan once, and do what the plan says; whether a job started."""
+        """Plan once and apply the plan; whether a job started."""
         running = [held.job for held in self._held.values()]
         holders = _holders(running)
         nodes = (_seen(node, holders, self._shares) for node in self._snapshot.nodes)
@@ -370,7 +370,7 @@ class Oracle:
 
 
 def _beyond(slices: tuple[Slice, ...], spare: int) -> tuple[Slice, ...]:
-    """Whole slices that a group could give back, the last first."""
+    """Whole slices that a group could release, the last first."""
     found = []
     for part in reversed(slices):
         if part.num_workers <= spare:
@@ -382,7 +382,7 @@ def _beyond(slices: tuple[Slice, ...], spare: int) -> tuple[Slice, ...]:
 def _changed(
     there: Situation, job: WaitingJob, suggested: Counterfactual, rules: Multiples
 ) -> Situation:
-    """As it is once the user has made the change."""
+    """The job after the user has made the change."""
     change = suggested.change
     if change is not None:
         request = job.request
@@ -420,7 +420,7 @@ def _starts_alone(
 
 
 def false_suggestions(seed: object) -> Iterator[str]:
-    """Of all jobs of a drawn queue."""
+    """The suggestions for all jobs of a random queue."""
     draw = random.Random(str(seed))
     there = drawn(draw)
     rules = Multiples(step=draw.choice([1, 1, 2]), least=draw.choice([1, 1, 3]))

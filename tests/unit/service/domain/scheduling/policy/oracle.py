@@ -1,5 +1,5 @@
-"""A slow look at a plan: it goes through the decisions in their order, with nothing kept but the
-resources of each node, and fails where one of them breaks a promise of docs/scheduling.md."""
+"""A slow check of a plan. It goes through the decisions in their order, keeps only the resources of
+each node, and fails if a decision breaks a promise of docs/scheduling.md."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from service.domain.scheduling.rules.queues import Queue
 
 Asks = Preempt | Shrink
 Free = dict[str, dict[str, float]]
-"""By node and resource."""
+"""Amounts by node and resource."""
 
 STARTS_NEVER = {"held", "waiting_for_jobs", "backing_off", "array_limit", "preparing_environment"}
 WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
 
 
 class Oracle:
-    """Nobody has used more than its share: that rule has tests of its own."""
+    """No queue or user has used more than its share, because that rule has its own tests."""
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         assert not snapshot.used_s
@@ -55,8 +55,8 @@ class Oracle:
         self.total = slots.total_of(node.total for node in self.nodes)
         self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
         self.aside: dict[bool, list[tuple[Request, int]]] = {False: [], True: []}
-        """Of jobs ahead: for those that may not pass on what is reserved, and for those that may
-        while the others have not waited for long."""
+        """Reservations of jobs ahead: against jobs that may not use reserved slots, and against
+        jobs that may do so until the other jobs have waited for long."""
         self.holding: dict[str, tuple[str, str, Mapping[str, float], int]] = {
             holder.job_id: (holder.queue, holder.owner, holder.bundle, count(holder.slices))
             for holder in snapshot.holders
@@ -67,7 +67,7 @@ class Oracle:
         self.asked: set[str] = set()
         self.preempted: set[str] = set()
         self.start_in_s: list[float] = []
-        """Of the blocked jobs ahead, at the earliest."""
+        """Earliest start of any blocked job ahead."""
         self.backfills: set[str] = set()
         self.stand_by = False
         for group in snapshot.growing:
@@ -102,7 +102,7 @@ class Oracle:
         return first, -job.priority, self.work(leader), leader.seq, job.place
 
     def within_quota(self) -> set[str]:
-        """Claims by priority, those that run first; jobs that can't start claim nothing."""
+        """Grant quotas by priority, to running jobs first. Jobs that can't start claim nothing."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
@@ -152,7 +152,7 @@ class Oracle:
         return (not ours, -coming.priority) <= (not theirs, -running.priority)
 
     def starts_in_s(self, job: WaitingJob) -> float:
-        """Of a blocked job, at the earliest: those that are in its way have left at these times."""
+        """Return a blocked job's earliest start, when enough of the jobs in its way have left."""
         if self.room(job.request, self.soon_free) >= job.request.least:
             return 0.0
         leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
@@ -175,7 +175,7 @@ class Oracle:
         return running.left_s / 2
 
     def may_backfill(self, job: WaitingJob) -> bool:
-        """Whether it ends, with a margin for its start and end, before any job ahead can start."""
+        """Whether the job surely ends before any job ahead can start, with a margin."""
         if job.ends_within_s is None or self.stand_by:
             return False
         return all(job.ends_within_s + order.SETTLING_S <= at for at in self.start_in_s)
@@ -192,7 +192,7 @@ class Oracle:
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
 
     def less_aside(self, free: Free, *, passes: bool) -> Free:
-        """The free resources that are left for a job that may pass, or may not."""
+        """Return the remaining free resources for a job that may, or may not, use reserved ones."""
         left = {name: dict(there) for name, there in free.items()}
         for node in self.nodes:
             taken: Counter[object] = Counter()
@@ -208,21 +208,21 @@ class Oracle:
         return left
 
     def room(self, request: Request, free: Free) -> int:
-        """Where the workers may be together."""
+        """The parts of the cluster where the workers may be together."""
         if request.required_level is None:
             return sum(fits(request.bundle, there) for there in free.values())
         return max(self.rooms(request, free, request.required_level).values(), default=0)
 
     def rooms(self, request: Request, free: Free, level: str) -> Counter[object]:
-        """By domain of a level."""
+        """The nodes by domain of a level."""
         found: Counter[object] = Counter()
         for node in self.nodes:
             found[self.place(node.id, level)] += fits(request.bundle, free[node.id])
         return found
 
     def place(self, node_id: str, level: str) -> object:
-        """The domain of a level that a node is in, by its labels; a node that lacks the label is in
-        that of the next narrower level."""
+        """Return a node's domain of a level by its labels. If the label is missing, the domain of
+        the next narrower level counts."""
         labels = labels_in(next(node.total for node in self.nodes if node.id == node_id))
         names = self.snapshot.topology
         for number in range(self.levels.index(level), len(names)):
@@ -244,7 +244,7 @@ class Oracle:
     # The limits.
 
     def left_under(self, job: WaitingJob | Growing, *, of_user: bool) -> int:
-        """Workers that the limits of its queue, or of its user there, leave to the job."""
+        """Workers that the limits of its queue, or of its user there, allow the job."""
         queue = self.queues.get(job.queue, Queue(job.queue))
         limit = queue.user_limit if of_user else queue.limit
         most = queue.max_running_per_user if of_user else queue.max_running
@@ -271,7 +271,7 @@ class Oracle:
         return left
 
     def holds(self, job: WaitingJob | Growing, number: int) -> None:
-        """So many workers more."""
+        """Count more workers of a job."""
         _, _, _, before = self.holding.get(job.job_id, ("", "", {}, 0))
         held = (job.queue, job.owner, job.request.bundle, before + number)
         self.holding[job.job_id] = held
@@ -324,7 +324,7 @@ class Oracle:
             return
         if never:
             assert code in STARTS_NEVER, (job, decision)
-            assert not asked, "nobody leaves for a job that can't start"
+            assert not asked, "no job leaves for a job that can't start"
             if code in ("backing_off", "preparing_environment"):
                 self.backing_off.append(job)
             return
@@ -365,7 +365,7 @@ class Oracle:
                 self.change(soon, each.request, each.slices)
             elif each.job_id not in self.asked and self.may_shrink(job, each):
                 self.change(soon, each.request, each.spare)
-        assert self.room(request, soon) < request.least, "those that may be asked are asked"
+        assert self.room(request, soon) < request.least, "jobs that may be asked are asked"
         self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
         self.start_in_s.append(self.starts_in_s(job))
 
@@ -392,7 +392,7 @@ class Oracle:
             assert len(self.places(slices, request.required_level)) == 1
 
     def is_near_together(self, request: Request, slices: Sequence[Slice], free: Free) -> None:
-        """On one node or in the narrowest domain with room for it, of several the fullest."""
+        """The gang is on one node or in the narrowest domain with room; of several, the fullest."""
         number = count(slices)
         for level in reversed(self.levels):
             rooms = self.rooms(request, free, level)
@@ -471,7 +471,7 @@ class Oracle:
         if isinstance(decision, Grow):
             assert count(decision.slices) == group.lacking
             self.takes(group, decision)
-            self.asked.add(group.job_id)  # by nobody, since it is given slots
+            self.asked.add(group.job_id)  # because it gets slots
             return
         assert room < group.lacking
         self.stand_by = True
@@ -491,7 +491,7 @@ class Oracle:
             assert not min(most, room), "idle slots are given to groups that can use them"
 
     def room_near(self, group: Growing, free: Free) -> int:
-        """Where workers may be together with those of the group."""
+        """The parts of the cluster where workers may join the group."""
         level = group.request.required_level
         if level is None:
             return self.room(group.request, free)

@@ -1,4 +1,4 @@
-"""Elastic groups in the plan: they start with what there is, and grow with what is left over."""
+"""Elastic groups in the plan: they start with the free slots, and grow into remaining slots."""
 
 from __future__ import annotations
 
@@ -157,11 +157,11 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
     assert stay.reason.message.endswith("0 are free, and it holds all that the cluster has")
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.endswith("0 are free, others use the rest of the cluster")
+    assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")
 
 
 def test_who_lost_slots_and_stands_by_is_served_before_the_queue() -> None:
-    """Also one that keeps its size, and before those who are more urgent."""
+    """A group that keeps its size is served, too, even before more urgent jobs."""
     lost = group("a", 2, Slice("n1", 1), lacking=1, least=None)
     nodes = [node("n1", 0, CPU=1.0), node("n2", 1, CPU=1.0)]
     wait, grow = planned(job("b", 1, priority=90), nodes=nodes, growing=(lost,))
@@ -236,14 +236,14 @@ def test_what_it_can_not_have_yet_is_set_aside_for_who_stands_by() -> None:
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("behind_in_queue", ("a",))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.startswith("stands by for 2 workers of 1 CPU; 1 is free")
+    assert stay.reason.message.startswith("waits for 2 workers of 1 CPU; 1 is free")
 
 
 def test_a_group_that_trains_without_those_that_it_lacks_does_not_stand_by() -> None:
     lost = replace(group("a", 3, Slice("n1", 2), lacking=1, least=3), trains=True)
     (stay,) = planned(nodes=[node("n1", 0, CPU=2.0)], growing=(lost,))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.startswith("trains on without 1 worker of 1 CPU; 0 are free")
+    assert stay.reason.message.startswith("goes on without 1 worker of 1 CPU; 0 are free")
 
 
 def test_a_full_storage_keeps_groups_from_growing_but_not_from_being_mended() -> None:
@@ -303,7 +303,7 @@ def test_starts_and_growth_together_never_take_more_than_there_is() -> None:
 
 
 def test_no_growth_and_no_elastic_start_delays_who_waits_ahead() -> None:
-    """When all that ran before has gone, the first of the queue starts, whoever grew meanwhile."""
+    """When all earlier jobs have ended, the first job of the queue starts, whatever has grown."""
     for seed in range(300):
         nodes, queue, growing = _storm(seed)
         calm = tuple(g for g in growing if not g.lacking)

@@ -1,4 +1,4 @@
-"""The scheduling plan: gang or nothing, priority then first come, and a reason for everyone."""
+"""The scheduling plan: all of a gang or nothing, priority, then first come, and reasons."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_job_that_is_tried_again_soon_keeps_its_place() -> None:
     assert started(decisions) == []
     decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=3.0)])
     assert started(decisions) == ["small"]
-    # A node was lost: the rest of the slots is too little for it, and yet nobody takes them.
+    # A node was lost: the other slots are too few for the job, but no other job gets them.
     decisions = decide(again, job("small", seq=2), nodes=[node("n", 1, CPU=2.0)])
     assert started(decisions) == []
 
@@ -257,7 +257,7 @@ def test_a_plan_never_gives_more_than_there_is() -> None:
 
 
 def test_a_blocked_job_starts_as_soon_as_those_that_ran_before_it_are_gone() -> None:
-    """Whatever passed it in the meantime: that is what 'never delays' means."""
+    """This holds whatever jobs overtook it: that is what 'never delays' means."""
     for seed in range(200):
         chance = random.Random(seed)
         totals = {

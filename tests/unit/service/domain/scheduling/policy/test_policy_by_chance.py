@@ -1,5 +1,5 @@
-"""Jobs submitted, held, ended and pushed out by chance on a cluster that changes: each plan keeps
-the promises that a slow look at it checks."""
+"""Jobs are submitted, held, ended and evicted at random on a changing cluster, and a slow check
+verifies the promises of each plan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SILOS = tuple(
     Node.labelled(f"silo-{name}", total, total, {"dray.io/silo": "true"})
     for name, total in NODES.items()
 )
-"""Nodes that none of the jobs may use, as if they were not there."""
+"""Nodes that no job may use, as if they did not exist."""
 BUNDLES = (
     {"CPU": 1.0, "GPU": 1.0},
     {"CPU": 1.0},
@@ -100,7 +100,7 @@ class Modelled:
 
 
 class Cluster(RuleBasedStateMachine):
-    """Chooses by number among the jobs that there are."""
+    """Choose a job by number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(submits=st.lists(SUBMITS, min_size=1, max_size=3), priority=st.sampled_from([50, 70]))
     def rush(self, submits: list[dict[str, Any]], priority: int) -> None:
-        """Jobs that may start at once, while those that run have held their slots for long."""
+        """Jobs that may start at once, while running jobs have held their slots for long."""
         self.at_s += MIN_RUN_S
         for submit in submits:
             self.submit({**submit, "after": None, "array": None, "priority": priority})
@@ -175,7 +175,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def lose_a_worker(self, number: int) -> None:
-        """The group stands by for another one."""
+        """The group waits for another worker."""
         job = self.one_of(number, runs=True)
         stays = job is not None and not job.is_leaving and not job.recalled
         if job is not None and stays and count(job.slices) > 1:
@@ -203,7 +203,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, MIN_RUN_S, MIN_RUN_S, 3600.0]))
     def tick(self, seconds: float) -> None:
-        """Those that were asked have left, time goes on, and a plan is made and followed."""
+        """Let jobs leave that were asked to, advance the time, and make and apply a plan."""
         self.at_s += seconds
         for job in self.jobs.values():
             if job.is_leaving:
@@ -336,7 +336,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 def without_words(decision: Decision) -> Decision:
-    """A decision with the code of its reason alone."""
+    """A decision with only the code of its reason."""
     if isinstance(decision, Start | Grow):
         return decision
     return replace(decision, reason=replace(decision.reason, message=""))

@@ -1,4 +1,4 @@
-"""Each sentence of a plan is true of the cluster: snapshots by chance, beside a slow look."""
+"""Each sentence of a plan is true: random snapshots, compared with a slow check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of GPUs in the plan: two workers of one job never share a GPU, and others may."""
+"""Parts of GPUs in the plan: workers of several jobs may share a GPU, but not of one job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_parts_that_start_together_are_counted_on_one_gpu(first: float) -> None:
 
 
 def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> None:
-    """Packed on the fullest GPUs, the largest first, they would need four."""
+    """Packed on the fullest GPUs, the largest first, they would need four GPUs."""
     sizes = [(0.45, 1), (0.45, 1), (0.2, 3), (0.2, 2)]
     held = [holder(f"h{at}", number, {"GPU": size}) for at, (size, number) in enumerate(sizes)]
     assert started(decide(job("a", 1, {"GPU": 0.1}), gpus=3, holders=held)) == ["a"]
@@ -107,8 +107,8 @@ def decide_for_two(
 
 
 def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
-    """The group keeps one GPU, and the other job has two of the three: asking the group alone is
-    in vain."""
+    """The group keeps one GPU, and the other job has two of the three, so that asking only the
+    group does not help."""
     jobs = [running("a", 0.2, "nn"), running("group", 0.25, "nnn", least=1)]
     _, *asked = decide_for_two({"n": 3}, jobs)
     assert [(type(each), each.job_id) for each in asked] == [(Shrink, "group"), (Preempt, "a")]
@@ -117,7 +117,7 @@ def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
 
 
 def test_a_group_leaves_where_its_spare_slots_are_too_few() -> None:
-    """Once the slots were tried for and taken back, the parts are packed as before."""
+    """After slots were returned on trial and taken again, the parts are packed as before."""
     others = [running("a", 0.45, "n"), running("b", 0.3, "nnn")]
     group = running("group", 0.5, "nm", least=1)
     wait, *asked = decide_for_two({"n": 4, "m": 1}, [group], others)

@@ -1,6 +1,6 @@
-"""Random queues and holders of parts of GPUs, beside a placement of each worker on a GPU by search.
+"""Random queues and holders of parts of GPUs, compared with a search for a GPU for each worker.
 
-The search shares no code with the policy: it tries GPUs one after the other, in exact fractions.
+The search shares no code with the policy. It tries GPUs one after the other, in exact fractions.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Worker = tuple[str, Fraction]
 
 
 def fits_on(gpus: int, workers: Sequence[Worker]) -> bool:
-    """Whether the workers can be on so many GPUs: whole ones alone, and no two of one job on the
-    same."""
+    """Whether the workers fit on this number of GPUs: no whole GPU is shared, and no two workers
+    of a job share a GPU."""
     left = [Fraction(1)] * gpus
     jobs: list[set[str]] = [set() for _ in range(gpus)]
 

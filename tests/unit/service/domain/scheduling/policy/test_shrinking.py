@@ -1,4 +1,4 @@
-"""Elastic groups give slots back before anybody leaves, and only to those that stand as well."""
+"""Elastic groups release slots before any job leaves, and only for jobs of no lower standing."""
 
 from __future__ import annotations
 

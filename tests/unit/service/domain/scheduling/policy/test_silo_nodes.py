@@ -1,4 +1,4 @@
-"""Nodes with a silo's data: ranks of silos alone are put there, and every sentence says so."""
+"""Nodes with a silo's data: only ranks of silos run there, and every message explains this."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EVERY_KIND = (
     Request(1, {**CPU, NORTH: 0.001}),
     Request(1, {**CPU, f"label:{SILO_LABEL}=true": 0.001}),
 )
-"""Plain, elastic, within a domain, with servers, and by labels."""
+"""Requests: plain, elastic, within a domain, with servers, and by labels."""
 
 
 @pytest.mark.parametrize("request_", EVERY_KIND)

@@ -37,7 +37,7 @@ from service.domain.scheduling.rules.queues import Queue
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ON_GPUS = {"CPU": 1.0, "GPU": 1.0}
 OF_SERVER = {"CPU": 4.0}
-"""One server of 4 CPUs beside two workers on GPUs."""
+"""One server of 4 CPUs and two workers on GPUs."""
 REQUEST = Request(3, ON_GPUS, roles=(RoleSlots("server", 2, 1, OF_SERVER),))
 
 
@@ -95,10 +95,10 @@ def test_a_script_asks_for_the_slots_of_its_roles() -> None:
 @pytest.mark.parametrize(
     ("nodes", "slices"),
     [
-        # Beside the workers, if there is room.
+        # Next to the workers, if there is room.
         ((node("n", CPU=8.0, GPU=2.0), node("m", CPU=8.0)), (Slice("n", 2), Slice("n", 1))),
         ((node("n", CPU=2.0, GPU=2.0), node("m", CPU=4.0)), (Slice("n", 2), Slice("m", 1))),
-        # The workers leave the only node that has room for the server.
+        # The workers don't use the only node that has room for the server.
         (
             (node("a", CPU=4.0, GPU=2.0), node("b", CPU=2.0, GPU=2.0)),
             (Slice("b", 2), Slice("a", 1)),
@@ -136,7 +136,7 @@ def test_a_gang_waits_whole_and_reserves_what_it_could_use() -> None:
     assert first.reason.code == "waiting_for_slots"
     assert first.reason.message.startswith(
         "needs 2 workers of 1 CPU and 1 GPU, and 1 server of 4 CPU; "
-        "they do not all fit into what is free, job other holds 1 slot on suitable nodes"
+        "they do not all fit into the free slots, job other holds 1 slot on suitable nodes"
     )
     assert isinstance(second, Wait), "it would take what the first waits for"
 

@@ -1,4 +1,4 @@
-"""Jobs that could not use slots: those that wait for others, and those of an array that is full."""
+"""Jobs that can't use slots: they wait for other jobs, or their array is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose end is known passes on reserved slots only if it delays nobody."""
+"""A job whose end is known uses reserved slots only if it delays no other job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of queues: never exceeded, told, and a wait under one reserves nothing of the cluster."""
+"""Limits of queues are never exceeded and are explained. A job blocked by one reserves no slots."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_held_job_waits_with_no_place_and_reserves_nothing() -> None:
     assert isinstance(decisions[1], Wait)
     assert isinstance(decisions[2], Wait)
     assert (decisions[1].position, decisions[2].position) == (1, None)
-    assert wait(decisions[2]) == ("held", "is held by bob; `dray release a` lets it go on")
+    assert wait(decisions[2]) == ("held", "is held by bob; `dray release a` releases it")
 
 
 def test_a_held_job_says_so_also_while_the_cluster_is_away() -> None:
@@ -325,7 +325,7 @@ def running(snapshot: Snapshot) -> list[Member]:
 
 
 def after(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Member]:
-    """All that hold slots once the plan is done."""
+    """All jobs that hold slots once the plan is applied."""
     there: list[WaitingJob | Growing] = [*snapshot.queue, *snapshot.growing]
     known = {job.job_id: (job.queue, job.owner) for job in there}
     given = [
@@ -337,7 +337,7 @@ def after(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Member]:
 
 
 def over(members: Sequence[Member], queue: Queue) -> dict[str, float]:
-    """By limit, how far the members are above it."""
+    """The excess of the members over each limit."""
     inside = [m for m in members if m[1] == queue.name]
     users = {m[2]: [n for n in inside if n[2] == m[2]] for m in inside}
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Queues get their quotas and weights, users their shares, over a simulated month too."""
+"""Queues get their quotas and weights, and users their shares, also over a simulated month."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from service.domain.scheduling.rules.shares import (
     Standings,
     Used,
 )
+from tests.marks import SOAK
 from tests.unit.service.domain.scheduling import snapshots
 from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
@@ -49,7 +50,7 @@ def snapshot(
 
 
 def leaving(seen: Snapshot) -> dict[str, str]:
-    """Who is asked to leave, and how the one that comes is ahead."""
+    """Jobs that are asked to leave, and why the coming job ranks higher."""
     return {
         decision.job_id: decision.reason.message.split(", ")[1]
         for decision in plan(seen, NOW)
@@ -105,7 +106,7 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     used = Used()
     used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
     there = [running("greedy", "one", gpus=8)]
-    # With as much left, so that it is not ahead by its work.
+    # With equal work left, so that it does not rank higher by its work.
     job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
     found = leaving(snapshot([job], there, [Queue("one"), Queue("two")], used))
     assert list(found) == ["greedy"]
@@ -166,6 +167,7 @@ def test_half_of_the_use_is_forgotten_each_half_life() -> None:
     assert used.seconds(1e9 + 2 * HALF_LIFE_S) == {("q", "ann"): pytest.approx(37.5)}
 
 
+@SOAK
 def test_over_a_month_queues_and_users_get_their_weights() -> None:
     """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
     user's are three times as long."""

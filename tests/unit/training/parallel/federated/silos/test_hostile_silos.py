@@ -13,6 +13,7 @@ import torch
 from dray.train.kv.connection import TensorConnection
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.parallel.federated.silos.collector import RoundCollector, SiloUpdate
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.jobs import assert_same, series, weights
 from tests.unit.training.parallel.federated.silos.test_silos import document, run_silos
 
@@ -36,6 +37,7 @@ def lie(header: dict[str, Any], task: RankTask) -> None:
     TensorConnection.send = lying  # type: ignore[method-assign]
 
 
+@ONE_SET
 @pytest.mark.parametrize("name", list(LIES))
 def test_a_silo_that_lies_does_not_end_the_job(tmp_path: Path, name: str) -> None:
     spec = document(tmp_path, rounds=ROUNDS, local_epochs=1)
@@ -51,6 +53,7 @@ def test_a_silo_that_lies_does_not_end_the_job(tmp_path: Path, name: str) -> Non
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path).values())
 
 
+@SOAK
 def test_a_silo_weighs_no_more_than_the_document_allows(tmp_path: Path) -> None:
     spec = document(tmp_path, rounds=2, local_epochs=1)
     for silo in spec["federated"]["silos"]:

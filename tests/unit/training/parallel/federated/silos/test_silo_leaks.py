@@ -32,6 +32,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training.clients import silo_client
 from ray_workers.training.elastic.store_server import loopback_store
+from tests.marks import SOAK
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task
 from tests.unit.workers.node.test_agent import node_agent
 
@@ -42,7 +43,7 @@ NODE = "0" * 56
 
 
 def canaries() -> Iterator[tuple[str, bytes]]:
-    """What is searched for, as it is and encoded."""
+    """The texts to search for, plain and encoded."""
     for text in (CANARY, repr(NUMBER), f"{NUMBER:.4f}"):
         raw = text.encode()
         yield text, raw
@@ -87,7 +88,7 @@ def write_data(folder: Path, name: str, *, is_broken: bool) -> str:
 
 
 def careless(task: RankTask) -> None:
-    """The code of a silo that tells whatever it can, by all that dray offers."""
+    """The code of a silo that leaks all it can, by all means that dray offers."""
     folder = Path(task.temp_dir)
     output = os.open(folder / f"output-{task.rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -212,7 +213,7 @@ async def test_nothing_but_updates_leaves_a_silo(home: Home) -> None:
     assert codes == [0, 0, 0], home.output(1).decode()
     left.append(await home.agent_tells())
     assert [found_in(each) for each in left if found_in(each)] == []
-    assert CANARY.encode() in home.output(1), "it did tell what it could"
+    assert CANARY.encode() in home.output(1), "the silo did leak what it could"
     spooled = b"".join(path.read_bytes() for path in (home.path / "node").rglob("*.seg"))
     assert found_in(spooled), "they are in what the agent reads, and does not let out"
     kept = list((home.path / "work").rglob(f"{CANARY}.png"))
@@ -220,6 +221,7 @@ async def test_nothing_but_updates_leaves_a_silo(home: Home) -> None:
     assert max(len(each) for each in left) > 1000, "updates were sent"
 
 
+@SOAK
 async def test_the_reason_of_a_silos_error_stays_with_it(home: Home) -> None:
     codes, left = home.run(job(home.path, rounds=2), is_broken=True)
     assert codes == [-signal.SIGKILL, 1, 1], "the aggregator is ended from outside"

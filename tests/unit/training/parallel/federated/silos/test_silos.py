@@ -1,5 +1,5 @@
-"""Silos: ranks with data of their own, an aggregator without, and rounds that count each update
-once whoever dies."""
+"""Silos: ranks with their own data, an aggregator without, and rounds that count each update once,
+regardless of which rank dies."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from ray_workers.training.core.schedule import lr_at
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK
 from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
 from tests.unit.training.ranks import (
     Gang,
@@ -85,7 +86,7 @@ def run_silos(
     attempt: int = 1,
     resume_from: Any = (),
 ) -> list[int | None]:
-    """Exit codes of the aggregator and the silos; each is told its own source alone."""
+    """Exit codes of the aggregator and the silos; each gets only its own source."""
     sources = [silo["source"] for silo in spec["federated"]["silos"]]
     told = [{**silo, "source": None} for silo in spec["federated"]["silos"]]
     spec = {**spec, "federated": {**spec["federated"], "silos": told}}
@@ -186,6 +187,7 @@ def die_once_its_update_is_sent(task: RankTask) -> None:
     TensorConnection.send = send_and_die  # type: ignore[method-assign]
 
 
+@SOAK
 def test_an_update_counts_once_if_its_silo_dies_and_comes_back(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def come_back_too_late(task: RankTask) -> None:
         silo_client.SiloClient.of = connect_late  # type: ignore[method-assign,assignment]
 
 
+@SOAK
 def test_a_silo_that_comes_back_too_late_shows_the_end(undisturbed: Path, tmp_path: Path) -> None:
     spec = document(undisturbed, quorum=2)
     codes = run_silos(tmp_path, spec, before=come_back_too_late, recovers=True)
@@ -298,7 +301,7 @@ def leave_in_round_3(task: RankTask) -> None:
 
 
 def end_with_the_aggregator(task: RankTask) -> None:
-    """As the supervisor would end it."""
+    """End the process as the supervisor would."""
     home = Path(task.spool_dir).parents[2]
     while True:
         if 2 in [one["step"] for one in frames(home, kind="checkpoint")]:

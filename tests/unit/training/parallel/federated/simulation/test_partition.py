@@ -33,7 +33,7 @@ def divided(num_clients: int, seed: int = 0, **options: Any) -> ClientSamples:
 
 
 def shares(numbers: Numbers, of: Samples) -> Any:
-    """Of each class in a client's samples."""
+    """The share of each class in a client's samples."""
     assert of.labels is not None
     return np.bincount(of.labels[numbers], minlength=NUM_CLASSES) / len(numbers)
 
@@ -78,7 +78,7 @@ def test_a_smaller_concentration_makes_clients_more_unlike() -> None:
 
 def test_clients_of_hsus_split_are_equally_large_and_as_unlike_as_plain_draws() -> None:
     """Hsu et al. 2019: q ~ Dir(alpha p) for each client. The draws of numpy, without a data set,
-    say which share of a client's samples its two largest classes have; classes that are used up
+    show the share of a client's samples in its two largest classes; classes that are used up
     make the split less extreme by a little."""
     assert TRAIN.labels is not None
     prior = np.bincount(TRAIN.labels) / len(TRAIN)
@@ -99,8 +99,8 @@ def test_clients_of_hsus_split_are_equally_large_and_as_unlike_as_plain_draws() 
 def test_the_documented_shares_of_clients_with_few_classes(
     by: Any, of_two_classes: float, in_two_classes: float
 ) -> None:
-    """Of 100 clients and ten classes of 600 samples at 0.1: those with two classes at most, and
-    those with nine tenths of their samples in two."""
+    """The shares of clients with at most two classes, and with nine tenths of their samples in two:
+    100 clients and ten classes of 600 samples, at alpha 0.1."""
     whole = Samples(
         np.arange(6000), lambda at: (torch.empty(len(at)),) * 2, np.repeat(np.arange(10), 600)
     )

@@ -1,4 +1,4 @@
-"""A simulated job with secure aggregation: the plain sum of those who stay, and nothing besides."""
+"""A simulated job with secure aggregation: the plain sum of the remaining clients' updates."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ray_workers.training.core.errors import RoundsError
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.federated.simulation.secure_round import SecureRound
 from ray_workers.training.parallel.gradients import Pass
+from tests.marks import ONE_SET, SOAK
 from tests.unit.training.jobs import weights
 from tests.unit.training.parallel.federated.in_process import Server
 from tests.unit.training.parallel.federated.simulation.test_simulation import ROUNDS, job
@@ -36,6 +37,7 @@ def assert_near(server: Server, expected: dict[str, Tensor], atol: float = 1e-6)
         torch.testing.assert_close(found, expected[name], rtol=0, atol=atol)
 
 
+@ONE_SET
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedadam"])
 def test_without_drop_outs_it_is_the_job_without_masks(algorithm: str) -> None:
     plain, secure = both(algorithm=algorithm, dropout_rate=0.0)
@@ -48,6 +50,7 @@ def test_without_drop_outs_it_is_the_job_without_masks(algorithm: str) -> None:
     assert_near(secure, plain.weights())
 
 
+@SOAK
 def test_with_privacy_it_is_the_job_without_masks() -> None:
     pytest.importorskip("opacus.accountants")
     options = {"noise_multiplier": 0.5, "clip_norm": 0.3, "epsilon": 1e5, "delta": 1e-3}
@@ -149,6 +152,7 @@ def test_a_node_without_the_package_says_where_to_name_it(monkeypatch: pytest.Mo
         Server(job(1, **SECURE))
 
 
+@SOAK
 def test_ranks_play_parts_of_the_server_and_one_that_dies_changes_nothing(tmp_path: Path) -> None:
     alone = Server(job(1, **SECURE))
     for number in range(1, ROUNDS + 1):

@@ -25,6 +25,7 @@ from ray_workers.training.parallel.federated.rounds import RoundPlan, Rounds
 from ray_workers.training.parallel.federated.simulation.client_feed import ClientFeed
 from ray_workers.training.parallel.federated.simulation.partition import divide
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK
 from tests.unit.training.jobs import assert_same, series, wait_for_checkpoint, weights
 from tests.unit.training.parallel.federated.in_process import Server
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
@@ -169,6 +170,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@SOAK
 def test_a_rank_that_dies_in_a_round_changes_nothing_and_nor_does_the_number_of_ranks(
     alone: Path, tmp_path: Path
 ) -> None:

@@ -1,1 +1,1 @@
-"""The claims of the sentences of a plan, and a slow look at whether they are true."""
+"""The claims of the sentences of a plan, and slow checks of whether they are true."""

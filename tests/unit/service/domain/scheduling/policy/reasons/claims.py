@@ -1,7 +1,7 @@
-"""A slow look at the reasons of a plan: each sentence is taken apart, and what it states is counted
-anew from the snapshot, as it is once all starts of the plan are carried out.
+"""A slow check of the reasons of a plan: each sentence is parsed, and its claims are computed again
+from the snapshot after all starts of the plan.
 
-It shares no code with the policy. A sentence of a form that is not known here is an error.
+It shares no code with the policy. A sentence of an unknown form is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.words import bundle_mat
 Amounts = Mapping[str, float]
 Checked = Callable[..., None]
 FORMS: list[tuple[re.Pattern[str], Checked]] = []
-"""What each sentence looks like, and the check of its claims."""
+"""The form of each sentence, and the check of its claims."""
 OPEN = "open to all jobs"
 
 
@@ -53,7 +53,7 @@ def says(pattern: str) -> Callable[[Checked], Checked]:
 
 
 class Claims:
-    """The cluster once the starts of a plan are carried out."""
+    """The cluster after the starts of a plan."""
 
     def __init__(self, snapshot: Snapshot, now: datetime, decisions: Sequence[Decision]) -> None:
         self.snapshot, self.now, self.decisions = snapshot, now, decisions
@@ -67,7 +67,7 @@ class Claims:
             d.job_id: d for d in decisions if not isinstance(d, Preempt | Shrink | Grow | Stay)
         }
         self.holding: dict[str, list[tuple[str, Amounts, int]]] = defaultdict(list)
-        """By job, the slots that it has: node, bundle, number."""
+        """The slots of each job: (node, bundle, number)."""
         self.account: dict[str, tuple[str, str]] = {}
         self.free = {name: dict(node.available_to_us) for name, node in self.nodes.items()}
         for holder in snapshot.holders:
@@ -94,7 +94,7 @@ class Claims:
     def fits(
         self, node: Node, bundle: Amounts, free: Amounts, parts: Any = (), *, spread: bool = False
     ) -> int:
-        """Workers of one job on a node. parts: of GPUs that jobs have there: size and number."""
+        """Workers of one job that fit on a node. parts: (size, number) of the GPU parts there."""
         gpus = bundle.get("GPU", 0.0)
         most = 10**6
         for name, amount in bundle.items():
@@ -137,7 +137,7 @@ class Claims:
         return level in (*self.snapshot.topology, "node")
 
     def rooms(self, request: Request, sizes: Mapping[str, int], nodes: Mapping[str, Node]) -> Any:
-        """Workers by domain of the required level, or in all."""
+        """Workers by domain of the required level, or in total."""
         level = request.required_level
         found: Counter[object] = Counter()
         for name, size in sizes.items():
@@ -154,7 +154,7 @@ class Claims:
         }
 
     def whole_free(self) -> dict[str, dict[str, float]]:
-        """The free resources, of GPUs those of which no job has a part."""
+        """The free resources, with only the GPUs of which no job has a part."""
         one = Request(1, {"GPU": 1.0})
         return {
             name: {
@@ -167,7 +167,7 @@ class Claims:
     def free_sizes(
         self, request: Request, *, opened: bool = False, spread: bool = False
     ) -> dict[str, int]:
-        """opened: on the nodes that take ranks of silos alone. spread: if no GPU had two parts."""
+        """opened: also on nodes for ranks of silos only. spread: if no GPU had two parts."""
         return {
             name: self.fits(
                 node,
@@ -261,7 +261,7 @@ class Claims:
         return self.job(decision).request
 
     def least(self, decision: Decision) -> int:
-        """Workers that the job needs to start, or the group to have more."""
+        """Workers that the job needs to start, or that the group needs to grow."""
         job = self.job(decision)
         return max(1, job.lacking) if isinstance(job, Growing) else job.request.least
 
@@ -269,12 +269,12 @@ class Claims:
         """The beginning of a sentence: what the job needs."""
         request, job = self.request(decision), self.job(decision)
         if isinstance(job, Growing):
-            pattern = r"(could use|trains on without|stands by for) (\d+) workers?( more)? of (.*)"
+            pattern = r"(could use|goes on without|waits for) (\d+) workers?( more)? of (.*)"
             found = re.fullmatch(pattern, words)
             assert found, words
             held = sum(part.num_workers for part in job.slices)
             lacks = job.lacking or job.request.num_workers - held
-            how = "trains on without" if job.trains else "stands by for"
+            how = "goes on without" if job.trains else "waits for"
             assert found[1] == (how if job.lacking else "could use"), words
             assert int(found[2]) == lacks, words
             assert bundle_matches(found[4], request.bundle), words
@@ -282,7 +282,7 @@ class Claims:
         self.check_needs(request, words)
 
     def check_needs(self, request: Request, words: str) -> None:
-        words = words.removesuffix(", those of silos on the nodes of their data")
+        words = words.removesuffix(", silos on the nodes of their data")
         if request.required_level is not None:
             assert words.endswith(f" within one {request.required_level}"), words
             words = words.removesuffix(f" within one {request.required_level}")
@@ -307,7 +307,7 @@ class Claims:
         sizes = self.free_sizes(request)
         rooms = self.rooms(request, sizes, self.nodes)
         if request.homes or request.roles:
-            assert number == request.num_workers, "all of them, or not told"
+            assert number == request.num_workers, "all of them, or no number"
             assert self.all_fit(request, self.whole_free())
         elif isinstance(job, Growing) and request.required_level:
             near = [p.node_id for p in job.slices if p.node_id in self.nodes]
@@ -315,7 +315,7 @@ class Claims:
             assert number == rooms[place], (number, rooms)
         else:
             assert number <= max(rooms.values(), default=0), (number, rooms)
-            # Which parts of GPUs share one is not known: at worst each has its own.
+            # It is unknown which parts share a GPU. At worst, each part has its own GPU.
             spread = self.rooms(request, self.free_sizes(request, spread=True), self.nodes)
             assert number >= max(spread.values(), default=0), (number, spread)
 
@@ -333,8 +333,8 @@ class Claims:
         assert number == sum(there.values()), (number, there)
 
     def blocked_ahead(self, decision: Decision) -> tuple[set[str], set[str]]:
-        """Jobs that come before it and wait for slots, if some node could run workers of both; and
-        those that back off, of which only some keep a place."""
+        """Jobs that come before it and wait for slots, if some node could run workers of both, and
+        jobs that back off, of which only some keep their position."""
         mine = self.suitable(self.request(decision))
         found: set[str] = set()
         back_off: set[str] = set()
@@ -360,7 +360,7 @@ class Claims:
         return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
-        """Of docs/scheduling.md: seconds left plus 300, times the share of the cluster to 0.7."""
+        """The work left of docs/scheduling.md: (seconds left + 300) * cluster share ** 0.7."""
         total: Counter[str] = Counter()
         for node in self.snapshot.nodes:
             if node.accepted:

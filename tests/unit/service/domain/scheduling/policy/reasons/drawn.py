@@ -1,4 +1,4 @@
-"""Snapshots drawn by chance: nodes of all sorts, queues with rules, and jobs of all states."""
+"""Random snapshots: nodes of all sorts, queues with rules, and jobs of all states."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Drawn:
         )
         nodes = tuple(self._node(name, total, holders) for name, total in self._totals.items())
         waiting = tuple(self._waiting(f"w{at}", at) for at in range(self._dice.randint(1, 6)))
-        gone = self._dice.randint(0, 5)  # a holder of whose job nobody is asked for slots
+        gone = self._dice.randint(0, 5)  # a holder whose job is not asked for slots
         self.snapshot = Snapshot(
             waiting,
             nodes,
@@ -117,7 +117,7 @@ class Drawn:
         if holders is None:
             return Node(name, total, dict(total))
         left, stuck = self._left[name], {}
-        if self._chance(0.15):  # another of Ray's users
+        if self._chance(0.15):  # another user of Ray
             left["CPU"] = max(0.0, left["CPU"] - self._dice.choice((1, 2)))
         if self._chance(0.1):
             stuck = {each: 1.0 for each in ("CPU", "GPU") if left.get(each, 0.0) >= 1.0}
@@ -219,7 +219,7 @@ class Drawn:
             left, number = self._left[name], 0
             if not self._totals[name].get("open to all jobs", 1.0):
                 continue
-            gpus = math.ceil(bundle.get("GPU", 0.0))  # a part has its GPU alone here
+            gpus = math.ceil(bundle.get("GPU", 0.0))  # each part has its own GPU here
             taken = {**bundle, **({"GPU": float(gpus)} if gpus else {})}
             while number < most and all(left.get(n, 0.0) >= each for n, each in taken.items()):
                 number += 1

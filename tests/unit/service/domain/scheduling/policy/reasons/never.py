@@ -25,14 +25,14 @@ def besides_silos(claims: Claims, decision: Decision, rest: str, number: str) ->
 def for_nodes(claims: Claims, decision: Decision, needs: str, why: str) -> None:
     assert claims.snapshot.to_come
     claims.check_opening(decision, needs)
-    if why == "there is none that it could use":
+    if why == "the cluster has no usable node":
         assert not claims.nodes
     else:
         claims.check_sentence(decision, why)
 
 
 def nodes_for(claims: Claims, decision: Decision) -> dict[str, Node]:
-    """Nodes that the sentence is about: those that may come as well, if it can never start."""
+    """Nodes that the sentence is about, with nodes that may come if the job can never start."""
     return dict(claims.all_nodes if isinstance(decision, Impossible) else claims.nodes)
 
 
@@ -48,7 +48,7 @@ def too_few(claims: Claims, decision: Decision, needs: str, number: str) -> None
 
 
 def of_kind(request: Request) -> int:
-    """Workers with the bundle of the request that must run at once."""
+    """Number of workers with the request's bundle that must run at once."""
     return request.num_workers - request.roles[0].number if request.roles else request.least
 
 
@@ -133,7 +133,7 @@ def all_closed(claims: Claims, decision: Decision) -> None:
 
 @says(
     r"no node of the cluster with the label (\S+) has room for the worker of "
-    r"federated.silos\[(\d+)\](?: besides those of other silos)?: (.*)"
+    r"federated.silos\[(\d+)\](?: besides other silos)?: (.*)"
 )
 def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> None:
     homes = claims.request(decision).homes
@@ -151,7 +151,7 @@ def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> 
 
 
 @says(
-    r"no node of the cluster has room for the worker that aggregates besides those of silos: "
+    r"no node of the cluster has room for the worker that aggregates besides the workers of silos: "
     r"it needs .*, on a node without a silo's data"
 )
 def no_first(claims: Claims, decision: Decision) -> None:

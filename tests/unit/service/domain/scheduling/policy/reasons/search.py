@@ -25,7 +25,7 @@ def bundles_of(request: Request) -> list[Amounts]:
 
 
 def slots_of(request: Request, slices: Iterable[Slice]) -> list[tuple[str, Amounts, int]]:
-    """Node, bundle and number of the slots of a gang. Grown ones come after all others."""
+    """(node, bundle, number) of the slots of a gang. Grown slots come last."""
     found, rank = [], 0
     bundles = bundles_of(request)
     for part in slices:
@@ -36,7 +36,7 @@ def slots_of(request: Request, slices: Iterable[Slice]) -> list[tuple[str, Amoun
 
 
 def packs(gpus: int, parts: Sequence[tuple[float, int]] | None) -> bool:
-    """Whether the workers fit on so many GPUs, no two of a job on the same (a search)."""
+    """Whether the workers fit on this number of GPUs, no two of a job on one (a search)."""
     if parts is None:
         return False
     workers = sorted(

@@ -1,4 +1,4 @@
-"""The sentences on jobs that wait, and on groups that get no more."""
+"""The sentences on jobs that wait, and on groups that don't grow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.service.domain.scheduling.policy.reasons.claims import Claims, s
 from tests.unit.service.domain.scheduling.policy.reasons.words import some_jobs
 
 
-@says(r"is held by (\S+); `dray release (\S+)` lets it go on")
+@says(r"is held by (\S+); `dray release (\S+)` releases it")
 def held(claims: Claims, decision: Decision, who: str, name: str) -> None:
     assert claims.waiting[decision.job_id].held == who
     assert name == decision.job_id
@@ -70,7 +70,7 @@ def no_cluster(claims: Claims, decision: Decision) -> None:
     assert not claims.snapshot.connected
 
 
-@says("waits for room: the storage holds 2 GB of 2 GB")
+@says("waits for free space: the storage holds 2 GB of 2 GB")
 def no_storage(claims: Claims, decision: Decision) -> None:
     assert claims.snapshot.storage_problem is not None
 
@@ -103,7 +103,7 @@ def others_hold(
 
 
 @says(
-    r"([^;]+); they do not all fit into what is free, (jobs? .*) holds? (\d+) slots? on "
+    r"([^;]+); they do not all fit into the free slots, (jobs? .*) holds? (\d+) slots? on "
     r"suitable nodes"
 )
 def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, number: str) -> None:
@@ -113,8 +113,8 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 
 @says(
-    r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into what is free)( \(\d+ more "
-    r".*\))?, (?:and it holds all that the cluster has|(others use the rest of the "
+    r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into the free slots)( \(\d+ more "
+    r".*\))?, (?:and it holds all that the cluster has|(other programs use the rest of the "
     r"cluster)|(processes that did not end use some of the rest))"
 )
 def none_holds(
@@ -173,7 +173,7 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
 @says(
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
     r"\((\S+)\))?( \(\d+ more .*\))?(?:, (jobs? .*) holds? (\d+) slots? on suitable "
-    r"nodes)?(?:, others use the rest of the cluster|, and it holds all that the cluster "
+    r"nodes)?(?:, other programs use the rest of the cluster|, and it holds all that the cluster "
     r"has|, processes that did not end use some of the rest)?"
 )
 def not_in_a_domain(
@@ -234,14 +234,14 @@ def room_is_made(claims: Claims, decision: Decision, needs: str, jobs: str) -> N
         assert any(node in kept for node, _, _ in claims.holding[name])
 
 
-@says(r"trains on (\d+) workers?; other jobs come first or gain more by the slots that there are")
+@says(r"trains on (\d+) workers?; other jobs come first or gain more by the available slots")
 def others_grow(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
     assert int(number) == sum(part.num_workers for part in group.slices)
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"([^;]+); other jobs come first or gain more by the slots that there are")
+@says(r"([^;]+); other jobs come first or gain more by the available slots")
 def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
     claims.check_opening(decision, needs)
     others = {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
@@ -249,10 +249,7 @@ def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
     assert decision.job_id in claims.snapshot.elastic
 
 
-@says(
-    r"trains on (\d+) workers?; that is its size for now, by the step times that are known of "
-    r"it"
-)
+@says(r"trains on (\d+) workers?; this is its size for now, by its known step times")
 def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
     assert int(number) == sum(part.num_workers for part in group.slices)
@@ -262,7 +259,7 @@ def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
         raise AssertionError("a group that grows in place gains by more")
 
 
-@says(r"([^;]+); no node that is accepted could run one")
+@says(r"([^;]+); no accepted node could run one")
 def no_place(claims: Claims, decision: Decision, needs: str) -> None:
     claims.check_opening(decision, needs)
     assert not claims.suitable(claims.request(decision))

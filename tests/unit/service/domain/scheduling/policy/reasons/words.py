@@ -10,7 +10,7 @@ UNITS = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def quantity(words: str) -> tuple[str, float]:
-    """`8 GPU`, `15.5 GiB of memory`: the resource, and how much of it."""
+    """Return the resource and the amount in words such as `8 GPU` or `15.5 GiB of memory`."""
     found = re.fullmatch(r"([\d.]+) (?:(\w+) of memory|(\S+))", words)
     assert found, words
     number, unit, name = found.groups()
@@ -19,13 +19,13 @@ def quantity(words: str) -> tuple[str, float]:
 
 
 def is_about(words: str, amount: float) -> bool:
-    """Whether a quantity in words is this amount, but for its last digits."""
+    """Whether a quantity in words is this amount, except for its last digits."""
     value = quantity(words)[1]
     return abs(value - amount) <= 0.006 * max(abs(value), abs(amount)) + 1e-9
 
 
 def some_jobs(words: str) -> tuple[list[str], int]:
-    """`jobs a, b, c and 7 more`: those named, and how many there are."""
+    """Return the named jobs and the total number in words such as `jobs a, b, c and 7 more`."""
     found = re.fullmatch(r"(jobs?) (\S+(?:, \S+)*)(?: and (\d+) more)?", words)
     assert found, words
     names = found[2].split(", ")
@@ -35,7 +35,7 @@ def some_jobs(words: str) -> tuple[list[str], int]:
 
 
 def bundle_matches(words: str, bundle: Amounts) -> bool:
-    """Whether the words for one worker name all that it asks for."""
+    """Whether the words for one worker name all the resources that it requests."""
     words, _, labels = words.partition(" on nodes with ")
     words, _, kind = words.partition(" on ")
     asked = dict(bundle)

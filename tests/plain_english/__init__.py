@@ -1,0 +1,1 @@
+"""A checker of the prose in code and documentation, by the lists in `words.toml`."""
