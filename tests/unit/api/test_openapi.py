@@ -42,7 +42,7 @@ def test_no_path_of_one_router_matches_one_of_another() -> None:
         for router in app.ROUTERS
         for route in router.routes
         if isinstance(route, APIRoute)
-        for method in route.methods
+        for method in route.methods or ()
     }
     overlapping = [
         (path, other)
