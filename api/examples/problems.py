@@ -239,8 +239,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/files/0/path",
     },
     "upload_too_large": {
-        "detail": "the files have 600000000 bytes together, more than 536870912",
-        "hint": "leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
+        "detail": "the files have 600000000 bytes in total, more than 536870912",
+        "hint": "exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
     },
     "code_unfit": {
         "detail": "there is no file 'main.py' in the code",

@@ -94,7 +94,7 @@ def test_a_rule_that_never_holds_is_refused(path: Path) -> None:
         ),
     )
     assert "prices/1 never applies" in said
-    assert "prices/0 comes before it" in said
+    assert "prices/0 is before it" in said
 
 
 def test_a_file_that_is_not_there_is_refused(path: Path) -> None:

@@ -128,7 +128,7 @@ async def test_calls_are_answered_by_kind(process: MlflowProcess, tmp_path: Path
 
 
 async def test_what_answers_everything_with_nothing_is_no_mlflow(process: MlflowProcess) -> None:
-    with pytest.raises(MlflowAway, match="made no run"):
+    with pytest.raises(MlflowAway, match="created no run"):
         await process.call("begin", "Default", "name", "job-1", 0, {}, limit_s=LIMIT_S)
 
 
