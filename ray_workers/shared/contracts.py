@@ -93,7 +93,7 @@ class RankSpec:
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Most undelivered bytes that one rank keeps of its log, and as many of its metrics."""
+    """Most undelivered bytes of a rank's log; the same limit applies to its metrics."""
     output_limit_bytes: int
     """Most bytes of all files in a script's output folders, and most bytes of all artifacts that
     one rank saves."""
@@ -162,7 +162,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     """Processes are starting; no optimizer step yet."""
     RUNNING = "running"
-    """The group did its first optimizer step; a script's process has started."""
+    """The group did its first optimizer step; or, for a script, the process started."""
     STOPPING = "stopping"
     ENDED = "ended"
     """All processes are gone and all slots are released."""
