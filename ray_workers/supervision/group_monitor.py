@@ -27,9 +27,11 @@ from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.lone_ranks import LoneRanks
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules import collective_hangs, recovery_rules, script_hangs
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of, failed_by_echo
 from ray_workers.supervision.rules.group_policy import (
@@ -62,6 +64,7 @@ class GroupMonitor:
         reporter: Reporter,
         drills: FaultInjector,
         recovery: RecoveryController,
+        resizing: Resizing,
         pace: MachinePace,
         timings: Timings,
     ) -> None:
@@ -71,6 +74,8 @@ class GroupMonitor:
         self._reporter = reporter
         self._drills = drills
         self._recovery = recovery
+        self._resizing = resizing
+        self._lone_ranks = LoneRanks(spec, group, reporter, pace, timings)
         self._pace = pace
         self._timings = timings
         self._traits = spec.traits
@@ -207,7 +212,7 @@ class GroupMonitor:
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
         """Whether ranks of a script that are in no group with the others were started again."""
-        report = await self._recovery.restart(lost, kind=kind, began_at=began_at)
+        report = await self._lone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
         self._hung -= {member.seat for member in lost}
@@ -375,7 +380,7 @@ class GroupMonitor:
             self._pace.ran_out()
         match action:
             case TakeIn(grant):
-                self._recovery.take_in(grant)
+                self._resizing.take_in(grant)
             case Confirm():
                 self._confirm(ranks)
             case Inject(drill, step):

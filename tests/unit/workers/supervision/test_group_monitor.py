@@ -38,6 +38,7 @@ from ray_workers.supervision.rules.timings import Timings
 from service.domain.attempts.group_traits import traits_of
 from service.domain.documents import CheckedDocument
 from tests.unit.workers.supervision.observed import Reports, observation
+from tests.unit.workers.supervision.recovering import recovery_of
 from tests.wire import attempt_spec
 
 UNRECOVERED: dict[str, dict[str, Any]] = {
@@ -160,8 +161,8 @@ def monitor_of(
 ) -> GroupMonitor:
     parts = (attempt(document), group, group, reports)
     pace = MachinePace()
-    recovery = RecoveryController(*parts, lambda: None, _prepared, pace, timings)
-    return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, timings)
+    changes = recovery_of(parts, _prepared, pace, timings)
+    return GroupMonitor(*parts, drills or FaultInjector(reports), *changes, pace, timings)
 
 
 @pytest.mark.parametrize(
@@ -675,14 +676,12 @@ async def test_a_node_that_stays_silent_does_not_hold_up_the_end_for_long(
 async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
     document: dict[str, Any], num_trained: int, cause: Cause
 ) -> None:
-    group, (parts, pace) = Standing(3), ((attempt(document),), MachinePace())
-    reports = cast(Any, Reports())
-    these: Any = (*parts, group, group, reports)
-    recovery = RecoveryController(*these, lambda: None, _prepared, pace, QUICK)
-    monitor = GroupMonitor(*these, FaultInjector(reports), recovery, pace, QUICK)
+    group = Standing(3)
+    monitor = monitor_of(document, group, Reports())
     trained = [observation(rank) for rank in range(num_trained)]
     coming = [observation(rank, step=0, first_at=0.0) for rank in range(num_trained, 3)]
     group.seen = trained + coming
+    recovery = monitor._recovery
     recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
     await monitor.observe()
     watching = asyncio.ensure_future(monitor.watch())
