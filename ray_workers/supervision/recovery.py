@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Collection, Coroutine, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
-from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
@@ -253,8 +253,8 @@ class RecoveryController:
             self.least = len(self._group.members)
             self.report_size("goes on without workers for which no slots came")
 
-    def confirm(self, ranks: Sequence[RankObservation]) -> RegroupedReport | None:
-        """Report that the group trains again, if it was recovering. ranks: as it does now."""
+    def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
+        """Report that the group trains again, if it was recovering. ranks: as they do now."""
         regrouping = self.state.regrouping
         if regrouping is None:
             return None
@@ -262,8 +262,8 @@ class RecoveryController:
         self._pace.caught_up()
         if not regrouping.ranks:
             return None
-        resumed = max((rank.status.resumed_step for rank in ranks), default=0)
-        first_at = max((rank.status.first_at for rank in ranks), default=0.0)
+        resumed = max((rank.resumed_step for rank in ranks), default=0)
+        first_at = max((rank.first_at for rank in ranks), default=0.0)
         if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
             first_at = time.time()
         # A silo's part of an open round counts, and so does each gradient that servers have.

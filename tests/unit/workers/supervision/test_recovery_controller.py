@@ -156,7 +156,9 @@ async def test_a_silo_that_is_replaced_costs_no_step() -> None:
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
-    report = job.recovery.confirm([observation(1, round_number=1, resumed_step=9, first_at=8.0)])
+    report = job.recovery.confirm(
+        [observation(1, round_number=1, resumed_step=9, first_at=8.0).status]
+    )
     assert report is not None
     assert (report.step, report.steps_lost) == (9, 0)
 
@@ -168,7 +170,7 @@ async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> N
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
     late = observation(1, RankPhase.FINISH, round_number=1, resumed_step=60, step=60, first_at=0.0)
-    report = job.recovery.confirm([observation(0, step=60, first_at=4.0), late])
+    report = job.recovery.confirm([observation(0, step=60, first_at=4.0).status, late.status])
     assert report is not None
     assert (report.step, report.steps_lost) == (60, 0)
     assert report.recovery_s is not None
