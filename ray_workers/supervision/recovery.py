@@ -1,10 +1,8 @@
 """Brings a group into its next rendezvous round, by the rules of `membership` and `recovery_rules`.
 
 The members of a group change for several reasons: ranks are lost, nodes are gone, slots are granted
-or recalled, a replacement is ready. Each reason makes a `Change`, and `RecoveryController.form`
-applies it: it starts processes for the members of the round, and announces the round. New workers
-and replacements that start while the others train join a round once they are ready, so that no rank
-waits for them.
+or recalled, or a replacement is ready. Each reason is a `Change`. `RecoveryController.form` starts
+the processes that the next round needs, and announces the round.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class Change:
 
 
 class RecoveryController:
-    """See the module's docstring."""
+    """Recovers one group, and forms its rounds."""
 
     def __init__(
         self,
@@ -87,13 +85,14 @@ class RecoveryController:
         lost nodes."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
-        """Have the group go on without the lost members, or with others in their place.
+        """Have the group go on without the lost members, or with other processes for them. Returns
+        False if it does not recover.
 
-        False if it does not recover. lost: members whose process has ended; without any, the living
-        ranks are brought together again. began_at: Unix seconds of the loss.
+        lost: members whose process has ended; if empty, the living ranks meet again in another
+        round. began_at: Unix seconds of the loss.
         """
         async with self.one_at_a_time:
-            # Asked only where a whole worker vanished: Ray's answer takes a while.
+            # Ray is asked only if a whole worker vanished, because its answer takes a while.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -160,8 +159,8 @@ class RecoveryController:
         await self.form(change)
 
     async def form(self, change: Change) -> bool:
-        """Form the round that follows from a change, and announce it if no worker is awaited. False
-        if there is no such round. Raises one of NOT_STARTED."""
+        """Form the round that follows from a change, and announce it unless workers are awaited.
+        Returns False if there is no such round. Raises one of NOT_STARTED."""
         limit_s = self._timings.replace_limit_s
         found, is_smaller = await self._pace.within(limit_s, self._make_ready(change))
         if isinstance(found, str):
@@ -187,11 +186,11 @@ class RecoveryController:
         return True
 
     async def _make_ready(self, change: Change) -> tuple[Round | str, bool]:
-        """The next round once its members have their processes, and whether nodes were given up; or
-        why there is no round.
+        """Start the processes that the next round needs. Returns the round, or why there is none,
+        and whether workers were given up with their nodes.
 
-        Each pass does the first thing that is left to do, and looks again: nodes may turn out dead
-        meanwhile, and ranks may end.
+        Each pass does the first thing that is left to do and makes another roster, because nodes
+        may turn out dead and ranks may end meanwhile.
         """
         is_smaller = False
         while True:
@@ -223,14 +222,16 @@ class RecoveryController:
         return [by_seat[seat] for seat in seats]
 
     def _assign(self, found: Round) -> None:
-        """Give the members of the round a rank, and take it from all others. Those who have one
-        already keep it until the round is announced."""
-        for member in self._group.members:
-            member.is_placed = member.is_placed and member.seat in found.members
+        """Give the members of the round a rank, and take it from all others. Members that have a
+        rank already keep it until the round is announced."""
+        seats = set(found.members)
+        for member in self._group.placed:
+            member.is_placed = member.seat in seats
+        rank = max((member.rank for member in self._group.placed), default=-1)
         for member in self._members(found.members):
             if not member.is_placed:
-                member.rank = 1 + max((m.rank for m in self._group.placed), default=-1)
-                member.is_placed = True
+                rank += 1
+                member.rank, member.is_placed = rank, True
 
     async def _lose(self, dead: Set[str]) -> list[Member]:
         """Give up the slots on nodes that are gone. Returns the members that were in them."""
@@ -245,8 +246,8 @@ class RecoveryController:
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Do without workers for which no slots came in time: for a group that lacks workers, slots
-        are held back from the whole queue."""
+        """Go on without workers for which no slots came in time. While a group lacks workers, the
+        service keeps slots from the whole queue."""
         while self._pace.time() < self._asks_until or self.state.grants or self.state.is_taking_in:
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
@@ -254,7 +255,8 @@ class RecoveryController:
             self.report_size("goes on without workers for which no slots came")
 
     def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
-        """Report that the group trains again, if it was recovering. ranks: as they do now."""
+        """Report that the group trains again, if it was recovering. ranks: their newest
+        statuses."""
         regrouping = self.state.regrouping
         if regrouping is None:
             return None
@@ -298,7 +300,7 @@ class RecoveryController:
         """Whether the member has a rank again, or is gone with its node."""
         try:
             dead = await self._preparation.restart_until_ready(member, self.state.round)
-        except Exception:  # nobody waits for this work, so that no error would be heard of
+        except Exception:  # no caller waits for this task, so its error would not be seen
             traceback.print_exc()
             return False
         async with self.one_at_a_time:
@@ -312,9 +314,9 @@ class RecoveryController:
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Give up nodes that turned out dead. Other ranks there may have got a place since, in a
-        round that they never come into, and nobody finds their ends once they are out of the
-        group."""
+        """Give up nodes that turned out dead. If other members on these nodes had a rank, report
+        them as lost and form a round without them: the monitor does not see the end of a worker
+        that is no longer in the group."""
         gone = await self._lose(dead)
         if gone:
             self._goes_on_smaller()
@@ -330,7 +332,7 @@ class RecoveryController:
         return task
 
     async def stop(self) -> None:
-        """The attempt ends: nothing more is taken in or given back."""
+        """End the work beside the training, because the attempt ends."""
         while tasks := tuple(self._tasks):  # some begin others as they end
             for task in tasks:
                 task.cancel()
@@ -377,6 +379,6 @@ def _standing(member: Member, change: Change) -> Standing:
 
 
 def least_ranks(spec: AttemptSpec) -> int:
-    """With how few the group may go on where no replacement is to be had."""
+    """The fewest workers with which the group goes on if there are no replacements."""
     fewest = spec.min_workers if spec.traits.quorum is None else spec.traits.quorum
     return spec.world_size if fewest is None else fewest

@@ -40,14 +40,14 @@ class Resizing:
         """Whether slots are given back as their processes go."""
 
     def grow(self, grant: Grant) -> None:
-        """Have these slots taken in as soon as may be; once by the grant's number."""
+        """Add workers in these slots as soon as possible, once for each number of a grant."""
         if grant.number > self._newest:
             self._newest = grant.number
             state = self._recovery.state
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
     def take_in(self, grant: Grant) -> None:
-        """Start workers in the slots of the first grant, and give them a place once they are
+        """Start workers in the slots of the first grant, and give them a rank once they are
         ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
@@ -71,8 +71,8 @@ class Resizing:
             await self._recovery.resize(Change(ready=newcomers, how=grows))
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
-        """Members in these slots that are ready for a place; nothing is held if that fails. None of
-        a grant without slots, which changes the batch alone."""
+        """Add members in these slots, and wait until they are ready; no slots are held if that
+        fails. A grant without slots only changes the batch."""
         newcomers = []
         if grant.slices:
             newcomers = await self._preparation.add(grant.slices, self._recovery.state.round + 1)
@@ -86,14 +86,14 @@ class Resizing:
         return newcomers
 
     def recall(self, recall: Recall) -> None:
-        """Have these slots given back as soon as may be; once by the recall's number."""
+        """Give these slots back as soon as possible, once for each number of a recall."""
         if recall.number > self._newest:
             self._newest = recall.number
             self._recovery.do(self._give_back(recall))
 
     async def _give_back(self, recall: Recall) -> None:
-        """Announce a round without the ranks in these slots, and end these then: the others leave
-        the group between two steps, and need nothing of those that go."""
+        """Form a round without the workers in these slots, and end these workers. The others leave
+        the current round between two steps, and need nothing from them."""
         async with self._recovery.one_at_a_time:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
@@ -113,7 +113,7 @@ class Resizing:
                 self._give_rest_back()
 
     async def _goes_on_without(self) -> bool:
-        """Whether the group can form without some of its ranks, which need hand nothing over."""
+        """Whether the group can form a round without some of its ranks."""
         if not self._traits.recovers_in_place or not await self._recovery.num_holders():
             return False
         if not self._traits.is_script:
@@ -122,12 +122,12 @@ class Resizing:
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
-        """Have the next round announce the batch that comes with a change of the size."""
+        """Announce the batch of a grant or recall with the next round."""
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
     def _give_rest_back(self) -> None:
-        """Have slots given back later whose processes are not gone yet: they stay the group's."""
+        """Give slots back later if their processes are not gone yet."""
         if not self._is_giving_rest and any(slots.is_going for slots in self._group.slots):
             self._is_giving_rest = True
             self._recovery.do(self._give_rest_back_later())

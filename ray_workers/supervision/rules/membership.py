@@ -75,14 +75,14 @@ def next_round(roster: Roster, traits: GroupTraits) -> Round | str:
     removed = [one for one in roster.workers if one.node_id in roster.dead_nodes]
     if removed and traits.keeps_numbers:
         return "a node is lost, and without its ranks the others would have other numbers and roles"
-    left = [one for one in roster.workers if one not in removed]
+    left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
     lost = [one for one in left if one.standing is Standing.LOST]
     waits_for_lost = not traits.goes_on_without_lost
+    without = {Standing.STARTING} if waits_for_lost else {Standing.STARTING, Standing.LOST}
     members = [
         one
         for one in sorted(left, key=lambda one: (one.standing is Standing.READY, one.rank))
-        if one.standing is not Standing.STARTING and one.seat not in roster.leaving
-        if waits_for_lost or one not in lost
+        if one.standing not in without and one.seat not in roster.leaving
     ]
     num_ended = sum(one.standing is Standing.ENDED for one in members)
     if num_ended == len(members):
