@@ -1,8 +1,8 @@
 """Brings a group into its next rendezvous round, by the rules of `membership` and `recovery_rules`.
 
 The members of a group change for several reasons: ranks are lost, nodes are gone, slots are granted
-or recalled, or a replacement is ready. Each reason is a `Change`. `RecoveryController.form` starts
-the processes that the next round needs, and announces the round.
+or recalled, or a replacement is ready. Each reason is a `GroupChange`. `RecoveryController.form`
+starts the processes that the next round needs, and announces the round.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of
-from ray_workers.supervision.rules.membership import Roster, Round, Standing, Worker, next_round
+from ray_workers.supervision.rules.membership import (
+    GroupRoster,
+    NextRound,
+    Worker,
+    WorkerState,
+    next_round,
+)
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 @dataclass(frozen=True)
-class Change:
-    """What is different in the next round of a group."""
+class GroupChange:
+    """The difference between a group and its next round."""
 
     lost: Sequence[Member] = ()
     """Members whose processes have ended, and that get others."""
@@ -113,7 +119,7 @@ class RecoveryController:
             self.state = replace(self.state, without_a_step=self.state.without_a_step + 1)
             await self.begin(ends, began_at, kind)
             try:
-                return await self.form(Change(lost=lost, dead_nodes=dead))
+                return await self.form(GroupChange(lost=lost, dead_nodes=dead))
             except NOT_STARTED:
                 traceback.print_exc()
                 return False
@@ -153,12 +159,12 @@ class RecoveryController:
 
     # The next round.
 
-    async def resize(self, change: Change) -> None:
+    async def resize(self, change: GroupChange) -> None:
         """Form a round of another size, or with another batch, though no rank is lost."""
         await self.begin([], time.time())
         await self.form(change)
 
-    async def form(self, change: Change) -> bool:
+    async def form(self, change: GroupChange) -> bool:
         """Form the round that follows from a change, and announce it unless workers are awaited.
         Returns False if there is no such round. Raises one of NOT_STARTED."""
         limit_s = self._timings.replace_limit_s
@@ -185,7 +191,7 @@ class RecoveryController:
             self.do(self._rejoin(member))
         return True
 
-    async def _make_ready(self, change: Change) -> tuple[Round | str, bool]:
+    async def _make_ready(self, change: GroupChange) -> tuple[NextRound | str, bool]:
         """Start the processes that the next round needs. Returns the round, or why there is none,
         and whether workers were given up with their nodes.
 
@@ -209,19 +215,19 @@ class RecoveryController:
             else:
                 return found, is_smaller
 
-    def _roster(self, change: Change) -> Roster:
+    def _roster(self, change: GroupChange) -> GroupRoster:
         workers = [
-            Worker(member.seat, member.rank, member.node_id, _standing(member, change))
+            Worker(member.seat, member.rank, member.node_id, _state_of(member, change))
             for member in self._group.members
         ]
         leaving = {member.seat for member in change.leaving}
-        return Roster(workers, self.least, change.dead_nodes, leaving)
+        return GroupRoster(workers, self.least, change.dead_nodes, leaving)
 
     def _members(self, seats: Sequence[int]) -> list[Member]:
         by_seat = {member.seat: member for member in self._group.members}
         return [by_seat[seat] for seat in seats]
 
-    def _assign(self, found: Round) -> None:
+    def _assign(self, found: NextRound) -> None:
         """Give the members of the round a rank, and take it from all others. Members that have a
         rank already keep it until the round is announced."""
         seats = set(found.members)
@@ -310,7 +316,7 @@ class RecoveryController:
                 return False
             else:
                 how = "takes in the replacement of a lost worker"
-                await self.resize(Change(ready=[member], how=how))
+                await self.resize(GroupChange(ready=[member], how=how))
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
@@ -322,7 +328,7 @@ class RecoveryController:
             self._goes_on_smaller()
         if ends := [member.end for member in gone if member.is_placed]:
             await self.begin(ends, time.time(), LossKind.LOST)
-            await self.form(Change())
+            await self.form(GroupChange())
 
     def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have this work done while the group trains, until the attempt ends."""
@@ -368,14 +374,14 @@ class RecoveryController:
         )
 
 
-def _standing(member: Member, change: Change) -> Standing:
+def _state_of(member: Member, change: GroupChange) -> WorkerState:
     if member in change.lost:
-        return Standing.LOST
+        return WorkerState.LOST
     if not member.is_placed and member not in change.ready:
-        return Standing.STARTING
+        return WorkerState.STARTING
     if not member.is_running:
-        return Standing.ENDED
-    return Standing.ACTIVE if member.is_placed else Standing.READY
+        return WorkerState.ENDED
+    return WorkerState.ACTIVE if member.is_placed else WorkerState.READY
 
 
 def least_ranks(spec: AttemptSpec) -> int:

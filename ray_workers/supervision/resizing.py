@@ -10,7 +10,7 @@ from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
-from ray_workers.supervision.recovery import Change, RecoveryController
+from ray_workers.supervision.recovery import GroupChange, RecoveryController
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -68,7 +68,7 @@ class Resizing:
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
             grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
-            await self._recovery.resize(Change(ready=newcomers, how=grows))
+            await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Add members in these slots, and wait until they are ready; no slots are held if that
@@ -107,7 +107,7 @@ class Resizing:
             self._change_batch(recall)
             members = [member for member in self._group.members if member.slots in going]
             try:
-                await self._recovery.resize(Change(leaving=members))
+                await self._recovery.resize(GroupChange(leaving=members))
             finally:
                 self._recovery.report_size(f"gives {len(members)} back")
                 self._give_rest_back()

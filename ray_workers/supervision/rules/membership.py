@@ -13,8 +13,8 @@ from enum import Enum, auto
 from ray_workers.shared.group_traits import GroupTraits
 
 
-class Standing(Enum):
-    """What the supervisor knows of one worker."""
+class WorkerState(Enum):
+    """The state of one worker, as the supervisor sees it."""
 
     ACTIVE = auto()
     """It has a rank in the group, and its process runs."""
@@ -34,11 +34,11 @@ class Worker:
     rank: int
     """Its rank in the current round, or the one that it had last."""
     node_id: str
-    standing: Standing
+    state: WorkerState
 
 
 @dataclass(frozen=True)
-class Roster:
+class GroupRoster:
     """The workers of a group at one time."""
 
     workers: Sequence[Worker]
@@ -50,7 +50,7 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class Round:
+class NextRound:
     """The next round. Workers are listed by their seats."""
 
     members: tuple[int, ...]
@@ -70,27 +70,27 @@ class Round:
     member that has ended is replaced or given up first."""
 
 
-def next_round(roster: Roster, traits: GroupTraits) -> Round | str:
+def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     """The round that follows from the roster, or the reason why the group can't go on."""
     removed = [one for one in roster.workers if one.node_id in roster.dead_nodes]
     if removed and traits.keeps_numbers:
         return "a node is lost, and without its ranks the others would have other numbers and roles"
     left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
-    lost = [one for one in left if one.standing is Standing.LOST]
+    lost = [one for one in left if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost
-    without = {Standing.STARTING} if waits_for_lost else {Standing.STARTING, Standing.LOST}
+    without = {WorkerState.STARTING} if waits_for_lost else {WorkerState.STARTING, WorkerState.LOST}
     members = [
         one
-        for one in sorted(left, key=lambda one: (one.standing is Standing.READY, one.rank))
-        if one.standing not in without and one.seat not in roster.leaving
+        for one in sorted(left, key=lambda one: (one.state is WorkerState.READY, one.rank))
+        if one.state not in without and one.seat not in roster.leaving
     ]
-    num_ended = sum(one.standing is Standing.ENDED for one in members)
+    num_ended = sum(one.state is WorkerState.ENDED for one in members)
     if num_ended == len(members):
         return "no rank is left"
     num_awaited = max(0, roster.least - len(members)) if waits_for_lost else 0
     if num_awaited and traits.is_tied_to_nodes:
         return "a node is lost, and no other node has the data of its ranks"
-    return Round(
+    return NextRound(
         members=_seats(members),
         removed=_seats(removed),
         restarted=_seats(lost if waits_for_lost else ()),

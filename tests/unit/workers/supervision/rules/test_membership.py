@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from ray_workers.supervision.rules.membership import Roster, Round, Standing, Worker, next_round
+from ray_workers.supervision.rules.membership import (
+    GroupRoster,
+    NextRound,
+    Worker,
+    WorkerState,
+    next_round,
+)
 from tests.wire import traits
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification", "resources": {"num_workers": 4}}
@@ -15,14 +21,20 @@ REPLICAS = traits(RECIPE)
 GOSSIP = traits({**RECIPE, "sync": {"kind": "gossip"}})
 SERVED = traits({**RECIPE, "sync": {"kind": "parameter_server", "servers": 1}})
 SILOS = replace(REPLICAS, is_tied_to_nodes=True)
-A, E, L, S, R = Standing.ACTIVE, Standing.ENDED, Standing.LOST, Standing.STARTING, Standing.READY
-NOTHING = Round((), (), (), (), (), 0, is_whole=True)
+A, E, L, S, R = (
+    WorkerState.ACTIVE,
+    WorkerState.ENDED,
+    WorkerState.LOST,
+    WorkerState.STARTING,
+    WorkerState.READY,
+)
+NOTHING = NextRound((), (), (), (), (), 0, is_whole=True)
 
 
-def roster(*standings: Standing, least: int = 1, **fields: Any) -> Roster:
-    """Workers with these standings: worker i has seat i and rank i, and a node of its own, `ni`."""
-    workers = [Worker(seat, seat, f"n{seat}", each) for seat, each in enumerate(standings)]
-    return Roster(workers, least, **fields)
+def roster(*states: WorkerState, least: int = 1, **fields: Any) -> GroupRoster:
+    """Workers with these states: worker i has seat i and rank i, and a node of its own, `ni`."""
+    workers = [Worker(seat, seat, f"n{seat}", each) for seat, each in enumerate(states)]
+    return GroupRoster(workers, least, **fields)
 
 
 def test_lost_ranks_of_replicas_get_another_process_and_keep_their_ranks() -> None:
