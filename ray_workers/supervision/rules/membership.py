@@ -64,9 +64,9 @@ class NextRound:
     leaving: tuple[int, ...]
     """Workers that are ended once the others know of the round."""
     num_awaited: int
-    """Workers that the members wait for; the round begins with them."""
+    """Workers that are missing; the members wait for them before the round begins."""
     is_whole: bool
-    """Whether no worker is awaited and no member has ended. Only then the round is announced: a
+    """Whether no worker is awaited and no member has ended. The round is announced only then: a
     member that has ended is replaced or given up first."""
 
 
