@@ -302,19 +302,23 @@ def parse_status(data: bytes) -> RankStatus:
     )
 
 
+def read_status(path: Path) -> RankStatus | None:
+    """The status in a page on this node; None if the page is missing, incomplete or damaged."""
+    try:
+        with path.open("rb") as file:
+            return parse_status(file.read(_HEAD.size))
+    except (OSError, struct.error, ValueError, IndexError):
+        return None
+
+
 def observe_ranks(folder: Path) -> list[RankObservation]:
     """Every process of an attempt that has a page in the folder, including dead processes."""
     observations = []
     for path in sorted(folder.glob("r*.page")):
-        try:
-            with path.open("rb") as file:
-                data = file.read(_HEAD.size)
-        except FileNotFoundError:
+        seen = read_status(path)
+        if seen is None:
             continue
-        if len(data) < _HEAD.size:
-            continue  # being created
         rank, incarnation = path.stem.removeprefix("r").split(".")
-        seen = parse_status(data)
         fields = stat_fields(seen.pid) if seen.pid else []
         state = fields[0].decode() if fields and fields[0] not in DEAD else ""
         age_s = max(0.0, time.monotonic() - seen.since)

@@ -27,9 +27,11 @@ from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.lone_ranks import LoneRanks
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules import collective_hangs, recovery_rules, script_hangs
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of, failed_by_echo
 from ray_workers.supervision.rules.group_policy import (
@@ -62,6 +64,7 @@ class GroupMonitor:
         reporter: Reporter,
         drills: FaultInjector,
         recovery: RecoveryController,
+        resizing: Resizing,
         pace: MachinePace,
         timings: Timings,
     ) -> None:
@@ -71,6 +74,8 @@ class GroupMonitor:
         self._reporter = reporter
         self._drills = drills
         self._recovery = recovery
+        self._resizing = resizing
+        self._lone_ranks = LoneRanks(spec, group, reporter, pace, timings)
         self._pace = pace
         self._timings = timings
         self._traits = spec.traits
@@ -207,7 +212,7 @@ class GroupMonitor:
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
         """Whether ranks of a script that are in no group with the others were started again."""
-        report = await self._recovery.restart(lost, kind=kind, began_at=began_at)
+        report = await self._lone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
         self._hung -= {member.seat for member in lost}
@@ -226,7 +231,7 @@ class GroupMonitor:
         """
         through = self._through()
         if through and not lost and self._recovery.state.regrouping is not None:
-            await self._confirm_if_back()
+            await self._confirm_at_the_end()
         regrouping = self._recovery.state.regrouping
         ranks = {m.rank for m in lost if m.end.exit_code is None or m.end.exit_code < 0}
         ranks |= set() if regrouping is None else set(regrouping.ranks)
@@ -239,7 +244,7 @@ class GroupMonitor:
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
         broke = broke if ranks else "the group was to change its size"
-        message = f"rank {through[0]} had ended with code 0 when {broke}"
+        message = f"rank {through[0].rank} had ended with code 0 when {broke}"
         if not self._traits.is_script:
             message += ": the result was stored, and all were done"
             return Outcome.of(Cause.SUCCEEDED, message)
@@ -248,31 +253,19 @@ class GroupMonitor:
             return Outcome.of(Cause.SUCCEEDED, f"{message}, and so had all that had trained")
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
-    async def _confirm_if_back(self) -> None:
-        """The first rank is through: confirm the recovery if the group came back from it since the
-        last look, which may be long ago on a slow machine. A node whose answer is late is waited
-        for: nobody looks at the group again."""
-        began = self._pace.time()
-        while True:
+    async def _confirm_at_the_end(self) -> None:
+        """Confirm the recovery if the last statuses of ranks that are through show that the group
+        came back from it. They do not show it where ranks are in no group with each other, and
+        another rank was replaced, which may still run."""
+        if self._traits.state_holders:
             await self.observe()
-            gone = {end.rank for end in self._group.ended() if end.exit_code != 0}
-            at_work = [member for member in self._group.placed if member.rank not in gone]
-            seen = GroupObservation(
-                self._observed(at_work),
-                num_running=len(at_work),
-                num_placed=len(self._group.placed),
-                recovery=self._recovery.state,
-            )
-            if self._policy.trains_again(seen):
-                self._confirm(seen.ranks)
-            is_known = len(seen.ranks) == len(at_work) or self._recovery.state.regrouping is None
-            if is_known or self._pace.is_over(began, self._timings.holders_limit_s):
-                return
-            await asyncio.sleep(self._timings.ask_again_pause_s)
+        seen = self._seen()
+        if self._policy.trains_again(seen):
+            self._confirm(seen)
 
-    def _through(self) -> list[int]:
+    def _through(self) -> list[RankExit]:
         """The ranks that have ended well."""
-        return [end.rank for end in self._group.ended() if end.exit_code == 0]
+        return [end for end in self._group.ended() if end.exit_code == 0]
 
     async def _let_echoes_end(self) -> None:
         """Give the other ranks a moment to fail by themselves, so that their errors are reported.
@@ -351,33 +344,37 @@ class GroupMonitor:
 
     async def _decide(self) -> Outcome | None:
         await self.observe()
-        seen = GroupObservation(
+        seen = self._seen()
+        actions, self._memory = self._policy.decide(seen, self._memory, self._pace.time())
+        for action in actions:
+            outcome = await self._act(action, seen)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _seen(self) -> GroupObservation:
+        return GroupObservation(
             self._newest(),
             num_running=len(self._group.running),
             num_placed=len(self._group.placed),
             recovery=self._recovery.state,
+            through={r.rank: r.last_status for r in self._through() if r.last_status is not None},
             num_through=len(self._through()),
             drills=self._drills.waiting,
             is_leaving=self.asked.is_leaving,
             is_ending_hang=bool(self._hung),
             slowness=self._pace.slowness,
         )
-        actions, self._memory = self._policy.decide(seen, self._memory, self._pace.time())
-        for action in actions:
-            outcome = await self._act(action, seen.ranks)
-            if outcome is not None:
-                return outcome
-        return None
 
-    async def _act(self, action: Action, ranks: Sequence[RankObservation]) -> Outcome | None:
-        """An Outcome if this ends the attempt. ranks: as they were when it was decided."""
+    async def _act(self, action: Action, seen: GroupObservation) -> Outcome | None:
+        """An Outcome if this ends the attempt. seen: the group when the action was decided."""
         if isinstance(action, Gather | EndHang | End):
             self._pace.ran_out()
         match action:
             case TakeIn(grant):
-                self._recovery.take_in(grant)
+                self._resizing.take_in(grant)
             case Confirm():
-                self._confirm(ranks)
+                self._confirm(seen)
             case Inject(drill, step):
                 grace_s = self._timings.drill_grace_s
                 await self._drills.inject(
@@ -389,13 +386,13 @@ class GroupMonitor:
                     message = "ranks that lost each other could not be brought together again"
                     return Outcome.of(Cause.WORKER_LOST, message)
             case EndHang(hang):
-                return await self._end_hang(hang, ranks)
+                return await self._end_hang(hang, seen.ranks)
             case End(outcome):
                 return outcome
         return None
 
-    def _confirm(self, ranks: Sequence[RankObservation]) -> None:
-        report = self._recovery.confirm(ranks)
+    def _confirm(self, seen: GroupObservation) -> None:
+        report = self._recovery.confirm(seen.statuses.values())
         if report is not None:
             self._drills.passed(report)
 
@@ -429,12 +426,8 @@ class GroupMonitor:
         return None
 
     def _newest(self) -> list[RankObservation]:
-        """Of the processes that have a place and run now, as the ranks that they are."""
-        return self._observed(self._group.running)
-
-    def _observed(self, members: Sequence[Member]) -> list[RankObservation]:
-        """The newest observations of these, as the ranks that they are; by rank."""
-        ranks = {(m.seat, m.incarnation): m.rank for m in members}
+        """The newest observations of the processes that have a rank and run, by rank."""
+        ranks = {(m.seat, m.incarnation): m.rank for m in self._group.running}
         seen = [
             replace(observation, rank=ranks[observation.rank, observation.incarnation])
             for observation in self._observations

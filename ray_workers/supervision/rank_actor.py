@@ -133,6 +133,7 @@ class RankActor:
         """Answer when the process and its whole session are seen gone."""
         assert self._process is not None, "start() comes first"
         log, gauges, finder = self._log, self._gauges, self._finder
+        page_prefix = self._page_prefix
         code = await self._process.wait()
         ended_at = time.time()
         self._has_ended = True
@@ -151,6 +152,7 @@ class RankActor:
             memory_kills=self._process.memory_kills,
             log_lines_lost=await log.lines_lost_at_the_end(),
             ended_at=ended_at,
+            last_status=heartbeat.read_status(heartbeat.page_path(page_prefix)),
         )
 
     async def ping(self) -> None:

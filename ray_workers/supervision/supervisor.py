@@ -41,8 +41,10 @@ from ray_workers.supervision import rank_actor
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients
+from ray_workers.supervision.preparation import Preparation
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules.failure_attribution import (
     errors_of,
     excused,
@@ -89,8 +91,10 @@ class Supervisor:
         self._folders = ScriptFolders(spec, self._nodes, timings, self._reporter.report)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
-        self._recovery = RecoveryController(*parts, self._book_slots, self._prepare, pace, timings)
-        self._monitor = GroupMonitor(*parts, self._drills, self._recovery, pace, timings)
+        starts = Preparation(self._group, self._nodes, self._prepare, pace, timings)
+        recovery = RecoveryController(*parts, self._book_slots, starts, pace, timings)
+        self._resizing = Resizing(spec, self._group, self._nodes, recovery, starts, timings)
+        self._monitor = GroupMonitor(*parts, self._drills, recovery, self._resizing, pace, timings)
         self._ledger = SlotTimeLedger()
         self._task = asyncio.ensure_future(self._run())
 
@@ -188,10 +192,10 @@ class Supervisor:
                 self._drills.add(command)
                 self._monitor.look()
             case Grant():
-                self._recovery.grow(command)
+                self._resizing.grow(command)
                 self._monitor.look()
             case Recall():
-                self._recovery.recall(command)
+                self._resizing.recall(command)
             case _:
                 assert_never(command)
 

@@ -346,20 +346,22 @@ class WorkerGroup:
         self._going = [member for member in self._going if member.slots in self.slots]
         return bool(free)
 
-    async def announce(self, round_number: int, batch_size: int | None) -> None:
-        """Announce to every member that runs and has a place its rank in the next round, and the
-        global batch of it, if the service has chosen one."""
-        staying = self.running
-        for rank, member in enumerate(staying):
+    async def announce(
+        self, round_number: int, members: Sequence[Member], batch_size: int | None
+    ) -> None:
+        """Announce the next round to its members, in the order of their ranks, with its global
+        batch, if the service has chosen one."""
+        for rank, member in enumerate(members):
             member.rank = rank
         limit_s = self._pace.stretched(self._timings.announce_limit_s)
-        places = (
-            RankAssignment(round_number, member.rank, len(staying), batch_size)
-            for member in staying
-        )
         announced = (
-            result_within(limit_s, member.actor.announce.remote(place))
-            for member, place in zip(staying, places, strict=True)
+            result_within(
+                limit_s,
+                member.actor.announce.remote(
+                    RankAssignment(round_number, member.rank, len(members), batch_size)
+                ),
+            )
+            for member in members
         )
         # A member that is gone meanwhile, or does not answer, is the next loss.
         await asyncio.gather(*announced, return_exceptions=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from dray.ranks import role_of
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
+from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 
 
@@ -30,6 +31,8 @@ class RankExit:
     """Lines at the end of its output for which its node's disk had no room."""
     ended_at: float
     """Unix seconds at which its end was seen; infinite if that was not seen."""
+    last_status: RankStatus | None
+    """The last status in its heartbeat page; None if the page was not read."""
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
@@ -42,6 +45,7 @@ class RankExit:
             memory_kills=0,
             log_lines_lost=0,
             ended_at=math.inf,
+            last_status=None,
         )
 
     @property

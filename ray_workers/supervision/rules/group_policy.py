@@ -6,13 +6,13 @@ done, and the monitor does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_workers.shared.commands import Drill, Grant
 from ray_workers.shared.contracts import NOT_PREPARED, Cause, Outcome
 from ray_workers.shared.group_traits import GroupTraits
-from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus
 from ray_workers.supervision.rules.hang_detector import (
     PATIENCE,
     Hang,
@@ -38,8 +38,10 @@ class GroupObservation:
     num_placed: int
     """Ranks that have a place."""
     recovery: RecoveryState
+    through: Mapping[int, RankStatus] = field(default_factory=dict)
+    """By rank, the last statuses of ranks that have ended with code 0, as far as they are known."""
     num_through: int = 0
-    """Ranks that have a place and have ended with code 0."""
+    """All ranks that have a place and have ended with code 0."""
     drills: Sequence[Drill] = ()
     """Faults that are still to be injected."""
     is_leaving: bool = False
@@ -53,6 +55,11 @@ class GroupObservation:
     def is_whole(self) -> bool:
         """Whether every rank that has a place is through, or runs and was observed."""
         return len(self.ranks) == self.num_running == self.num_placed - self.num_through
+
+    @property
+    def statuses(self) -> dict[int, RankStatus]:
+        """By rank, of the ranks that run and of those that have ended with code 0."""
+        return {rank.rank: rank.status for rank in self.ranks} | dict(self.through)
 
 
 @dataclass(frozen=True)
@@ -168,12 +175,14 @@ class GroupPolicy:
             return False
         if self.traits.state_holders:
             return _newcomers_are(lambda rank: _has_begun(rank) and _trains(rank), seen)
-        # Of processes that are all through nothing is known here, such as where they began again.
-        return (
-            seen.is_whole
-            and bool(seen.ranks)
-            and all(r.status.generation >= recovery.round and _trains(r) for r in seen.ranks)
-        )
+
+        def is_back(status: RankStatus) -> bool:
+            return status.generation >= recovery.round and _trains(status)
+
+        # A rank takes its first step, and finishes, together with all others of its round.
+        if any(map(is_back, seen.through.values())):
+            return True
+        return seen.is_whole and bool(seen.ranks) and all(is_back(r.status) for r in seen.ranks)
 
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
@@ -253,18 +262,18 @@ def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> f
     return now if memory.forming_since is None else memory.forming_since
 
 
-def _newcomers_are(is_so: Callable[[RankObservation], bool], seen: GroupObservation) -> bool:
+def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) -> bool:
     """Whether it is so of all ranks that took the place of lost ones in this recovery."""
     regrouping = seen.recovery.regrouping
     assert regrouping is not None
-    return set(regrouping.ranks) <= {rank.rank for rank in seen.ranks if is_so(rank)}
+    return set(regrouping.ranks) <= {rank for rank, one in seen.statuses.items() if is_so(one)}
 
 
-def _has_begun(newcomer: RankObservation) -> bool:
+def _has_begun(newcomer: RankStatus) -> bool:
     """Whether it has come into its round, which is a later one than the attempt's first, 0."""
-    return newcomer.status.generation > 0
+    return newcomer.generation > 0
 
 
-def _trains(rank: RankObservation) -> bool:
+def _trains(rank: RankStatus) -> bool:
     """Whether it has taken a step in its round, or is done."""
-    return rank.status.first_at > 0.0 or rank.status.phase is RankPhase.FINISH
+    return rank.first_at > 0.0 or rank.phase is RankPhase.FINISH

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from dray.ranks import with_role
 from ray_workers.shared.commands import Grant
 from ray_workers.shared.contracts import Cause, Frame, Slice
+from ray_workers.shared.frames import LossKind, RegroupingReport
+from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 
@@ -176,6 +178,29 @@ def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[
             left -= part.num_workers
             going.append(at)
     return going
+
+
+def loss_report(
+    lost: Sequence[RankExit],
+    kind: LossKind,
+    round_number: int,
+    traits: GroupTraits,
+    why_slow: str,
+) -> RegroupingReport:
+    """The report of a loss. lost: empty if ranks lost each other. why_slow: as
+    `MachinePace.why`."""
+    if lost:
+        reason = "; ".join(how(rank, traits.role_names) for rank in lost)
+    else:
+        reason = "ranks lost each other, though all of them live"
+    goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
+    others = f"{'the others' if lost else 'they'} {'go on' if goes_on else 'keep their state'}"
+    return RegroupingReport(
+        generation=round_number,
+        ranks=[rank.rank for rank in lost],
+        code=kind,
+        message=f"{reason}; {others}{why_slow}",
+    )
 
 
 def how(lost: RankExit, names: Sequence[str] = ()) -> str:

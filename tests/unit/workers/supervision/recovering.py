@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-from ray_workers.shared.contracts import AttemptSpec, Frame, Slice
+import pytest
+
+from ray_workers.node import placement_groups
+from ray_workers.shared.contracts import AttemptSpec, Frame, Outcome, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.preparation import Preparation
 from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.slots import SlotsUnavailable
+from ray_workers.supervision.slots import Slots, SlotsUnavailable
+from ray_workers.supervision.worker_group import Member, WorkerGroup
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec, traits
 
@@ -76,56 +81,86 @@ class Nodes:
 ON_M = (Slice("m", 1),)
 
 
-class SlowGroup:
-    """A group whose rank 1 of two is lost; its replacement takes as long as the test wants."""
+def member_of(seat: int, node_id: str = "n") -> Member:
+    slots: Any = Slots(Slice(node_id, 1), None, {})  # type: ignore[arg-type]
+    exit_: Any = asyncio.get_running_loop().create_future()
+    return Member(seat, seat, 0, 0, slots, 0, 1, None, exit=exit_)
 
-    def __init__(self) -> None:
-        lost, survivor = (
-            SimpleNamespace(
-                seat=seat,
-                incarnation=0,
-                rank=seat,
-                node_id="n",
-                end=RankExit.of(seat, -9),
-                exit=asyncio.get_running_loop().create_future(),
-                is_running=seat == 0,
-            )
-            for seat in (1, 0)
-        )
-        self.lost: Any = lost
-        self.running = [survivor]
-        self.placed = [survivor, lost]
-        self.slots: list[Any] = []
-        self.lost_with_nodes: list[Any] = []
+
+def ends(member: Member, code: int | None = -9) -> None:
+    if member.exit is not None and not member.exit.done():
+        member.exit.set_result(RankExit.of(member.rank, code))
+
+
+class SlowGroup(WorkerGroup):
+    """A group that has lost a rank; its replacement takes as long as the test wants."""
+
+    def __init__(self, num_ranks: int = 2, lost: int | None = 1) -> None:
+        """lost: None of a group that is whole."""
+        super().__init__(SPEC, "n", "127.0.0.1", MachinePace(), QUICK)
+        self.members = [member_of(seat) for seat in range(num_ranks)]
+        if lost is not None:
+            self.lost = self.members[lost]
+            ends(self.lost)
         self.asked = asyncio.Event()
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
+        self.seats: list[list[int]] = []
+        """The members of each round that was announced, by rank."""
         self.batch_sizes: list[int | None] = []
         self.adds: asyncio.Event | None = None
         """What new slots wait for; None if Ray has none to give."""
 
-    def ended(self) -> list[RankExit]:
-        return [member.end for member in self.placed if member not in self.running]
+    def vanish(self, *members: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+        """These members are gone with their node."""
+        for member in members:
+            member.slots.part = Slice("dead", 1)
+            member.exit = asyncio.get_running_loop().create_future()
+            ends(member, None)
+        self.slots[:] = [member.slots for member in self.members]
+        monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n"})
 
-    async def lose_nodes(self, node_ids: Any) -> list[Any]:
-        return self.lost_with_nodes
+    async def lose_nodes(self, node_ids: Set[str]) -> list[Member]:
+        gone = [member for member in self.members if member.node_id in node_ids]
+        self.members = [member for member in self.members if member not in gone]
+        for member in gone:
+            ends(member, None)
+        return gone
 
-    async def replace(self, members: Any, round_number: int) -> None:
+    async def replace(self, members: Sequence[Member], round_number: int) -> None:
         self.asked.set()
         await self.replaced.wait()
-        self.running = self.placed
+        for member in members:
+            member.exit = asyncio.get_running_loop().create_future()
 
-    async def announce(self, round_number: int, batch_size: int | None) -> None:
+    async def announce(
+        self, round_number: int, members: Sequence[Member], batch_size: int | None
+    ) -> None:
         self.announced.append(round_number)
+        self.seats.append([member.seat for member in members])
         self.batch_sizes.append(batch_size)
+        for rank, member in enumerate(members):
+            member.rank = rank
 
-    async def add(self, slices: Any, round_number: int) -> None:
+    async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
         if self.adds is None:
             raise SlotsUnavailable
         await self.adds.wait()
+        return []
 
-    async def store_is_lost(self) -> None:
+    async def store_is_lost(self) -> Outcome:
         await asyncio.Event().wait()
+        raise AssertionError("the store is never lost")
+
+
+def recovery_of(
+    parts: Any, prepare: Any, pace: MachinePace, timings: Timings
+) -> tuple[RecoveryController, Resizing]:
+    """parts: the attempt's spec, its group, nodes and reporter."""
+    spec, group, nodes, _ = parts
+    starts = Preparation(group, nodes, prepare, pace, timings)
+    recovery = RecoveryController(*parts, lambda: None, starts, pace, timings)
+    return recovery, Resizing(spec, group, nodes, recovery, starts, timings)
 
 
 class Recovering:
@@ -142,9 +177,10 @@ class Recovering:
         self.prepared: list[list[str]] = []
         self.unprepared: Exception | None = None
         parts: Any = (spec, self.group, self.nodes, self.reports)
-        self.recovery = RecoveryController(*parts, lambda: None, self.prepare, self.pace, QUICK)
-        drills: Any = FaultInjector(parts[-1])
-        self.monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
+        changes = recovery_of(parts, self.prepare, self.pace, QUICK)
+        self.recovery, self.resizing = changes
+        drills = FaultInjector(parts[-1])
+        self.monitor = GroupMonitor(*parts, drills, *changes, self.pace, QUICK)
 
     async def prepare(self, node_ids: Any) -> None:
         self.prepared.append(list(node_ids))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import FrameKind, Slice
-from ray_workers.supervision.rules.failure_attribution import RankExit
-from ray_workers.supervision.slots import Slots
 from ray_workers.supervision.worker_group import Member
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
@@ -20,6 +18,8 @@ from tests.unit.workers.supervision.recovering import (
     QUICK,
     Recovering,
     SlowGroup,
+    ends,
+    member_of,
     stands_by,
     until,
 )
@@ -39,72 +39,24 @@ class GossipGroup(SlowGroup):
     """A group that has lost rank 0, which need not be there for the others."""
 
     def __init__(self, num_ranks: int = 2) -> None:
-        super().__init__()
-        self.members = [member_of(seat) for seat in range(num_ranks)]
-        self.lost = self.members[0]
-        ends(self.lost)
+        super().__init__(num_ranks, lost=0)
         self.failures: list[Exception] = []
         """Of the next starts."""
         self.num_started = 0
-        self.sizes: list[list[int]] = []
-        """The seats of each round, by rank."""
         self.asked_to_leave: list[int] = []
         """The seats of those who were rank 0 then."""
-
-    @property
-    def placed(self) -> list[Any]:
-        there = [m for m in self.members if m.is_placed] if hasattr(self, "members") else self._two
-        return sorted(there, key=lambda member: member.rank)
-
-    @placed.setter
-    def placed(self, two: list[Any]) -> None:
-        self._two = two
-
-    @property
-    def running(self) -> list[Any]:
-        return [member for member in self.placed if member.is_running]
-
-    @running.setter
-    def running(self, _: Any) -> None:
-        pass
 
     async def ask_to_leave(self) -> None:
         self.asked_to_leave += [member.seat for member in self.running if member.rank == 0]
 
-    async def lose_nodes(self, node_ids: Any) -> list[Any]:
-        gone, self.lost_with_nodes = self.lost_with_nodes, []
-        gone += [member for member in self.members if member.node_id in node_ids]
-        self.members = [member for member in self.members if member not in gone]
-        for member in gone:
-            ends(member, None)
-        return gone
-
-    async def replace(self, members: Any, round_number: int) -> None:
+    async def replace(self, members: Sequence[Member], round_number: int) -> None:
         self.asked.set()
         if self.failures:
             raise self.failures.pop()
-        await self.replaced.wait()
+        await super().replace(members, round_number)
         self.num_started += 1
         for member in members:
             member.incarnation = round_number
-            member.exit = asyncio.get_running_loop().create_future()
-
-    async def announce(self, round_number: int, batch_size: int | None) -> None:
-        await super().announce(round_number, batch_size)
-        self.sizes.append([member.seat for member in self.running])
-        for rank, member in enumerate(self.running):
-            member.rank = rank
-
-
-def member_of(seat: int, node_id: str = "n") -> Member:
-    slots: Any = Slots(Slice(node_id, 1), None, {})  # type: ignore[arg-type]
-    exit_: Any = asyncio.get_running_loop().create_future()
-    return Member(seat, seat, 0, 0, slots, 0, 1, None, exit=exit_)
-
-
-def ends(member: Member, code: int | None = -9) -> None:
-    if member.exit is not None and not member.exit.done():
-        member.exit.set_result(RankExit.of(member.rank, code))
 
 
 async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as_the_last() -> None:
@@ -113,7 +65,7 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1)]
     assert await job.recover(), "its replacement is not there yet"
-    assert group.sizes == [[1]]
+    assert group.seats == [[1]]
     (told,) = job.reports.of(FrameKind.REGROUPING)
     assert told["message"] == "rank 0 was killed by SIGKILL; the others go on"
     watching = job.watch()
@@ -124,8 +76,8 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     await asyncio.wait_for(group.asked.wait(), PATIENCE_S)
     group.replaced.set()
     job.nodes.seen.append(stands_by(0, incarnation=1))
-    await job.until(lambda: len(group.sizes) == 2)
-    assert group.sizes == [[1], [1, 0]]
+    await job.until(lambda: len(group.seats) == 2)
+    assert group.seats == [[1], [1, 0]]
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (2, 0)
     # The end of a process that has just got its place is not missed.
@@ -143,17 +95,19 @@ async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() 
     await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert "goes on without a lost worker, for which no process can be started" in size["message"]
-    assert group.sizes == [[1]]
+    assert group.seats == [[1]]
 
 
-async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while() -> None:
+async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No longer: they are held back from the whole queue, and the others train."""
     group = GossipGroup()
-    group.lost_with_nodes = [group.lost]
+    group.vanish(group.lost, monkeypatch=monkeypatch)
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1)]
     assert await job.recover()
-    assert group.sizes == [[1]]
+    assert group.seats == [[1]]
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (1, 1)
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
@@ -174,8 +128,8 @@ async def test_of_gossip_a_replacement_that_is_never_ready_gives_way_to_another(
     job.now += QUICK.ready_limit_s
     await job.until(lambda: group.num_started == 2)
     job.nodes.seen.append(stands_by(0, incarnation=1))
-    await job.until(lambda: len(group.sizes) == 2)
-    assert group.sizes == [[1], [1, 0]]
+    await job.until(lambda: len(group.seats) == 2)
+    assert group.seats == [[1], [1, 0]]
     await job.recovery.stop()
 
 
@@ -189,10 +143,10 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     assert await job.recover()
     job.nodes.seen.append(stands_by(0, incarnation=1))
     await job.until(lambda: group.lost.is_placed)
-    assert group.sizes == [], "the round is announced once the other loss is handled"
+    assert group.seats == [], "the round is announced once the other loss is handled"
     assert [second, group.lost] == group.running
     assert await job.recover(first)
-    assert group.sizes == [[2, 0]]
+    assert group.seats == [[2, 0]]
     (told,) = job.reports.of(FrameKind.RESIZED)
     assert told["message"] == "takes in the replacement of a lost worker: 2 workers"
     await job.recovery.stop()
@@ -208,30 +162,31 @@ async def test_of_gossip_a_node_that_turns_out_dead_takes_its_placed_ranks_along
     ends(group.lost, None)
     alive = {"n", "m"}
     monkeypatch.setattr(placement_groups, "alive_nodes", lambda: set(alive))
-    group.slots = [member.slots for member in group.members]
+    group.slots[:] = [member.slots for member in group.members]
     spec = replace(GOSSIP, slices=(Slice("n", 1), Slice("m", 2)))
     job = Recovering(spec=spec, group=group)
     job.nodes.seen = [observation(1), observation(2)]
     assert await job.recover()
-    assert group.sizes == [[1, 2]]
+    assert group.seats == [[1, 2]]
     alive.remove("m")
-    await job.until(lambda: len(group.sizes) == 2)
-    assert group.sizes == [[1, 2], [1]]
+    await job.until(lambda: len(group.seats) == 2)
+    assert group.seats == [[1, 2], [1]]
     assert [told["ranks"] for told in job.reports.of(FrameKind.REGROUPING)] == [[0], [1]]
     assert job.recovery.state.regrouping is not None
     await job.recovery.stop()
 
 
-async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long() -> None:
+async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     group = GossipGroup(3)
     first, second, _ = group.members
     job = Recovering(spec=replace(GOSSIP, slices=(Slice("n", 3),)), group=group)
     job.nodes.seen = [observation(2)]
-    group.lost_with_nodes = [first]
+    group.vanish(first, monkeypatch=monkeypatch)
     assert await job.recover(first)
     await job.until(lambda: job.now > 20.0)
-    ends(second, -9)
-    group.lost_with_nodes = [second]
+    group.vanish(second, monkeypatch=monkeypatch)
     assert await job.recover(second)
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 3)
     assert job.now > 20.0 + QUICK.stand_by_limit_s
@@ -271,12 +226,12 @@ async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
     await job.until(lambda: job.nodes.num_observed > 1)
     for member in group.members[:2]:
         ends(member)
-    await job.until(lambda: bool(group.sizes))
-    assert group.sizes == [[2]]
+    await job.until(lambda: bool(group.seats))
+    assert group.seats == [[2]]
     group.replaced.set()
     job.nodes.seen += [stands_by(0, incarnation=1), stands_by(1, incarnation=1)]
-    await job.until(lambda: group.sizes[-1:] != [[2]] and len(group.sizes[-1]) == 3)
-    first, second = group.sizes[1:]
+    await job.until(lambda: group.seats[-1:] != [[2]] and len(group.seats[-1]) == 3)
+    first, second = group.seats[1:]
     assert first == [2, second[1]]
     assert sorted(second) == [0, 1, 2]
     told = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]

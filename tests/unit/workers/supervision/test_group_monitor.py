@@ -38,6 +38,7 @@ from ray_workers.supervision.rules.timings import Timings
 from service.domain.attempts.group_traits import traits_of
 from service.domain.documents import CheckedDocument
 from tests.unit.workers.supervision.observed import Reports, observation
+from tests.unit.workers.supervision.recovering import recovery_of
 from tests.wire import attempt_spec
 
 UNRECOVERED: dict[str, dict[str, Any]] = {
@@ -131,7 +132,8 @@ class Standing:
         return [member.end for member in self.placed if member.exit.done()]
 
     def end(self, rank: int, code: int) -> None:
-        self.placed[rank].end = RankExit.of(rank, code)
+        status = next((one.status for one in self.seen if one.rank == rank), None)
+        self.placed[rank].end = replace(RankExit.of(rank, code), last_status=status)
         self._exits[rank].set_result(self.placed[rank].end)
 
     def replace(self, rank: int) -> bool:
@@ -160,8 +162,8 @@ def monitor_of(
 ) -> GroupMonitor:
     parts = (attempt(document), group, group, reports)
     pace = MachinePace()
-    recovery = RecoveryController(*parts, lambda: None, _prepared, pace, timings)
-    return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, timings)
+    changes = recovery_of(parts, _prepared, pace, timings)
+    return GroupMonitor(*parts, drills or FaultInjector(reports), *changes, pace, timings)
 
 
 @pytest.mark.parametrize(
@@ -603,21 +605,31 @@ async def test_the_end_of_a_job_does_not_wait_for_its_servers(
     assert outcome.cause is Cause.SUCCEEDED
 
 
-@pytest.mark.parametrize("num_late", [0, 2])
-@pytest.mark.parametrize("document", [RECIPE, SERVED, SCRIPT])
+@pytest.mark.parametrize(
+    ("document", "has_first_ended", "node_answers"),
+    [
+        (RECIPE, False, False),
+        (RECIPE, True, False),
+        (SCRIPT, False, False),
+        (SCRIPT, True, False),
+        (SERVED, False, False),
+        (SERVED, True, True),  # the first worker is in no group with the replaced one
+    ],
+)
 async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
-    document: dict[str, Any], num_late: int, monkeypatch: pytest.MonkeyPatch
+    document: dict[str, Any],
+    has_first_ended: bool,
+    node_answers: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the node's agent does not answer the first questions in time."""
+    """The exits of its ranks show that. has_first_ended: the others run still."""
     num_ranks = document["resources"]["num_workers"]
     group, reports, never = Standing(num_ranks), Reports(), replace(QUICK, look_period_s=3600.0)
     never = replace(never, quick_look_period_s=3600.0, script_period_s=3600.0)
-    never = replace(never, ask_again_pause_s=0.01)
-    late = iter(range(num_late))
 
     async def observations() -> list[RankObservation]:
-        has_ended = not group.running
-        return [] if has_ended and next(late, None) is not None else group.seen
+        has_begun = any(member.end.last_status for member in group.placed)
+        return [] if has_begun and not node_answers else group.seen
 
     monkeypatch.setattr(group, "observations", observations)
 
@@ -628,7 +640,7 @@ async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
             for rank in range(num_ranks)
         ]
         replaced = group.replace(1)
-        for rank in range(num_ranks):
+        for rank in range(1 if has_first_ended else num_ranks):
             group.end(rank, 0)
         return replaced
 
@@ -637,16 +649,20 @@ async def test_a_group_that_ends_before_it_was_seen_again_has_recovered(
     group.seen = [observation(rank, is_prepared=True) for rank in range(num_ranks)]
     watching = asyncio.ensure_future(monitor.watch())
     await group.signal("n", 1, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while not reports.of(FrameKind.REGROUPED):
+            await asyncio.sleep(0.001)
+    for member in group.running:
+        group.end(member.rank, 0)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
     (report,) = reports.of(FrameKind.REGROUPED)
     assert (report["ranks"], report["steps_lost"]) == ([1], 0)
 
 
-async def test_a_node_that_stays_silent_does_not_hold_up_the_end_for_long(
+async def test_ends_of_ranks_without_a_last_status_show_no_recovery(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group, reports = Standing(2), Reports()
-    quick = replace(QUICK, ask_again_pause_s=0.01, holders_limit_s=0.05)
 
     async def recover(recovery: RecoveryController, lost: Sequence[Any], **_: Any) -> bool:
         recovery.state = recovery.state.begin([member.rank for member in lost], 0.0, 10)
@@ -656,7 +672,7 @@ async def test_a_node_that_stays_silent_does_not_hold_up_the_end_for_long(
         return True
 
     monkeypatch.setattr(RecoveryController, "recover", recover)
-    watching = asyncio.ensure_future(monitor_of(RECIPE, group, reports, timings=quick).watch())
+    watching = asyncio.ensure_future(monitor_of(RECIPE, group, reports).watch())
     await group.signal("n", 1, signal.SIGKILL)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
@@ -675,14 +691,12 @@ async def test_a_node_that_stays_silent_does_not_hold_up_the_end_for_long(
 async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
     document: dict[str, Any], num_trained: int, cause: Cause
 ) -> None:
-    group, (parts, pace) = Standing(3), ((attempt(document),), MachinePace())
-    reports = cast(Any, Reports())
-    these: Any = (*parts, group, group, reports)
-    recovery = RecoveryController(*these, lambda: None, _prepared, pace, QUICK)
-    monitor = GroupMonitor(*these, FaultInjector(reports), recovery, pace, QUICK)
+    group = Standing(3)
+    monitor = monitor_of(document, group, Reports())
     trained = [observation(rank) for rank in range(num_trained)]
     coming = [observation(rank, step=0, first_at=0.0) for rank in range(num_trained, 3)]
     group.seen = trained + coming
+    recovery = monitor._recovery
     recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
     await monitor.observe()
     watching = asyncio.ensure_future(monitor.watch())

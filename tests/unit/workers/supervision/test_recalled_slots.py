@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +12,16 @@ import pytest
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import FrameKind, Slice
 from ray_workers.shared.frames import LossKind
-from ray_workers.shared.processes.machine_pace import MachinePace
-from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.slots import Slots
+from ray_workers.supervision.worker_group import Member
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.unit.workers.supervision.recovering import (
     ON_M,
     PATIENCE_S,
-    QUICK,
     SPEC,
-    Nodes,
+    Recovering,
     SlowGroup,
+    member_of,
     until,
 )
 from tests.wire import traits
@@ -32,39 +31,25 @@ class SpreadGroup(SlowGroup):
     """A whole group of three workers in two slices."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(3)
         parts = (Slice("n", 2), Slice("m", 1))
-        self.slots = [SimpleNamespace(part=p, is_held=True, is_going=False) for p in parts]
-        self.members = [
-            SimpleNamespace(seat=seat, incarnation=0, slots=self.slots[seat // 2], is_placed=True)
-            for seat in range(3)
-        ]
+        self.slots[:] = [Slots(part, None, {}) for part in parts]  # type: ignore[arg-type]
+        self.members = [member_of(seat) for seat in range(3)]
+        for member in self.members:
+            member.slots = self.slots[member.seat // 2]
         self.events: list[Any] = []
         self.stuck = asyncio.Event()
         """Whether processes that were ended are gone."""
         self.stuck.set()
 
-    @property
-    def placed(self) -> list[Any]:
-        return [member for member in self.members if member.is_placed]
+    async def announce(
+        self, round_number: int, members: Sequence[Member], batch_size: int | None
+    ) -> None:
+        await super().announce(round_number, members, batch_size)
+        self.events.append(("announced to", self.seats[-1]))
 
-    @placed.setter
-    def placed(self, _: Any) -> None:
-        pass
-
-    @property
-    def running(self) -> list[Any]:
-        return self.placed
-
-    @running.setter
-    def running(self, _: Any) -> None:
-        pass
-
-    async def announce(self, round_number: int, batch_size: int | None) -> None:
-        self.batch_sizes.append(batch_size)
-        self.events.append(("announced to", [member.seat for member in self.running]))
-
-    async def give_back(self, slots: Any) -> None:
+    async def give_back(self, slots: Sequence[Slots]) -> None:
+        self.members = [member for member in self.members if member.slots not in slots]
         self.events.append(("ended in", [each.part for each in slots]))
         for each in slots:
             each.is_going = True
@@ -73,24 +58,19 @@ class SpreadGroup(SlowGroup):
 
     async def give_back_rest(self) -> bool:
         await self.stuck.wait()
-        self.slots = [each for each in self.slots if not each.is_going]
+        self.slots[:] = [each for each in self.slots if not each.is_going]
         return True
 
 
-def spread(
-    seen: Sequence[Any] = (), **spec: Any
-) -> tuple[RecoveryController, SpreadGroup, Reports]:
+def spread(seen: Sequence[Any] = (), **spec: Any) -> tuple[Recovering, SpreadGroup, Reports]:
     """seen: observations of the ranks."""
-    group, reports, nodes = SpreadGroup(), Reports(), Nodes()
-    nodes.seen = list(seen)
+    group = SpreadGroup()
     slices = tuple(each.part for each in group.slots)
     elastic = replace(SPEC, **{"slices": slices, "min_workers": 1, **spec})
-
-    async def prepare(node_ids: Any) -> None:
-        raise AssertionError("nothing starts")
-
-    parts: Any = (elastic, group, nodes, reports, lambda: None, prepare)
-    return RecoveryController(*parts, MachinePace(lambda: 0.0), QUICK), group, reports
+    job = Recovering(spec=elastic, group=group)
+    job.nodes.seen = list(seen)
+    job.unprepared = AssertionError("nothing starts")
+    return job, group, job.reports
 
 
 async def settled(reports: Reports) -> Any:
@@ -99,69 +79,68 @@ async def settled(reports: Reports) -> Any:
 
 
 async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_without_them() -> None:
-    recovery, group, reports = spread()
-    recovery.recall(Recall(1, (Slice("n", 2),), None))
-    recovery.recall(Recall(1, ON_M, None))
+    job, group, reports = spread()
+    job.resizing.recall(Recall(1, (Slice("n", 2),), None))
+    job.resizing.recall(Recall(1, ON_M, None))
     kind, body = await settled(reports)
     assert kind is FrameKind.RESIZED
     assert group.events == [("announced to", [2]), ("ended in", [Slice("n", 2)])]
     assert (body["world_size"], body["grants"], body["lacking"]) == (1, 1, 0)
     assert body["slices"] == [{"node_id": "m", "num_workers": 1}]
-    assert recovery.state.regrouping is not None
+    assert job.recovery.state.regrouping is not None
 
 
 async def test_the_batch_of_a_recall_is_announced_with_its_round_and_all_later_ones() -> None:
-    recovery, group, reports = spread([observation(seat) for seat in range(3)])
-    recovery.recall(Recall(1, ON_M, 128))
+    job, group, reports = spread([observation(seat) for seat in range(3)])
+    job.resizing.recall(Recall(1, ON_M, 128))
     await settled(reports)
     assert group.batch_sizes == [128]
-    recovery.recall(Recall(2, (Slice("n", 2),), 64))
+    job.resizing.recall(Recall(2, (Slice("n", 2),), 64))
     await until(lambda: len(reports.all) == 2)
     assert group.batch_sizes == [128], "it keeps its slots, and its batch with them"
     group.replaced.set()
     async with asyncio.timeout(PATIENCE_S):
-        assert await recovery.recover([], kind=LossKind.LOST, began_at=0.0)
+        assert await job.recovery.recover([], kind=LossKind.LOST, began_at=0.0)
     assert group.batch_sizes == [128, 128]
 
 
 async def test_a_grant_without_slots_brings_the_group_together_with_another_batch() -> None:
-    recovery, group, reports = spread([observation(seat) for seat in range(3)])
+    job, group, reports = spread([observation(seat) for seat in range(3)])
     grant = Grant(1, (), 256)
-    recovery.grow(grant)
-    recovery.take_in(grant)
+    job.resizing.grow(grant)
+    job.resizing.take_in(grant)
     _, body = await settled(reports)
     assert (body["world_size"], body["grants"]) == (3, 1)
     assert body["message"] == "goes on with another batch: 3 workers"
     await until(lambda: bool(group.events))
     assert group.events == [("announced to", [0, 1, 2])]
     assert group.batch_sizes == [256]
-    await recovery.stop()
+    await job.recovery.stop()
 
 
 async def test_slots_whose_processes_are_not_gone_stay_the_groups_until_they_are() -> None:
-    recovery, group, reports = spread()
+    job, group, reports = spread()
     group.stuck.clear()
-    recovery.recall(Recall(1, (Slice("n", 2),), None))
+    job.resizing.recall(Recall(1, (Slice("n", 2),), None))
     body = (await settled(reports))[1]
     both = [{"node_id": "n", "num_workers": 2}, {"node_id": "m", "num_workers": 1}]
     assert (body["world_size"], body["slices"]) == (1, both)
-    recovery.recall(Recall(2, (Slice("n", 2),), None))
+    job.resizing.recall(Recall(2, (Slice("n", 2),), None))
     await until(lambda: len(reports.all) == 2)
     assert reports.all[-1][1]["slices"] == both, "nothing is asked of those that go already"
     group.stuck.set()
     await until(lambda: len(reports.all) == 3)
     assert reports.all[-1][1]["slices"] == both[1:]
-    await recovery.stop()
+    await job.recovery.stop()
 
 
 async def test_a_group_that_stops_looks_no_longer_after_slots_that_are_going() -> None:
-    recovery, group, reports = spread()
+    job, group, reports = spread()
     group.stuck.clear()
-    recovery.recall(Recall(1, (Slice("n", 2),), None))
+    job.resizing.recall(Recall(1, (Slice("n", 2),), None))
     await settled(reports)
-    await recovery.stop()
-    assert recovery._giving_rest is not None
-    assert recovery._giving_rest.done()
+    await job.recovery.stop()
+    assert not job.recovery._tasks
 
 
 SCRIPT = {"traits": traits({"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 3}})}
@@ -169,8 +148,8 @@ SCRIPT = {"traits": traits({"script": {"entrypoint": "train.py"}, "resources": {
 
 async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
     seen = [observation(seat, is_prepared=True) for seat in range(3)]
-    recovery, group, reports = spread(seen, **SCRIPT)
-    recovery.recall(Recall(1, (Slice("n", 2),), None))
+    job, group, reports = spread(seen, **SCRIPT)
+    job.resizing.recall(Recall(1, (Slice("n", 2),), None))
     await settled(reports)
     assert group.events[-1] == ("ended in", [Slice("n", 2)])
 
@@ -189,8 +168,8 @@ async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
 async def test_a_group_that_can_not_give_slots_back_says_what_it_holds(
     changes: dict[str, Any], asked: Slice
 ) -> None:
-    recovery, group, reports = spread(**changes)
-    recovery.recall(Recall(4, (asked,), None))
+    job, group, reports = spread(**changes)
+    job.resizing.recall(Recall(4, (asked,), None))
     _, body = await settled(reports)
     assert (body["world_size"], body["grants"]) == (3, 4)
     assert not group.events

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ray_workers.shared.commands import Grant
-from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import Frame, FrameKind, Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import least_ranks
-from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
@@ -21,6 +21,8 @@ from tests.unit.workers.supervision.recovering import (
     QUICK,
     SPEC,
     Recovering,
+    SlowGroup,
+    ends,
     of,
     stands_by,
 )
@@ -98,21 +100,24 @@ async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -
     job.nodes.seen = [observation(0, RankPhase.EXCHANGE, 100.0), newcomer]
     await job.until(lambda: job.nodes.killed == [0])
     job.nodes.seen = [newcomer]
-    job.group.running = job.group.placed[1:]
-    job.group.placed[0].exit.set_result(job.group.placed[0].end)
+    ends(job.group.placed[0])
     assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
     assert job.recovery.state.round == 1
 
 
-async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on() -> None:
+async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The others would be renumbered, and a worker be taken for a server."""
     sync = {"kind": "parameter_server", "servers": 1}
     for document, recovers in ((SPEC.spec, True), ({**SPEC.spec, "sync": sync}, False)):
         resources = {"num_workers": 3}
         job = Recovering(spec=of({**document, "resources": resources}))
-        job.group.lost_with_nodes = [job.group.lost]
+        job.group.vanish(job.group.lost, monkeypatch=monkeypatch)
         job.group.replaced.set()
         assert await job.recover() is recovers
+        ends_by_loss = [end.exit_code for end in job.group.ended()] == [None]
+        assert ends_by_loss is not recovers, "without an end to blame the attempt would succeed"
 
 
 async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> None:
@@ -121,24 +126,26 @@ async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> No
     for kept_by, recovers in (("snapshot", False), ("replica", True)):
         document = {**SPEC.spec, "sync": {**sync, "shards_kept_by": kept_by}}
         job = Recovering(spec=of({**document, "resources": {"num_workers": 6}}))
-        job.group.lost.rank, job.group.lost.end = 3, RankExit.of(3, -9)
+        job.group.lost.rank = 3
         job.group.replaced.set()
         assert await job.recover() is recovers
         assert job.group.announced == ([1] if recovers else [])
 
 
-async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost() -> None:
+async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As many as make the quorum, and the aggregator."""
     assert least_ranks(of(silos(quorum=1))) == 2
     assert least_ranks(of(silos(quorum=3))) == 4
     assert least_ranks(SPEC) == SPEC.world_size
-    job = Recovering(spec=of(silos(quorum=1)))
-    job.group.lost_with_nodes = [job.group.lost]
+    job = Recovering(spec=of(silos(quorum=1)), group=SlowGroup(3))
+    job.group.vanish(job.group.lost, monkeypatch=monkeypatch)
     job.group.replaced.set()
     assert await job.recover()
     assert job.group.announced == [1]
-    job = Recovering(spec=of(silos(quorum=2)))
-    job.group.lost_with_nodes = [job.group.lost]
+    job = Recovering(spec=of(silos(quorum=2)), group=SlowGroup(3))
+    job.group.vanish(job.group.lost, monkeypatch=monkeypatch)
     job.group.replaced.set()
     assert not await job.recover(), "no quorum is left, and no other node has the data"
 
@@ -149,7 +156,9 @@ async def test_a_silo_that_is_replaced_costs_no_step() -> None:
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
-    report = job.recovery.confirm([observation(1, round_number=1, resumed_step=9, first_at=8.0)])
+    report = job.recovery.confirm(
+        [observation(1, round_number=1, resumed_step=9, first_at=8.0).status]
+    )
     assert report is not None
     assert (report.step, report.steps_lost) == (9, 0)
 
@@ -161,7 +170,7 @@ async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> N
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
     assert await job.recover()
     late = observation(1, RankPhase.FINISH, round_number=1, resumed_step=60, step=60, first_at=0.0)
-    report = job.recovery.confirm([observation(0, step=60, first_at=4.0), late])
+    report = job.recovery.confirm([observation(0, step=60, first_at=4.0).status, late.status])
     assert report is not None
     assert (report.step, report.steps_lost) == (60, 0)
     assert report.recovery_s is not None
@@ -174,16 +183,16 @@ async def test_an_aggregator_of_silos_is_not_replaced() -> None:
     assert spec.traits.state_holders == {0}
     assert not spec.traits.unawaited, "the job is over when all have ended"
     job = Recovering(spec=spec)
-    job.group.lost.rank, job.group.lost.end = 0, RankExit.of(0, -9)
+    job.group.lost.rank = 0
     job.group.replaced.set()
     assert not await job.recover()
 
 
 async def test_slots_that_do_not_come_are_not_taken_in() -> None:
     """And the grant is answered, once, so that the service gives its slots to other jobs."""
-    job = Recovering()
+    job = Recovering(spec=replace(SPEC, slices=(Slice("n", 3),)), group=SlowGroup(lost=None))
     for number in (1, 1, 2):
-        job.recovery.grow(Grant(number, ON_M, None))
+        job.resizing.grow(Grant(number, ON_M, None))
     assert job.recovery.state.grants == (Grant(1, ON_M, None), Grant(2, ON_M, None))
     watching = job.watch()
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
@@ -195,9 +204,9 @@ async def test_slots_that_do_not_come_are_not_taken_in() -> None:
 
 async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> None:
     """Such as one whose rank actor is stopped: others wait for the answer to the grant."""
-    job = Recovering()
+    job = Recovering(group=SlowGroup(lost=None))
     job.group.adds = asyncio.Event()
-    job.recovery.grow(Grant(1, ON_M, None))
+    job.resizing.grow(Grant(1, ON_M, None))
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
@@ -208,16 +217,16 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
 
 
 async def test_a_node_has_the_code_before_workers_start_there() -> None:
-    job = Recovering()
+    job = Recovering(group=SlowGroup(lost=None))
     job.unprepared = CodeUnavailable("the code can't be put on the node m: no space left")
-    job.recovery.grow(Grant(1, ON_M, None))
+    job.resizing.grow(Grant(1, ON_M, None))
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert "could not take more slots in (the code can't be put on the node m" in answer["message"]
     assert job.prepared == [["m"]]
     job.unprepared, job.group.adds = None, asyncio.Event()
-    job.recovery.grow(Grant(2, ON_M, None))
+    job.resizing.grow(Grant(2, ON_M, None))
     await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
     assert job.prepared == [["m"], ["m"]]
     watching.cancel()

@@ -210,7 +210,7 @@ async def test_commands_that_are_sent_again_are_carried_out_once(ended: Ended) -
     for command in (drill, grant, drill, grant):
         await ended.supervisor.carry_out(command)
     assert ended.supervisor._drills.waiting == (drill,)
-    assert ended.supervisor._recovery.state.grants == (grant,)
+    assert ended.supervisor._monitor._recovery.state.grants == (grant,)
 
 
 async def test_system_metrics_are_asked_for_with_each_report_of_the_ledger(

@@ -1,0 +1,94 @@
+"""Starts processes for members of a group, and waits until they are ready for a rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+
+from ray.exceptions import RayActorError
+
+from ray_workers.node import placement_groups
+from ray_workers.node.forkserver.client import ForkFailed
+from ray_workers.shared.contracts import Slice
+from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.slots import SlotsUnavailable
+from ray_workers.supervision.worker_group import Member, WorkerGroup
+
+NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)
+"""Errors of a process that could not be started."""
+
+
+class Preparation:
+    """Prepares the members of one group for their next round."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        nodes: NodeClients,
+        prepare: Callable[[Collection[str]], Awaitable[None]],
+        pace: MachinePace,
+        timings: Timings,
+    ) -> None:
+        """prepare: has nodes ready for ranks, or raises CodeUnavailable or CodeUnfetchable."""
+        self._group = group
+        self._nodes = nodes
+        self._prepare = prepare
+        self._pace = pace
+        self._timings = timings
+
+    async def dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
+        """Nodes of the group, and of members that may have left it, that are gone."""
+        alive = await asyncio.to_thread(placement_groups.alive_nodes)
+        slots = [*self._group.slots, *(member.slots for member in members)]
+        return {each.part.node_id for each in slots} - alive
+
+    async def restart(self, members: Sequence[Member], round_number: int) -> Set[str]:
+        """Give each member another process. Returns the nodes that turned out dead instead; empty
+        if all processes run. Raises one of NOT_STARTED."""
+        # The process of a member that runs still did not become ready.
+        vanished = any(m.is_running or m.end.exit_code is None for m in members)
+        starting = asyncio.ensure_future(self._group.replace(members, round_number))
+        try:
+            while not starting.done():
+                await asyncio.wait({starting}, timeout=self._timings.dead_node_period_s)
+                if vanished and not starting.done() and (dead := await self.dead_nodes(members)):
+                    return dead
+            await starting
+        finally:
+            starting.cancel()
+        return set()
+
+    async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
+        """As `restart`, and wait until the process is ready for a rank."""
+        starting = self.restart([member], round_number)
+        if dead := await self._pace.within(self._timings.replace_limit_s, starting):
+            return dead
+        await self.until_ready([member])
+        return set()
+
+    async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
+        """Add members in these slots. Raises one of NOT_STARTED, CodeUnavailable, CodeUnfetchable
+        or ValueError; the slots are not held then."""
+        node_ids = [part.node_id for part in slices]
+        await self._nodes.know(node_ids)
+        await self._prepare(node_ids)
+        # A rank actor that is stopped while it starts never answers.
+        limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
+        return await self._pace.within(limit_s, self._group.add(slices, round_number))
+
+    async def until_ready(self, members: Sequence[Member]) -> None:
+        """Wait until each member is ready for a rank. Raises ForkFailed or TimeoutError."""
+        await self._pace.within(self._timings.ready_limit_s, self._until_ready(members))
+
+    async def _until_ready(self, members: Sequence[Member]) -> None:
+        waiting = {(member.seat, member.incarnation) for member in members}
+        while waiting:
+            if not all(member.is_running for member in members):
+                raise ForkFailed("a new worker ended before it was ready")
+            await asyncio.sleep(self._timings.ready_period_s)
+            for observation in await self._nodes.observations():
+                if observation.status.phase is RankPhase.STAND_BY:
+                    waiting.discard((observation.rank, observation.incarnation))

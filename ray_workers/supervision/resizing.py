@@ -1,0 +1,145 @@
+"""Carries out the service's grants and recalls of slots: a group gets more workers, or fewer."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from dataclasses import replace
+
+from ray_workers.shared.commands import Grant, Recall
+from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
+from ray_workers.supervision.preparation import NOT_STARTED, Preparation
+from ray_workers.supervision.recovery import GroupChange, RecoveryController
+from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules.timings import Timings
+from ray_workers.supervision.worker_group import Member, WorkerGroup
+
+
+class Resizing:
+    """The grants and recalls of one attempt."""
+
+    def __init__(
+        self,
+        spec: AttemptSpec,
+        group: WorkerGroup,
+        nodes: NodeClients,
+        recovery: RecoveryController,
+        preparation: Preparation,
+        timings: Timings,
+    ) -> None:
+        self._traits = spec.traits
+        self._group = group
+        self._nodes = nodes
+        self._recovery = recovery
+        self._preparation = preparation
+        self._timings = timings
+        self._newest = 0
+        """The number of the newest grant or recall."""
+        self._is_giving_rest = False
+        """Whether slots are given back as their processes go."""
+
+    def grow(self, grant: Grant) -> None:
+        """Add workers in these slots as soon as possible, once for each number of a grant."""
+        if grant.number > self._newest:
+            self._newest = grant.number
+            state = self._recovery.state
+            self._recovery.state = replace(state, grants=(*state.grants, grant))
+
+    def take_in(self, grant: Grant) -> None:
+        """Start workers in the slots of the first grant, and give them a rank once they are
+        ready."""
+
+        def is_done(_: asyncio.Task[None]) -> None:
+            self._recovery.state = replace(self._recovery.state, is_taking_in=False)
+
+        state = self._recovery.state
+        self._recovery.state = replace(state, grants=state.grants[1:], is_taking_in=True)
+        self._recovery.do(self._take_in(grant)).add_done_callback(is_done)
+
+    async def _take_in(self, grant: Grant) -> None:
+        try:
+            newcomers = await self._start_newcomers(grant)
+        except (*NOT_STARTED, CodeUnavailable, CodeUnfetchable, ValueError) as error:
+            self._recovery.settled_command = grant.number
+            self._recovery.report_size(f"could not take more slots in ({error})")
+            self._give_rest_back()
+            return
+        async with self._recovery.one_at_a_time:
+            self._change_batch(grant)
+            grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
+            await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
+
+    async def _start_newcomers(self, grant: Grant) -> list[Member]:
+        """Add members in these slots, and wait until they are ready; no slots are held if that
+        fails. A grant without slots only changes the batch."""
+        newcomers = []
+        if grant.slices:
+            newcomers = await self._preparation.add(grant.slices, self._recovery.state.round + 1)
+            self._recovery.on_resize()
+        self._recovery.settled_command = grant.number
+        try:
+            await self._preparation.until_ready(newcomers)
+        except BaseException:
+            await self._group.give_back([m.slots for m in newcomers])
+            raise
+        return newcomers
+
+    def recall(self, recall: Recall) -> None:
+        """Give these slots back as soon as possible, once for each number of a recall."""
+        if recall.number > self._newest:
+            self._newest = recall.number
+            self._recovery.do(self._give_back(recall))
+
+    async def _give_back(self, recall: Recall) -> None:
+        """Form a round without the workers in these slots, and end these workers. The others leave
+        the current round between two steps, and need nothing from them."""
+        async with self._recovery.one_at_a_time:
+            held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
+            parts, least = [slots.part for slots in held], self._recovery.least
+            going = [held[at] for at in recovery_rules.recalled(parts, recall.slices, least)]
+            is_regrouping = self._recovery.state.regrouping is not None
+            may_go = going and not is_regrouping and await self._goes_on_without()
+            self._recovery.settled_command = recall.number
+            if not may_go:
+                self._recovery.report_size("keeps its slots, and goes on")
+                return
+            self._change_batch(recall)
+            members = [member for member in self._group.members if member.slots in going]
+            try:
+                await self._recovery.resize(GroupChange(leaving=members))
+            finally:
+                self._recovery.report_size(f"gives {len(members)} back")
+                self._give_rest_back()
+
+    async def _goes_on_without(self) -> bool:
+        """Whether the group can form a round without some of its ranks."""
+        if not self._traits.recovers_in_place or not await self._recovery.num_holders():
+            return False
+        if not self._traits.is_script:
+            return True
+        running = {(member.seat, member.incarnation) for member in self._group.running}
+        return recovery_rules.are_prepared(await self._nodes.observations(), running)
+
+    def _change_batch(self, asked: Grant | Recall) -> None:
+        """Announce the batch of a grant or recall with the next round."""
+        if asked.batch_size is not None:
+            self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
+
+    def _give_rest_back(self) -> None:
+        """Give slots back later if their processes are not gone yet."""
+        if not self._is_giving_rest and any(slots.is_going for slots in self._group.slots):
+            self._is_giving_rest = True
+            self._recovery.do(self._give_rest_back_later())
+
+    async def _give_rest_back_later(self) -> None:
+        while any(slots.is_going for slots in self._group.slots):
+            await asyncio.sleep(self._timings.give_back_pause_s)
+            try:
+                was_given = await self._group.give_back_rest()
+            except Exception:
+                traceback.print_exc()  # Ray may be busy
+                continue
+            if was_given:
+                self._recovery.report_size("gave slots back whose processes are gone now")
+        self._is_giving_rest = False

@@ -1,0 +1,107 @@
+"""Who is in the next round of a group, and what has to be done before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_workers.supervision.rules.membership import (
+    GroupRoster,
+    NextRound,
+    Worker,
+    WorkerState,
+    next_round,
+)
+from tests.wire import traits
+
+RECIPE: dict[str, Any] = {"recipe": "image_classification", "resources": {"num_workers": 4}}
+REPLICAS = traits(RECIPE)
+GOSSIP = traits({**RECIPE, "sync": {"kind": "gossip"}})
+SERVED = traits({**RECIPE, "sync": {"kind": "parameter_server", "servers": 1}})
+SILOS = replace(REPLICAS, is_tied_to_nodes=True)
+A, E, L, S, R = (
+    WorkerState.ACTIVE,
+    WorkerState.ENDED,
+    WorkerState.LOST,
+    WorkerState.STARTING,
+    WorkerState.READY,
+)
+NOTHING = NextRound((), (), (), (), (), 0, is_whole=True)
+
+
+def roster(*states: WorkerState, least: int = 1, **fields: Any) -> GroupRoster:
+    """Workers with these states: worker i has seat i and rank i, and a node of its own, `ni`."""
+    workers = [Worker(seat, seat, f"n{seat}", each) for seat, each in enumerate(states)]
+    return GroupRoster(workers, least, **fields)
+
+
+def test_lost_ranks_of_replicas_get_another_process_and_keep_their_ranks() -> None:
+    assert next_round(roster(A, L, A, L), REPLICAS) == replace(
+        NOTHING, members=(0, 1, 2, 3), restarted=(1, 3)
+    )
+
+
+def test_of_gossip_the_others_go_on_and_the_lost_rejoin_in_a_later_round() -> None:
+    assert next_round(roster(L, A, A, least=3), GOSSIP) == replace(
+        NOTHING, members=(1, 2), rejoining=(0,)
+    )
+
+
+def test_a_round_follows_without_a_loss_too() -> None:
+    """Ranks that lost their connections, or get another batch, meet again."""
+    assert next_round(roster(A, A), REPLICAS) == replace(NOTHING, members=(0, 1))
+
+
+@pytest.mark.parametrize("group", [REPLICAS, GOSSIP])
+def test_ready_workers_are_the_last_ranks_and_starting_ones_have_none(group: Any) -> None:
+    """Also the replacement of rank 0: another process reports and saves by then."""
+    assert next_round(roster(R, A, S, A, R), group) == replace(NOTHING, members=(1, 3, 0, 4))
+
+
+def test_workers_on_dead_nodes_are_removed_and_not_restarted() -> None:
+    found = next_round(roster(A, L, L, S, dead_nodes={"n1", "n3"}), REPLICAS)
+    assert found == replace(NOTHING, members=(0, 2), removed=(1, 3), restarted=(2,))
+    found = next_round(roster(A, L, L, A, dead_nodes={"n1", "n3"}), GOSSIP)
+    assert found == replace(NOTHING, members=(0,), removed=(1, 3), rejoining=(2,))
+
+
+def test_replicas_wait_for_workers_below_their_least_number_and_gossip_does_not() -> None:
+    few = roster(A, L, A, S, least=3, dead_nodes={"n2"})
+    assert next_round(few, REPLICAS) == replace(
+        NOTHING, members=(0, 1), removed=(2,), restarted=(1,), num_awaited=1, is_whole=False
+    )
+    assert next_round(few, GOSSIP) == replace(NOTHING, members=(0,), removed=(2,), rejoining=(1,))
+    assert next_round(roster(A, A, R, least=3), REPLICAS) == replace(NOTHING, members=(0, 1, 2))
+
+
+@pytest.mark.parametrize("group", [REPLICAS, GOSSIP])
+def test_a_round_is_not_announced_before_an_ended_member_is_replaced(group: Any) -> None:
+    """It still has its slot, so no other worker is awaited instead."""
+    found = next_round(roster(A, E, least=2), group)
+    assert found == replace(NOTHING, members=(0, 1), is_whole=False)
+
+
+def test_workers_whose_slots_are_recalled_are_not_in_the_round() -> None:
+    found = next_round(roster(A, A, A, leaving={0}), REPLICAS)
+    assert found == replace(NOTHING, members=(1, 2), leaving=(0,))
+
+
+def test_no_round_follows_if_no_rank_is_left() -> None:
+    assert next_round(roster(A, L, dead_nodes={"n0", "n1"}), REPLICAS) == "no rank is left"
+    assert next_round(roster(L, E), GOSSIP) == "no rank is left"
+
+
+def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> None:
+    """They would be renumbered, and a worker be taken for a server."""
+    assert next_round(roster(A, L, A), SERVED) == replace(
+        NOTHING, members=(0, 1, 2), restarted=(1,)
+    )
+    assert "other numbers and roles" in str(next_round(roster(A, L, dead_nodes={"n1"}), SERVED))
+
+
+def test_silos_go_on_without_a_lost_node_as_long_as_they_are_a_quorum() -> None:
+    left = roster(A, L, A, dead_nodes={"n1"}, least=2)
+    assert next_round(left, SILOS) == replace(NOTHING, members=(0, 2), removed=(1,))
+    assert "no other node has the data" in str(next_round(replace(left, least=3), SILOS))
