@@ -1,5 +1,6 @@
 """A slow look at a plan: it goes through the decisions in their order, with nothing kept but the
-resources of each node, and fails where one of them breaks a promise of docs/scheduling.md."""
+resources of each node, and fails where one of them breaks a promise of
+docs/explanation/scheduling.md."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ class Claims:
         return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
-        """Of docs/scheduling.md: seconds left plus 300, times the share of the cluster to 0.7."""
+        """Seconds left plus 300, times the share of the cluster to 0.7, as the manual has it."""
         total: Counter[str] = Counter()
         for node in self.snapshot.nodes:
             if node.accepted:
