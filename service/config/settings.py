@@ -99,51 +99,58 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(DEFAULT_HOME)
-    """Folder of the state of the embedded mode."""
+    """Folder with the state of the embedded mode. One service at a time uses it."""
     host: str = "127.0.0.1"
+    """Address to listen on. An address that other machines reach needs `DRAY_TOKENS_FILE`."""
     port: int = Field(8420, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://...`; by default a SQLite file under the home. May hold a
-    password, so it is never printed."""
+    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
+    It may hold a password, so it is never printed."""
     storage_url: str = ""
-    """URL of logs, checkpoints and artifacts; by default a folder under the home."""
+    """URL of logs, checkpoints and artifacts; by default a folder in the home. `s3://` takes the
+    AWS variables of each process."""
     ray_address: str = EMBEDDED
-    """`local` runs the embedded Ray; an address joins a cluster."""
+    """`local` runs the embedded Ray; `host:port` joins a cluster."""
     ray_token_file: Path | None = None
+    """File with the token of that cluster."""
     autoscale_nodes: NodeTypes = ()
-    """Nodes that Ray's autoscaler may add when jobs wait, by type; none where it has none."""
+    """Nodes that Ray's autoscaler may add when jobs wait, such as `8x CPU=16, 4x CPU=32 GPU=4`."""
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
-    """How long a node that carries nothing keeps dray's own processes, with which Ray would never
-    find it idle."""
+    """Seconds without a job after which dray leaves a node to the autoscaler."""
     topology: TopologyLevels = ()
-    """Keys of Ray's labels that name the levels of the cluster's topology, the widest first, such
-    as `zone,rack,nvlink`; workers of one job go near each other by them."""
+    """Keys of Ray's node labels, the widest level first, such as `zone,rack,nvlink`. The workers of
+    a job are placed near each other by these levels."""
     silo_source: str | None = Field(None, repr=False)
-    """For nodes of a cluster, where a silo's owner names its data. The embedded Ray has one node,
-    which could run nothing else: with it the service does not start."""
+    """On a silo's node of a cluster: the silo's data. A service with the embedded Ray does not
+    start with this setting, since its one node could run nothing else."""
     local_slots: int | None = Field(None, ge=1)
-    """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
+    """One-CPU workers that the embedded Ray offers where there is no GPU; by default the number of
+    CPUs."""
     tokens_file: Path | None = None
-    """File with the callers' tokens, in lines of `name:sha256-of-the-token`."""
+    """File with the callers' tokens, in lines of `name:sha256-of-the-token`. `:admin` at the end of
+    a line allows changes of queues. Changes of the file take effect at once. Set it for all
+    processes of dray."""
     open_to_local_users: bool = False
-    """Without a tokens file: whether every user of this machine may call, as this user; if not,
-    others need the token in the home."""
+    """Without a tokens file: whether every user of this machine may call, and so run programs as
+    the service's user. If not, other users need the token in the home."""
     prices_file: Path | None = None
-    """File with the prices of slots, in YAML or JSON; unset, nothing is priced."""
+    """File with the prices of slots, in YAML or JSON. Changes of the file take effect within
+    seconds."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Where MLflow gets every job as a run; unset, none does. May hold a password."""
+    """Address of an MLflow that gets every job as a run. It may hold a password."""
 
     allowed_hosts: HostNames = None
-    """Names, without port, that the server answers under besides localhost and IP addresses;
-    unset with tokens: any."""
+    """Names, without port and with commas between, that the server answers under besides localhost
+    and IP addresses; unset with tokens: any."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own; unset with tokens: any, as far as their browsers let them."""
 
     forwarded_allow_ips: Addresses = None
     """Addresses and networks (CIDR) of proxies before the server, whose `X-Forwarded-For` names the
-    caller; unset, nobody's does."""
+    caller; unset, the header is ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address under which people reach the server, for links in messages; unset: its host and
@@ -156,14 +163,14 @@ class Settings(BaseSettings):
     """Names of environment variables that ranks get besides those of the allow-list; the embedded
     Ray's alone, since the nodes of a cluster have environments of their own."""
     data_roots: Folders = None
-    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none
-    with them."""
+    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none with
+    them."""
     data_private_hosts: Hosts = None
     """Names, addresses and networks (CIDR) that data may come from though they are private."""
     data_cache_dir: Path | None = None
     """Where each node keeps the data it fetched; unset, in its temporary folder."""
     data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """Most that a node keeps of them, and the largest source that is read."""
+    """Most bytes of data that a node caches, and the largest source that is read."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
     secrets_dir: Path | None = None
@@ -176,11 +183,13 @@ class Settings(BaseSettings):
     """Where data of `s3://` are served, if not by AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """Requests that are answered at a time, and connections that are kept; fewer where the limit
-    of open files is lower."""
+    """Requests that are answered at a time, and connections that are kept; fewer where the limit of
+    open files is lower."""
     max_connections_per_client: int | None = Field(None, ge=1)
-    """As many of one address; unset, half of them."""
+    """Requests of one address that are answered at a time; unset, half of
+    `DRAY_MAX_CONNECTIONS`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
+    """Largest body of a request; uploads have limits of their own."""
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """Most bytes that the files of one upload may have together."""
     max_array_size: int = Field(10_000, ge=1)
@@ -197,22 +206,24 @@ class Settings(BaseSettings):
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
     """Seconds between two samples of what ranks and nodes use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Finished jobs are deleted after so many days; unset or 0 keeps them."""
+    """Days after which finished jobs are deleted; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)
-    """Of each project, as many finished jobs are kept, the newest; unset or 0 keeps all."""
+    """Finished jobs of each project that are kept, the newest; unset or 0 keeps all."""
     storage_quota_bytes: int | None = Field(None, ge=1)
     """Most that checkpoints, artifacts and logs may take together. When it is reached, no job is
     taken or started until some were deleted; jobs that run go on."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """Bytes of disk that must stay free under the storage and the database: as with the quota."""
+    """Bytes of disk that must stay free under the storage and the database; below it no job is
+    taken or started."""
     log_format: LogFormat = "text"
-    """Of the service's own log on stderr: `text`, or `json` with an object in each line."""
+    """Format of the service's own log on stderr: `text`, or `json` with an object in each line."""
     infra_retries: int = Field(10, ge=0)
-    """How often a job is tried again after faults of the cluster."""
+    """How often a job is tried again after faults of the cluster or of a data source."""
     start_timeout_s: float = Field(60.0, gt=0)
     """How long Ray may take to give the slots before the job goes back to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
-    """Seconds that a job that is asked to leave has for its checkpoint, unless the call says."""
+    """Seconds that a job that is asked to leave has for its checkpoint, unless the call has
+    others."""
     elastic_sizing: bool = True
     """Whether the sizes of elastic recipes are chosen by the step times that they report; if not,
     they get free slots as other jobs do, and none leaves because others gain more."""
