@@ -40,7 +40,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format blocking openapi docs bench clean
+.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format blocking openapi docs dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -129,8 +129,11 @@ docs: setup ## build the manual, which `make run` serves at /manual/
 	$(BIN)/python -m sphinx -q -j auto -W --keep-going \
 		-d build/manual -b html docs dray/_manual
 
+dist: setup ## build the wheel and the source archive; after `make docs` they have the manual
+	$(BIN)/python -m build --no-isolation
+
 openapi: setup ## write the agreed description of the API anew, after a change on purpose
 	$(BIN)/python -m api.app > tests/unit/api/openapi.json
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache *.egg-info
+clean: ## remove the virtual environment, caches and what was built
+	rm -rf $(VENV) $(MLFLOW) build dist dray/_manual .mypy_cache .ruff_cache .pytest_cache *.egg-info
