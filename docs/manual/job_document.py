@@ -12,9 +12,13 @@ from dray.spec.training.parallel import MODELS_OF
 _HEAD = """# The job document
 
 Every field of a job document. Fields that are not written have their defaults; unknown fields are
-refused with a suggestion. A number of seconds may
+refused with a suggestion, and so is a job that could never fit the cluster. A number of seconds may
 be written as a time (`90s`, `2h`, `1h30m`) and a number of bytes as a size (`500MB`, `8GiB`); a job
 is stored with the number.
+
+Jobs train on CPU unless `resources: {gpus_per_worker: 1}` gives each worker a GPU, or 0.5
+[half of one](../guides/placement.md#shared-gpus). They start by `priority`, and among equals
+[the job with the least work left](../explanation/scheduling.md) comes first.
 
 `dray init RECIPE` writes a document to begin with. `dray schema` prints the JSON Schema, which the
 server serves as `/v1/schema`; editors use the schema for completion where a document begins with

@@ -15,6 +15,7 @@ INCLUDED = {
     "docker/README.md": "guides/images.md",
 }
 """Pages of the repository, and the page of the manual that includes or replaces each."""
+_NOT_COPIED = (".md", ".py")
 _INCLUDE = re.compile(r"```\{include\} (\S+)\n```")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
@@ -35,13 +36,13 @@ def _with_links(text: str, source: Path, page: Path, docs: Path) -> str:
 
 
 def _link(match: re.Match[str], source: Path, page: Path, docs: Path) -> str:
-    """A link to an included page leads to the page of the manual. A link to a folder, or to a page
-    that the manual has not, becomes a path. Sphinx copies other files into the manual."""
+    """A link to an included page leads to the page of the manual. A link to a folder, a program or
+    another page of the repository becomes its path. Sphinx copies other files into the manual."""
     words, path, anchor = match.groups()
     target = (source.parent / path).resolve()
     name = target.relative_to(docs.parent).as_posix()
     if name in INCLUDED:
         target = docs / INCLUDED[name]
-    elif target.is_dir() or (target.suffix == ".md" and not target.is_relative_to(docs)):
+    elif target.is_dir() or (target.suffix in _NOT_COPIED and not target.is_relative_to(docs)):
         return f"`{name}`" if words.strip("`/") == name else f"{words} (`{name}`)"
     return f"[{words}]({os.path.relpath(target, page.parent)}{anchor or ''})"
