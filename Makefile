@@ -40,7 +40,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format blocking openapi reference bench clean
+.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format blocking openapi docs dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,7 +51,7 @@ $(VENV)/.ready: constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dray needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(torch_index) '$(torch_pin_$(TORCH))'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[server,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[server,dev,docs]'
 	@touch $@
 
 demo: setup ## train a real model on an embedded Ray and show it
@@ -104,7 +104,7 @@ format: setup ## put the code into its format
 bench: $(VENV)/.bench-ready $(MLFLOW)/.ready $(FLOWER)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
-chaos: setup ## strike jobs with every fault, some 50 minutes; writes docs/chaos.md
+chaos: setup ## strike jobs with every fault, some 50 minutes; writes docs/explanation/chaos.md
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready
@@ -126,12 +126,15 @@ $(FLOWER)/.ready: benchmarks/flower-requirements.txt
 blocking: setup ## write the blocking client anew, after a change of the asynchronous one
 	$(BIN)/python -m tests.unit.packaging.blocking_client
 
-reference: setup ## write docs/job-document.md and docs/reference.md anew, after a change of the document or the client
-	$(BIN)/python -m api.job_document > docs/job-document.md
-	$(BIN)/python -m tests.unit.packaging.reference_page
+docs: setup ## build the manual, which `make run` serves at /manual/
+	$(BIN)/python -m sphinx -q -j auto -W --keep-going \
+		-d build/manual -b html docs dray/_manual
+
+dist: setup ## build the wheel and the source archive; after `make docs` they have the manual
+	$(BIN)/python -m build --no-isolation
 
 openapi: setup ## write the agreed description of the API anew, after a change on purpose
 	$(BIN)/python -m api.app > tests/unit/api/openapi.json
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache *.egg-info
+clean: ## remove the virtual environment, caches and what was built
+	rm -rf $(VENV) $(MLFLOW) build dist dray/_manual .mypy_cache .ruff_cache .pytest_cache *.egg-info

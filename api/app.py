@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -93,9 +94,14 @@ def create_app(
     return app
 
 
+def description() -> dict[str, Any]:
+    """The OpenAPI description of the API."""
+    return create_app(Settings()).openapi()
+
+
 def main() -> None:
     """Print the description of the API, for `make openapi`."""
-    json.dump(create_app(Settings()).openapi(), sys.stdout, indent=1)
+    json.dump(description(), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 

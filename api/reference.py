@@ -48,9 +48,9 @@ _BOUNDS = {
 
 def render(document: Mapping[str, Any]) -> str:
     """The page for an OpenAPI document."""
-    operations = list(_operations(document))
+    called = list(operations(document))
     by_tag: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
-    for operation in operations:
+    for operation in called:
         by_tag.setdefault(operation[2]["tags"][0], []).append(operation)
     schemas = document["components"]["schemas"]
     info = document["info"]
@@ -63,7 +63,7 @@ def render(document: Mapping[str, Any]) -> str:
             f"<header><h1>{escape(title)}</h1><p>{_text(info['description'])} ",
             'For programs: <a href="openapi.json">openapi.json</a>.</p></header>',
             "<nav><ul>",
-            *(_entry(*operation) for operation in operations),
+            *(_entry(*operation) for operation in called),
             '<li><a href="#schemas">Documents and answers</a></li></ul></nav><main>',
             *(part for tag, found in by_tag.items() for part in _section(tag, found)),
             '<h2 id="schemas">Documents and answers</h2>',
@@ -73,7 +73,7 @@ def render(document: Mapping[str, Any]) -> str:
     )
 
 
-def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield method.upper(), path, operation
@@ -90,32 +90,43 @@ def _section(tag: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> I
         name = escape(operation["operationId"])
         yield f'<section id="{name}"><h3><code><span class="method">{method}</span> '
         yield f"{escape(path)}</code></h3>{_paragraphs(operation.get('description', ''))}"
-        rows = [
-            (
-                f"<code>{escape(parameter['name'])}</code>",
-                escape(parameter["in"]) + (", required" if parameter.get("required") else ""),
-                _kind(parameter["schema"]),
-                _text(parameter.get("description") or parameter["schema"].get("description", "")),
-            )
-            for parameter in operation.get("parameters", ())
-        ]
-        yield _table(("Parameter", "In", "Type", ""), rows)
-        if body := operation.get("requestBody"):
-            yield f"<p>Body{'' if body.get('required') else ', optional'}: "
-            yield f"{_content(body['content'])}</p>{_example(body['content'])}"
-        yield _table(
-            ("Status", "Answer", ""),
-            [
-                (f"<code>{status}</code>", _content(said.get("content", {})), _description(said))
-                for status, said in operation["responses"].items()
-            ],
-        )
-        for said in operation["responses"].values():
-            yield _example(said.get("content", {}))
+        yield from parts_of_call(operation)
         yield "</section>"
 
 
+def parts_of_call(operation: Mapping[str, Any]) -> Iterator[str]:
+    """The parameters, the body and the answers of a call, as tables with examples."""
+    rows = [
+        (
+            f"<code>{escape(parameter['name'])}</code>",
+            escape(parameter["in"]) + (", required" if parameter.get("required") else ""),
+            _kind(parameter["schema"]),
+            _text(parameter.get("description") or parameter["schema"].get("description", "")),
+        )
+        for parameter in operation.get("parameters", ())
+    ]
+    yield _table(("Parameter", "In", "Type", ""), rows)
+    if body := operation.get("requestBody"):
+        yield f"<p>Body{'' if body.get('required') else ', optional'}: "
+        yield f"{_content(body['content'])}</p>{_example(body['content'])}"
+    yield _table(
+        ("Status", "Answer", ""),
+        [
+            (f"<code>{status}</code>", _content(said.get("content", {})), _description(said))
+            for status, said in operation["responses"].items()
+        ],
+    )
+    for said in operation["responses"].values():
+        yield _example(said.get("content", {}))
+
+
 def _schema(name: str, schema: Mapping[str, Any]) -> str:
+    head = f'<section id="schema-{escape(name)}"><h3><code>{escape(name)}</code></h3>'
+    return f"{head}{_paragraphs(schema.get('description', ''))}{fields_of(schema)}</section>"
+
+
+def fields_of(schema: Mapping[str, Any]) -> str:
+    """The fields of a document or answer as a table; the type of one that has no fields."""
     required = schema.get("required", ())
     rows = [
         (
@@ -126,10 +137,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
         )
         for field, part in schema.get("properties", {}).items()
     ]
-    head = f'<section id="schema-{escape(name)}"><h3><code>{escape(name)}</code></h3>'
-    table = _table(("Field", "Type", "Default", ""), rows)
-    alone = "" if rows else f"<p>{_kind(schema)}</p>"
-    return f"{head}{_paragraphs(schema.get('description', ''))}{table}{alone}</section>"
+    return _table(("Field", "Type", "Default", ""), rows) or f"<p>{_kind(schema)}</p>"
 
 
 def _kind(schema: Mapping[str, Any]) -> str:

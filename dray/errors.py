@@ -1,4 +1,4 @@
-"""Exceptions of the SDK, named after the API's problem codes.
+"""Exceptions of the SDK, named after the API's problem codes::
 
     DrayError
       + SpecError               a document can't be read or is no valid job; nothing was sent

@@ -126,7 +126,7 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             description="Jobs that a search expression matches, such as `val/accuracy > 0.9 and "
-            'state = "RUNNING"`:\ndocs/tracking.md has its grammar.'
+            'state = "RUNNING"`:\ndocs/guides/tracking.md has its grammar.'
         ),
     ] = None
 

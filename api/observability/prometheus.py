@@ -73,15 +73,25 @@ class Telemetry:
         cluster = await runtime.reading.cluster()
         slot_seconds = await runtime.faults.slot_seconds()
         watched = await runtime.metering.watched()
-        self._scrape.families = [
-            *_of_jobs(counts),
-            *_of_queues(watched),
-            *_of_cluster(cluster, watched.now),
-            *_of_webhooks(watched),
-            _slot_seconds(slot_seconds),
-            *(_of_meter(metric, watched.cells) for metric in METRICS),
-        ]
+        self._scrape.families = families(counts, cluster, slot_seconds, watched)
         return generate_latest(self.registry)
+
+
+def families(
+    counts: Mapping[JobState, int],
+    cluster: views.Cluster,
+    slot_seconds: Mapping[str, float],
+    watched: Watched,
+) -> list[Family]:
+    """The metrics of the whole service, which every API process exports."""
+    return [
+        *_of_jobs(counts),
+        *_of_queues(watched),
+        *_of_cluster(cluster, watched.now),
+        *_of_webhooks(watched),
+        _slot_seconds(slot_seconds),
+        *(_of_meter(metric, watched.cells) for metric in METRICS),
+    ]
 
 
 def _gauge(name: str, help_: str, values: Mapping[Place, float], *labels: str) -> GaugeMetricFamily:

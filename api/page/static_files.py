@@ -32,6 +32,7 @@ _MEDIA_TYPES = {
     ".json": "application/json",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".png": "image/png",
     ".svg": "image/svg+xml",
 }
 

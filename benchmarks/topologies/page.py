@@ -1,4 +1,4 @@
-"""Writes the figures of the last run into docs/topologies.md.
+"""Writes the figures of the last run into docs/explanation/sync-costs.md.
 
 python -m benchmarks.topologies.page
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.report import table_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "topologies.md"
+PAGE = ROOT / "docs" / "explanation" / "sync-costs.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- figures: written by `python -m benchmarks.topologies.page` -->\n"
 END = "<!-- end of figures -->\n"
@@ -30,7 +30,7 @@ def with_figures(page: str) -> str:
         for table in taken["tables"]:
             parts.append(f"**{table['title']}**\n\n{table_of(table['columns'], table['rows'])}\n")
         for picture in taken["pictures"]:
-            caption, file = picture["caption"], f"../benchmarks/results/{picture['name']}.svg"
+            caption, file = picture["caption"], f"../../benchmarks/results/{picture['name']}.svg"
             parts.append(f"![{caption}]({file})\n")
     return (
         before + BEGIN + "".join(f"\n{part}" for part in parts) + "\n" * bool(parts) + END + after

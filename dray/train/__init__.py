@@ -1,4 +1,4 @@
-"""The interface of training scripts to dray.
+"""The interface of training scripts to dray::
 
     from dray import train
 

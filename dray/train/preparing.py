@@ -1,4 +1,4 @@
-"""`init`, `prepare` and the calls of a prepared script; see docs/scripts.md."""
+"""`init`, `prepare` and the calls of a prepared script; see docs/guides/recover-in-place.md."""
 
 from __future__ import annotations
 

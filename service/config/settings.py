@@ -99,48 +99,58 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(DEFAULT_HOME)
-    """Folder for the state of the embedded mode."""
+    """Folder with the state of the embedded mode. One service at a time uses it."""
     host: str = "127.0.0.1"
+    """Address to listen on. An address that other machines reach needs `DRAY_TOKENS_FILE`."""
     port: int = Field(8420, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
     database_url: str = Field("", repr=False)
-    """`sqlite:///path` or `postgresql://...`, maybe with a password; default: in the home."""
+    """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
+    It may hold a password, so it is never printed."""
     storage_url: str = ""
-    """URL of logs, checkpoints and artifacts; by default a folder in the home."""
+    """URL of logs, checkpoints and artifacts; by default a folder in the home. `s3://` takes the
+    AWS variables of each process."""
     ray_address: str = EMBEDDED
-    """`local` to run the embedded Ray, or the address of a cluster."""
+    """`local` runs the embedded Ray; `host:port` joins a cluster."""
     ray_token_file: Path | None = None
+    """File with the token of that cluster."""
     autoscale_nodes: NodeTypes = ()
-    """Nodes that Ray's autoscaler may add when jobs wait, by type; empty without an autoscaler."""
+    """Nodes that Ray's autoscaler may add when jobs wait, such as `8x CPU=16, 4x CPU=32 GPU=4`."""
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
-    """How long an unused node keeps dray's processes, with which Ray never considers it idle."""
+    """Seconds without a job after which dray leaves a node to the autoscaler."""
     topology: TopologyLevels = ()
-    """Keys of Ray's labels for the levels of the cluster's topology, the widest first, such as
-    `zone,rack,nvlink`. They are used to put the workers of a job near each other."""
+    """Keys of Ray's node labels, the widest level first, such as `zone,rack,nvlink`. The workers of
+    a job are placed near each other by these levels."""
     silo_source: str | None = Field(None, repr=False)
-    """The data of a silo, set by its owner on a node of a cluster. The service does not start if it
-    is set with the embedded Ray, whose only node could then run nothing else."""
+    """On a silo's node of a cluster: the silo's data. A service with the embedded Ray does not
+    start with this setting, since its one node could run nothing else."""
     local_slots: int | None = Field(None, ge=1)
-    """One-CPU workers that the embedded Ray offers without a GPU; by default the number of CPUs."""
+    """One-CPU workers that the embedded Ray offers where there is no GPU; by default the number of
+    CPUs."""
     tokens_file: Path | None = None
-    """File with the callers' tokens, one `name:sha256-of-the-token` per line."""
+    """File with the callers' tokens, in lines of `name:sha256-of-the-token`. `:admin` at the end of
+    a line allows changes of queues. Changes of the file take effect at once. Set it for all
+    processes of dray."""
     open_to_local_users: bool = False
-    """Without a tokens file: whether every user of this machine may call the server as this user.
-    Otherwise, other users need the token in the home."""
+    """Without a tokens file: whether every user of this machine may call, and so run programs as
+    the service's user. If not, other users need the token in the home."""
     prices_file: Path | None = None
-    """File with the prices of slots, in YAML or JSON; unset, there are no prices."""
+    """File with the prices of slots, in YAML or JSON. Changes of the file take effect within
+    seconds."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Address, maybe with a password, of an MLflow server that gets every job as a run."""
+    """Address of an MLflow that gets every job as a run. It may hold a password."""
 
     allowed_hosts: HostNames = None
-    """Names, without port, of the server besides localhost and IPs; unset with tokens: any."""
+    """Names, without port and with commas between, that the server answers under besides localhost
+    and IP addresses; unset with tokens: any."""
     allowed_origins: Origins = None
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own pages; unset with tokens: any that the browser allows."""
 
     forwarded_allow_ips: Addresses = None
-    """Addresses and networks (CIDR) of proxies in front of the server, whose `X-Forwarded-For` is
-    trusted to name the caller; unset, no proxy is trusted."""
+    """Addresses and networks (CIDR) of proxies before the server, whose `X-Forwarded-For` names the
+    caller; unset, the header is ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
     """Address of the server for links in messages; unset: its host and port."""
@@ -151,13 +161,14 @@ class Settings(BaseSettings):
     """Names of environment variables that ranks get in addition to the allow-list. Only for the
     embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
-    """Folders on the nodes for `file://` data; unset, any without tokens and none with tokens."""
+    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none with
+    them."""
     data_private_hosts: Hosts = None
     """Private names, addresses and networks (CIDR) that data may come from."""
     data_cache_dir: Path | None = None
     """Folder where each node caches fetched data; unset, its temporary folder."""
     data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """The most bytes of a node's cache of data, and the largest source that is read."""
+    """Most bytes of data that a node caches, and the largest source that is read."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
     secrets_dir: Path | None = None
@@ -170,10 +181,13 @@ class Settings(BaseSettings):
     """Server of `s3://` data, if it is not AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """The most concurrent requests and connections; fewer if the limit on open files is lower."""
+    """Requests that are answered at a time, and connections that are kept; fewer where the limit of
+    open files is lower."""
     max_connections_per_client: int | None = Field(None, ge=1)
-    """The most for each address; unset, half of `max_connections`."""
+    """Requests of one address that are answered at a time; unset, half of
+    `DRAY_MAX_CONNECTIONS`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
+    """Largest body of a request; uploads have limits of their own."""
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """The most bytes of the files of one upload."""
     max_array_size: int = Field(10_000, ge=1)
@@ -190,22 +204,24 @@ class Settings(BaseSettings):
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
     """Seconds between samples of ranks' and nodes' resource use, at least 10; 0 turns them off."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Finished jobs are deleted after this many days; unset or 0 keeps them."""
+    """Days after which finished jobs are deleted; unset or 0 keeps them."""
     retention_jobs: int | None = Field(None, ge=0)
-    """The number of finished jobs to keep of each project, the newest; unset or 0 keeps all."""
+    """Finished jobs of each project that are kept, the newest; unset or 0 keeps all."""
     storage_quota_bytes: int | None = Field(None, ge=1)
     """The most bytes of all checkpoints, artifacts and logs. When it is reached, no job is accepted
     or started until jobs are deleted; running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """Bytes that must stay free on the disks of storage and database; below, as with the quota."""
+    """Bytes of disk that must stay free under the storage and the database; below it no job is
+    taken or started."""
     log_format: LogFormat = "text"
-    """Format of the service's own log on stderr: `text`, or `json` with an object per line."""
+    """Format of the service's own log on stderr: `text`, or `json` with an object in each line."""
     infra_retries: int = Field(10, ge=0)
-    """How often a job is retried after faults of the cluster."""
+    """How often a job is tried again after faults of the cluster or of a data source."""
     start_timeout_s: float = Field(60.0, gt=0)
     """How long Ray may take to provide the slots before the job returns to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
-    """Seconds that a preempted job has for its checkpoint, unless the call specifies them."""
+    """Seconds that a job that is asked to leave has for its checkpoint, unless the call has
+    others."""
     elastic_sizing: bool = True
     """Whether the sizes of elastic recipes are chosen by their reported step times. Otherwise they
     get free slots like other jobs, and no worker leaves because another job would gain more."""

@@ -139,53 +139,6 @@ def transition(state: JobState, trigger: Trigger, code: str | None = None) -> Jo
     return rule.to
 
 
-def render_mermaid() -> str:
-    """Return the table as a Mermaid state diagram for the documentation."""
-    lines = ["stateDiagram-v2", "    [*] --> QUEUED: submit"]
-    order = list(JobState)
-    edges = sorted(
-        TRANSITIONS.items(),
-        key=lambda item: (order.index(item[0][0]), order.index(item[1].to), item[0][1]),
-    )
-    lines += [f"    {state} --> {rule.to}: {trigger}" for (state, trigger), rule in edges]
-    lines += [f"    {state} --> [*]" for state in order if state.is_terminal]
-    return "\n".join(lines) + "\n"
-
-
-def render_page() -> str:
-    """Return docs/states.md: the diagram and the reason codes of every transition."""
-    rows = [
-        f"| {state} | {trigger} | {rule.to} | {', '.join(sorted(rule.codes))} |"
-        for (state, trigger), rule in sorted(
-            TRANSITIONS.items(), key=lambda item: (list(JobState).index(item[0][0]), item[0][1])
-        )
-    ]
-    return "\n".join(
-        [
-            "# The states of a job",
-            "",
-            "Rendered from `service/domain/states.py`; a test keeps the two equal.",
-            "",
-            "```mermaid",
-            render_mermaid().rstrip("\n"),
-            "```",
-            "",
-            "A job that is cancelling ends as SUCCEEDED if its training finishes normally before",
-            "the stop reaches it. After any other end it is CANCELLED, and the attempt keeps its",
-            "own reason. SUCCEEDED, FAILED and CANCELLED are final.",
-            "",
-            "A trial of a [sweep](sweeps.md) that is worse than others is CANCELLED with the",
-            "reason `stopped_early`. A trial that never starts, because too many other trials have",
-            "failed, is CANCELLED with the reason `too_many_failed`. Neither has failed itself.",
-            "",
-            "| from | trigger | to | reason codes |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
-
-
 BEING_STOPPED = "; its processes are being stopped"
 
 

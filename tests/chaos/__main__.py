@@ -24,7 +24,7 @@ from tests.chaos.kinds import kinds
 from tests.chaos.promises import Learned
 from tests.chaos.turn import Result, Runner
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "chaos.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "chaos.md"
 
 
 def main() -> int:

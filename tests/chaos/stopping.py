@@ -57,7 +57,7 @@ NOT_REPLACED = frozenset({"service", "rank's init", "worker parent"})
 worker parent is asked only when a worker is to start, which may be in a later turn."""
 REPLACED_WITHIN_S = {"raylet": 240.0}
 """Where `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute to call a node dead, and
-dray waits for two more until it starts another Ray (docs/faults.md)."""
+dray waits for two more until it starts another Ray (docs/explanation/faults.md)."""
 assert set().union(*plan.STOPPABLE.values()) == set(STOPPABLE)
 
 

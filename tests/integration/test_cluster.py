@@ -39,7 +39,7 @@ HEALTH_CHECKS = {
 }
 """Of Ray's head: how long a silent node may be silent, here about 6 s."""
 SILENCE_BOUND_S = 6.0 + 10.0
-"""As docs/faults.md has it: what Ray takes to give a node up, and 10 s."""
+"""As docs/explanation/faults.md has it: what Ray takes to give a node up, and 10 s."""
 
 
 @pytest.fixture(scope="module")

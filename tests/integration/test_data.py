@@ -1,4 +1,4 @@
-"""Data of every source and format, through the whole of dray; docs/data.md tells the truth."""
+"""Data of every source and format, through the whole of dray, with the blocks of the guide."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.marks import SOAK
 from tests.object_store import ObjectStore, serving_s3
 from tests.unit.datasets.web import Answer, Web, serving
 
-PAGE = (ROOT / "docs" / "data.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "data.md").read_text()
 EXAMPLES = sorted((ROOT / "examples" / "data").glob("*.yaml"))
 TOUR_TAKES_S = 500
 

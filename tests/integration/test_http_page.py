@@ -1,4 +1,4 @@
-"""docs/http.md tells the truth: every block of it is run, in its order."""
+"""docs/guides/http.md tells the truth: every block of it is run, in its order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray import Client
 from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
 
-PAGE = (ROOT / "docs" / "http.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "http.md").read_text()
 TOUR_TAKES_S = 270
 
 

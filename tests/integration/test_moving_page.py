@@ -1,4 +1,4 @@
-"""docs/moving.md tells the truth: its blocks are run in their order, as a new user would."""
+"""docs/guides/moving.md tells the truth: its blocks are run in their order, as a new user would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray import Client
 from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
 
-PAGE = (ROOT / "docs" / "moving.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "moving.md").read_text()
 TOUR_TAKES_S = 270
 LINE = "y = 3.0 x + 1.0"
 

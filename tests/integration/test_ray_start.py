@@ -56,7 +56,7 @@ def test_with_long_paths_a_job_runs_and_its_temporary_files_go_with_it(tmp_path:
     finally:
         assert service.stop() == 0
     (root,) = folder.iterdir()
-    # What docs/operations.md says that stays; not the Ray's folder, nor any process's own.
+    # What stays, by docs/guides/storage.md; not the Ray's folder, nor any process's own.
     assert {path.name.split("-")[0] for path in root.iterdir()} <= {"compiled", "work"}
     assert b"\x1b" not in (home / "ray" / "daemon.log").read_bytes()
 

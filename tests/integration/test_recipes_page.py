@@ -1,4 +1,4 @@
-"""docs/recipes.md tells the truth: its tables are complete, its commands are run word for word."""
+"""docs/guides/recipes.md tells the truth: its tables are complete, its commands are run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
 from tests.marks import SOAK
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "recipes.md").read_text()
 TOUR_TAKES_S = 270
 
 

@@ -90,6 +90,7 @@ function App() {
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById('content').focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href=${link(['jobs'])}>dray</a>
       <nav aria-label="Pages">${PLACES.map(([name, said]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${said}</a>`)}
+        <a href="manual/" target="_blank" rel="noopener">Manual</a>
         <a href="docs" target="_blank" rel="noopener">API</a></nav>
       ${signedIn && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
     </header>

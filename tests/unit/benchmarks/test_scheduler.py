@@ -276,7 +276,7 @@ def test_plots_have_a_panel_for_each_workload_and_are_kept_beside_the_page(tmp_p
 
 def test_every_plot_of_the_pages_is_there() -> None:
     root = Path(report.__file__).parents[1]
-    for page in ("benchmarks/results/README.md", "docs/scheduling.md"):
+    for page in ("benchmarks/results/README.md", "docs/explanation/scheduling.md"):
         named = re.findall(r"!\[[^]]*\]\(([^)]*\.svg)\)", (root / page).read_text())
         assert named
         assert all(((root / page).parent / name).is_file() for name in named)

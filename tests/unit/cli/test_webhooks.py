@@ -1,5 +1,5 @@
-"""Webhooks by the command line and by both clients, with docs/webhooks.md: its commands are run,
-and its receiver verifies what is sent to it."""
+"""Webhooks by the command line and by both clients, with docs/guides/webhooks.md: its commands are
+run, and its receiver verifies what is sent to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.marks import SOAK
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.cli.running import Cli
 
-PAGE = (Path(__file__).parents[3] / "docs" / "webhooks.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "webhooks.md").read_text()
 Verify = Callable[[str, dict[str, str], bytes], bool]
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names rooms and files that exist."""
+"""docs/explanation/architecture.md names rooms and files that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOP = ("api", "dray", "ray_workers", "service", "tests")
 
 
 def test_every_room_and_file_that_the_page_names_is_there() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     named = {name for name in re.findall(r"`([a-z_/0-9.]+)`", page) if name.split("/")[0] in TOP}
     assert len(named) > 40
     missing = [

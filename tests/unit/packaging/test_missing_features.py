@@ -42,9 +42,3 @@ def test_a_language_model_is_trained_on_from_another_jobs_checkpoint() -> None:
     """The row of checkpoints says that those of other jobs are taken."""
     begun = {"recipe": "language_model", "data": DATA, "init_from": {"job": "job-0abc"}}
     validate(begun)
-
-
-def test_the_settings_are_listed_once() -> None:
-    names = re.findall(r"^\| `(DRAY_[A-Z0-9_]+)`", README, re.MULTILINE)
-    assert len(names) > 10
-    assert sorted(set(names)) == sorted(names)

@@ -1,4 +1,4 @@
-"""The section "Threads and locks" of docs/architecture.md names the files that have them."""
+"""The section "Threads and locks" of the architecture page names the files that have them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ def test_the_page_names_each_file_that_takes_locks_and_no_other() -> None:
 
 def _named(table: str) -> set[str]:
     """The files in the rows of the table whose first column has this name."""
-    section = (ROOT / "docs" / "architecture.md").read_text().partition("## Threads and locks")[2]
+    section = (
+        (ROOT / "docs" / "explanation" / "architecture.md")
+        .read_text()
+        .partition("## Threads and locks")[2]
+    )
     rows = section.partition(f"\n| {table} |")[2].partition("\n\n")[0]
     assert rows, f"there is no table of {table}s"
     return set(re.findall(r"`([\w/]+\.py)`", rows))

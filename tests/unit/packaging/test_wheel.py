@@ -1,4 +1,5 @@
-"""The wheel of dray: what is in it, and that it works where none of the server's libraries are."""
+"""The wheel of dray, built from the source archive: what is in it, and that it works where none of
+the server's libraries are."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dray
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
 from ray_workers.shared.node_needs import DataPolicy
@@ -68,17 +70,19 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what the build reads, so that nothing is left in the checkout."""
+    """Built as by `make dist` from a copy of what the build reads, so that nothing is left in the
+    checkout. The wheel is built from the source archive, which therefore has all that it needs."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("api", "dray", "ray_workers", "service", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    built = run(
-        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"),
-        cwd=source,
-    )
+    manual = source / "dray" / "_manual" / "guides"
+    manual.mkdir(parents=True, exist_ok=True)
+    (manual / "page.html").write_text("as `make docs` leaves it")
+    built = run(sys.executable, "-m", "build", "--no-isolation", cwd=source)
     assert built.returncode == 0, built.stdout + built.stderr
+    assert (source / "dist" / f"dray-{dray.__version__}.tar.gz").is_file()
     (path,) = (source / "dist").glob("*.whl")
     return path
 
@@ -109,6 +113,7 @@ def test_the_wheel_holds_the_client_and_the_engine_that_load_brings_in(wheel: Pa
         modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
         assert modules <= set(names), "a module is missing: its folder has no __init__.py"
     assert "dray/py.typed" in names
+    assert "dray/_manual/guides/page.html" in names
 
 
 def test_the_wheel_asks_for_nothing_of_the_servers(wheel: Path) -> None:

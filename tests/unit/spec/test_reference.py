@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from manual import job_document
 
-from api import job_document
 from dray.documents import check, load_document, parse_yaml
 from dray.errors import SpecError
 from dray.spec.authoring.describing import Part, job_schema, parts
@@ -36,11 +36,6 @@ def refusal(document: dict[str, Any]) -> SpecError | None:
     except SpecError as error:
         return error
     return None
-
-
-def test_the_page_is_the_one_that_the_classes_make() -> None:
-    """Whoever changes the job document writes it anew with `make reference`."""
-    assert (ROOT / "docs" / "job-document.md").read_text() == job_document.page()
 
 
 def test_every_field_is_explained_and_says_what_it_takes() -> None:

@@ -69,7 +69,7 @@ def test_what_needs_no_token_is_what_the_docs_say(guarded: LiveServer) -> None:
     asked = {path: guarded.ask(next(iter(calls)).upper(), path) for path, calls in paths.items()}
     opened = {path for path, answer in asked.items() if answer.status_code != 401}
     assert opened == {"/healthz", "/readyz", "/v1/schema", "/v1/downloads/{secret}"}
-    (said,) = re.findall(r"each call needs [^.]*\.", Path("docs/http.md").read_text())
+    (said,) = re.findall(r"each call needs [^.]*\.", Path("docs/guides/http.md").read_text())
     assert opened == set(re.findall("`(/[^`]*)`", said))
 
 

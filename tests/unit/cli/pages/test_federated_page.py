@@ -1,4 +1,5 @@
-"""docs/federated.md tells the truth: its documents are taken, and its metrics are reported."""
+"""The pages about federated learning tell the truth: their documents are taken, and their metrics
+are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import (
     reason,
 )
 
-PAGE = (Path(__file__).parents[4] / "docs" / "federated.md").read_text()
+GUIDES = Path(__file__).parents[4] / "docs" / "guides"
+PAGE = "".join(
+    (GUIDES / f"{name}.md").read_text()
+    for name in ("federated", "secure-aggregation", "silos", "federated-clients")
+)
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))

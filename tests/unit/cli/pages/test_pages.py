@@ -13,7 +13,7 @@ from dray.cli import app as commands_of_all_modules  # noqa: F401  registers the
 from dray.cli.base import app
 
 ROOT = Path(__file__).parents[4]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"```.*?```", re.DOTALL)
 _INLINE = re.compile(r"`dray ([a-z][^`]*)`")
 

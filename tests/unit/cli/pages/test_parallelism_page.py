@@ -1,5 +1,5 @@
-"""docs/parallelism.md tells the truth: its documents are taken, its pictures are those that its
-program draws, its plan is what the planner says, and what it says of equality was measured."""
+"""docs/guides/parallelism.md tells the truth: its documents are taken, its pictures are those that
+its program draws, its plan is what the planner says, and what it says of equality was measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.api.serving import serving
 from tests.unit.cli.running import Cli
 
 DOCS = Path(__file__).parents[4] / "docs"
-PAGE = (DOCS / "parallelism.md").read_text()
+PAGE = (DOCS / "guides" / "parallelism.md").read_text()
 PICTURES = DOCS / "pictures"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 GOALS = ("fp32", "fp32 met", "fp64", "fp64 met")
@@ -52,7 +52,7 @@ def test_the_pictures_are_drawn_by_the_program_beside_them() -> None:
     draw = runpy.run_path(str(PICTURES / "draw.py"))
     drawn = {f"{name}.svg": draw["picture"](ranks) for name, ranks in draw["WAYS"].items()}
     assert {path.name: path.read_text() for path in PICTURES.glob("*.svg")} == drawn
-    assert sorted(re.findall(r"\(pictures/(\w+\.svg)\)", PAGE)) == sorted(drawn)
+    assert sorted(re.findall(r"\(\.\./pictures/(\w+\.svg)\)", PAGE)) == sorted(drawn)
 
 
 def test_the_plan_that_is_shown_is_the_planners(

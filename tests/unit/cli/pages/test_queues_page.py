@@ -1,4 +1,4 @@
-"""docs/queues.md tells the truth: its commands are run, on a server whose jobs only wait."""
+"""docs/guides/queues.md tells the truth: its commands are run, on a server whose jobs only wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dray.requests import QueueRequest
 from tests.integration.tour import blocks_of, run_tour
 from tests.unit.api.serving import serving
 
-PAGE = (Path(__file__).parents[4] / "docs" / "queues.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "guides" / "queues.md").read_text()
 TOUR_TAKES_S = 200
 
 

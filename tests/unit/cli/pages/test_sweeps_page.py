@@ -1,4 +1,4 @@
-"""docs/sweeps.md tells the truth: its blocks are run, on a server whose trials a test trains."""
+"""docs/guides/sweeps.md tells the truth: a server runs its blocks, and a test trains the trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.marks import SOAK
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import metrics
 
-PAGE = (Path(__file__).parents[4] / "docs" / "sweeps.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "guides" / "sweeps.md").read_text()
 TOUR_TAKES_S = 200
 LOOK_S = 0.02
 STEPS_OF_AN_EPOCH = 23

@@ -1,5 +1,5 @@
-"""docs/topologies.md tells the truth: its documents are taken, it has every way, its pictures are
-those that their program draws, and its figures those of the results."""
+"""The pages about copies in step tell the truth: their documents are taken, they have every way,
+their pictures are those that a program draws, and their figures those of the results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from benchmarks.topologies.page import with_figures
 from dray.spec import Correction, Document, Gossip, JobSpec, ParameterServer
 
 DOCS = Path(__file__).parents[4] / "docs"
-PAGE = (DOCS / "topologies.md").read_text()
+GUIDES = "".join(
+    (DOCS / "guides" / f"{name}.md").read_text()
+    for name in ("topologies", "gossip", "parameter-servers")
+)
+COSTS = (DOCS / "explanation" / "sync-costs.md").read_text()
 PICTURES = DOCS / "pictures" / "topologies"
 
 
-@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", GUIDES, re.DOTALL))
 def test_each_block_is_part_of_a_document(block: str) -> None:
     part: dict[str, Any] = yaml.safe_load(block)
     base = {"recipe": "image_classification", "resources": {"num_workers": 4}}
@@ -32,15 +36,15 @@ def test_each_block_is_part_of_a_document(block: str) -> None:
 )
 def test_it_explains_every_choice(kind: type[Document], field: str) -> None:
     for choice in get_args(kind.model_fields[field].annotation):
-        assert f"`{choice}`" in PAGE
+        assert f"`{choice}`" in GUIDES
 
 
 def test_the_pictures_are_drawn_by_the_program_beside_them() -> None:
     draw = runpy.run_path(str(PICTURES / "draw.py"))
     drawn = {f"{name}.svg": draw["picture"](way) for name, way in draw["WAYS"].items()}
     assert {path.name: path.read_text() for path in PICTURES.glob("*.svg")} == drawn
-    assert sorted(re.findall(r"\(pictures/topologies/(\w+\.svg)\)", PAGE)) == sorted(drawn)
+    assert sorted(re.findall(r"\(\.\./pictures/topologies/(\w+\.svg)\)", GUIDES)) == sorted(drawn)
 
 
 def test_its_figures_are_those_of_the_last_run() -> None:
-    assert with_figures(PAGE) == PAGE, "run python -m benchmarks.topologies.page"
+    assert with_figures(COSTS) == COSTS, "run python -m benchmarks.topologies.page"

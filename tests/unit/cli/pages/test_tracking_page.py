@@ -1,4 +1,4 @@
-"""docs/tracking.md tells the truth: its example is run, and each of its searches can be read."""
+"""docs/guides/tracking.md tells the truth: its example is run, each of its searches can be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.marks import SOAK
 from tests.unit.api.serving import serving
 from tests.unit.cli.pages.test_sweeps_page import training
 
-PAGE = (Path(__file__).parents[4] / "docs" / "tracking.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "guides" / "tracking.md").read_text()
 TOUR_TAKES_S = 200
 RATES = ("rate-0.001", "rate-0.01", "rate-0.1")
 

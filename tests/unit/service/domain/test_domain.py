@@ -8,7 +8,6 @@ import random
 import zlib
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ from service.domain.errors import BadCursor
 from service.domain.series import downsample, pack, summarise, unpack
 from service.domain.states import TRANSITIONS, IllegalTransition, Trigger, transition
 
-DOCS = Path(__file__).parents[4] / "docs"
 BUDGETS = Budgets(max_user_retries=2, max_infra_retries=3)
 
 
@@ -61,12 +59,6 @@ def test_every_state_is_reached_and_every_live_one_can_end() -> None:
 def test_every_live_state_can_be_cancelled_or_is_being(state: JobState) -> None:
     if state is not JobState.CANCELLING:
         assert transition(state, Trigger.CANCEL) in (JobState.CANCELLING, JobState.CANCELLED)
-
-
-def test_the_page_of_states_shows_the_table() -> None:
-    assert (DOCS / "states.md").read_text() == states.render_page(), (
-        "docs/states.md differs from the table: write service.domain.states.render_page() to it"
-    )
 
 
 FAULTS = [cause for cause in Cause if cause not in (Cause.SUCCEEDED, Cause.STOPPED)]

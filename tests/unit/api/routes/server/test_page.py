@@ -6,10 +6,12 @@ import gzip
 import hashlib
 import posixpath
 import re
+from pathlib import Path
 
 import httpx
 import pytest
 
+from api.page import manual
 from api.page.static_files import FOLDER, POLICY, load
 from tests.unit.api.serving import LiveServer
 
@@ -123,3 +125,47 @@ def test_a_link_of_another_site_leads_to_the_page_and_not_to_the_api(server: Liv
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert server.ask("GET", "/", headers=headers).status_code == 200
     assert server.ask("GET", "/v1/jobs", headers=headers).status_code == 403
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the manual is served from, which is empty."""
+    monkeypatch.setattr(manual.find, "__defaults__", (tmp_path,))
+    return tmp_path
+
+
+def test_a_built_manual_is_served_under_the_policy_of_the_page(
+    http: httpx.Client, folder: Path
+) -> None:
+    (folder / "guides").mkdir()
+    (folder / "index.html").write_text("the manual")
+    (folder / "guides" / "page.html").write_text("a guide")
+    moved = http.get("/manual")
+    assert (moved.status_code, moved.headers["location"]) == (307, "manual/")
+    assert http.get("/manual/").text == "the manual"
+    page = http.get("/manual/guides/page.html?highlight=x")
+    assert page.text == "a guide"
+    assert page.headers["content-security-policy"] == POLICY
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    (folder / "index.html").write_text("built again")
+    assert http.get("/manual/").text == "built again"
+
+
+@pytest.mark.parametrize("path", ["nothing.html", "..%2fsecret", "%2fetc%2fpasswd", "guides"])
+def test_the_manual_has_no_other_files(http: httpx.Client, folder: Path, path: str) -> None:
+    (folder / "index.html").write_text("the manual")
+    (folder.parent / "secret").write_text("secret")
+    (folder / "guides").mkdir(exist_ok=True)
+    response = http.get(f"/manual/{path}")
+    assert response.status_code == 404
+    assert response.json()["code"] == "not_found"
+
+
+def test_where_no_manual_was_built_a_page_names_the_command(
+    http: httpx.Client, folder: Path
+) -> None:
+    assert list(folder.iterdir()) == []
+    response = http.get("/manual/")
+    assert response.status_code == 404
+    assert response.headers["content-security-policy"] == POLICY
+    assert "<code>make docs</code>" in response.text

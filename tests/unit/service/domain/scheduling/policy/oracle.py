@@ -1,5 +1,5 @@
 """A slow check of a plan. It goes through the decisions in their order, keeps only the resources of
-each node, and fails if a decision breaks a promise of docs/scheduling.md."""
+each node, and fails if a decision breaks a promise of docs/explanation/scheduling.md."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ class Claims:
         return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
-        """The work left of docs/scheduling.md: (seconds left + 300) * cluster share ** 0.7."""
+        """The work left of the manual: (seconds left + 300) * cluster share ** 0.7."""
         total: Counter[str] = Counter()
         for node in self.snapshot.nodes:
             if node.accepted:

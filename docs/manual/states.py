@@ -1,0 +1,58 @@
+"""The page of states and events, from the table of transitions."""
+
+from __future__ import annotations
+
+from manual.tables import table
+from service.domain.events import REMARKS
+from service.domain.states import TRANSITIONS, JobState
+
+_HEAD = """# States and events
+
+```text
+submit -> QUEUED -- claim --> STARTING -- step --> RUNNING -- succeed --> SUCCEEDED
+            ^                                   |     ^
+            |                              reform     step
+            |                                   v     |
+            +-- retry, of an attempt ------- RECOVERING
+
+QUEUED                          -- cancel --> CANCELLED
+STARTING, RUNNING, RECOVERING   -- cancel --> CANCELLING -- stopped --> CANCELLED
+all of these but CANCELLING     -- fail ----> FAILED
+```
+
+The table below has every transition. SUCCEEDED, FAILED and CANCELLED are final. A job
+that is cancelled ends as SUCCEEDED if its training ended before the stop reached it;
+otherwise it is CANCELLED, and the attempt keeps its own reason.
+
+A trial of a [sweep](../guides/sweeps.md) that is worse than others is CANCELLED with the reason
+`stopped_early`. A trial that never starts because too many others failed is CANCELLED with the
+reason `too_many_failed`.
+
+## Transitions
+
+The event of a transition has the type `state`, and one of the reason codes as its `code`.
+
+"""
+_REMARKS = """
+## Other events
+
+These events leave the state as it is. `dray events JOB` prints the events of a job, and
+`GET /v1/jobs/JOB/events` streams them.
+
+"""
+
+
+def page() -> str:
+    order = list(JobState)
+    moves = sorted(TRANSITIONS.items(), key=lambda move: (order.index(move[0][0]), move[0][1]))
+    rows = [
+        (state, trigger, rule.to, ", ".join(f"`{code}`" for code in sorted(rule.codes)))
+        for (state, trigger), rule in moves
+    ]
+    remarks = [(f"`{type_}`", meaning) for type_, meaning in REMARKS.items()]
+    return (
+        _HEAD
+        + table(("from", "trigger", "to", "reason codes"), rows)
+        + _REMARKS
+        + table(("type", "meaning"), remarks)
+    )

@@ -1,0 +1,19 @@
+"""Markdown that several pages of the reference consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *(map(cell, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """Text of one line, whose bars separate no cells."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
