@@ -162,7 +162,7 @@ def test_a_state_that_no_checkpoint_holds_ends_the_checkpoint(
     manager.save(about(2), {"w": object()})
     manager.wait()
     out = capsys.readouterr().out
-    assert "step 1 could not be saved: w is of torch.complex64" in out
+    assert "step 1 could not be saved: w has the type torch.complex64" in out
     assert "step 2 could not be saved: w is a object" in out
 
 
