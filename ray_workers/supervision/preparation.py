@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 
 from ray.exceptions import RayActorError
@@ -13,6 +14,7 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.rules.recovery_rules import MOST_STARTS
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -46,8 +48,17 @@ class Preparation:
         return {each.part.node_id for each in slots} - alive
 
     async def restart(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        """Give each member another process. Returns the nodes that turned out dead instead; empty
-        if all processes run. Raises one of NOT_STARTED."""
+        """Give each member another process, by up to MOST_STARTS tries. Returns the nodes that
+        turned out dead instead; empty if all processes run. Raises one of NOT_STARTED."""
+        for _ in range(MOST_STARTS - 1):
+            try:
+                return await self._restart_once(members, round_number)
+            except (ForkFailed, RayActorError):  # it was killed while it started, for example
+                traceback.print_exc()
+                members = [member for member in members if not member.is_running]
+        return await self._restart_once(members, round_number)
+
+    async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
         # The process of a member that runs still did not become ready.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
@@ -62,8 +73,8 @@ class Preparation:
         return set()
 
     async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
-        """As `restart`, and wait until the process is ready for a rank."""
-        starting = self.restart([member], round_number)
+        """Like `restart`, by one try, and wait until the process is ready for a rank."""
+        starting = self._restart_once([member], round_number)
         if dead := await self._pace.within(self._timings.replace_limit_s, starting):
             return dead
         await self.until_ready([member])

@@ -398,8 +398,7 @@ class TrainingSession(BatchState):
             self._regroup(error)
 
     def began_batch(self, counted: int, num_global: int) -> None:
-        """Called when the loader hands out a batch. counted, num_global: its samples on this rank,
-        and on all ranks."""
+        """Called at each batch. counted, num_global: its samples on this rank, and on all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.place
         self._seed_generators("step")

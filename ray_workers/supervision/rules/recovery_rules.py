@@ -22,7 +22,7 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 MOST_WITHOUT_A_STEP = 3
 """Recoveries in a row without a step in between; a group that breaks again does not recover."""
 MOST_STARTS = 3
-"""Processes that are started for a lost rank beside the training of the others."""
+"""Tries to start another process for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """So often within so many seconds a rank of a script is started again alone; a program that is
 killed more often is no accident."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Grant
 from ray_workers.shared.contracts import Frame, FrameKind, Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import least_ranks
-from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.recovery_rules import MOST_STARTS, RecoveryState
+from ray_workers.supervision.worker_group import Member
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
     ON_M,
@@ -67,6 +70,30 @@ async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_o
     own = {**told, "seat": 1, "incarnation": 0}
     job.nodes.left = [Frame(0, 7, FrameKind.ERROR, 1.0, own)]
     assert not await job.recover()
+
+
+class KilledWhileItStarts(SlowGroup):
+    """The first processes that are started end at once."""
+
+    failures = 0
+
+    async def replace(self, members: Sequence[Member], round_number: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ForkFailed("the process ended before it began")
+        await super().replace(members, round_number)
+
+
+@pytest.mark.parametrize(("failures", "recovers"), [(MOST_STARTS - 1, True), (MOST_STARTS, False)])
+async def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
+    failures: int, recovers: bool
+) -> None:
+    group = KilledWhileItStarts()
+    group.failures = failures
+    job = Recovering(group=group)
+    group.replaced.set()
+    assert await job.recover() is recovers
+    assert group.announced == [1] * recovers
 
 
 async def test_a_round_that_could_not_be_formed_is_followed_by_another() -> None:
