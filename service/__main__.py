@@ -1,8 +1,8 @@
 """`python -m service`: the loops alone, for a scaled deployment; and copies of a home.
 
-Without a command it runs the scheduler and the reconciler; the API runs beside it, as many
-processes as are needed, with `python -m api --no-loops`. On PostgreSQL several of these may run:
-one has the lease of the loops, the others stand by. `backup DEST.tar` copies the home of
+Without a command it runs the scheduler and the reconciler. The API runs in other processes, by
+`python -m api --no-loops`. On PostgreSQL several services may run: one has the lease of the loops,
+and the others wait for it. `backup DEST.tar` copies the home of
 DRAY_HOME, also while its service runs; `restore SRC.tar --home NEW` puts a copy into a new one.
 """
 
@@ -45,13 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "backup":
             done = backup(read_settings(), options.dest.absolute())
-            _say(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
+            _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
             if not done.has_files:
-                _say("the storage is no folder: copy it by its own means, after this")
+                _print_line("the storage is no folder: copy it by its own means, after this")
         elif options.command == "restore":
             done = restore(options.source, options.home)
-            _say(f"{done.num_jobs} jobs and {done.num_files} files are in {options.home}")
-            _say("start the service with DRAY_HOME set to it")
+            _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.home}")
+            _print_line("start the service with DRAY_HOME set to it")
         else:
             asyncio.run(serve())
     except (BackupError, StartRefused, DomainError, ValueError) as error:
@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 

@@ -117,8 +117,8 @@ class FederationCalls(DownloadCalls):
         """Train, or answer in a phase of secure aggregation; False if nothing could be sent."""
         if view.awaits != UPDATE:
             answer = await self._answer(job_id, view, trainer)
-            if answer.said is not None:
-                log(f"round {view.number}: client {view.client} {answer.said}")
+            if answer.note is not None:
+                log(f"round {view.number}: client {view.client} {answer.note}")
             return answer.content is not None
         log(f"round {view.number}: client {view.client} trains")
         update = await asyncio.to_thread(trainer.train, view.number or 0)

@@ -33,13 +33,13 @@ class GroupTraits:
     them. The others are in no group with them, and go on by themselves when one of their own number
     is lost."""
     replicas: Mapping[int, int]
-    """By each of them that has a replica, the rank that holds it."""
+    """The rank that holds the replica, by the rank whose state it is."""
     unawaited: frozenset[int]
     """Ranks whose end the job does not wait for."""
     restarted_alone: frozenset[int]
     """Ranks of a script that are started again alone when their process is killed."""
     role_names: tuple[str, ...]
-    """As `dray.ranks.role_names`."""
+    """The role of each rank, as `dray.ranks.role_names` returns them."""
     has_peer_ports: bool
     """Whether each rank reserves a port before any process starts (`Seat.peers`)."""
     hang_limit_s: float | None

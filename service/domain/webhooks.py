@@ -79,7 +79,7 @@ def headers(secret: str, message_id: str, now: datetime, body: bytes) -> dict[st
     }
 
 
-def is_told(
+def is_notified(
     states: Iterable[str],
     queue: str | None,
     labels: Mapping[str, str],

@@ -23,7 +23,7 @@ from service.db.repositories import webhooks as repository
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import at_end, measure, notify
 from service.domain import meter
-from service.domain.webhooks import MAX_REASON, final_metrics, is_told, type_of
+from service.domain.webhooks import MAX_REASON, final_metrics, is_notified, type_of
 
 Move = Mapping[str, Any]
 """The columns of the event of a change of state."""
@@ -69,7 +69,7 @@ def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
         for move in wanted
         for hook in hooks
         if hook.all_users or hook.owner == places[move["job_id"]].owner
-        if is_told(
+        if is_notified(
             hook.states,
             hook.queue,
             hook.labels,
@@ -78,7 +78,7 @@ def _messages(session: Session, moves: Iterable[Move]) -> list[dict[str, Any]]:
             with_labels=labels[move["job_id"]],
         )
     ]
-    jobs = repository.told_of_jobs(session, {move["job_id"] for _, move in pairs})
+    jobs = repository.columns_of_jobs(session, {move["job_id"] for _, move in pairs})
     return [
         {
             "webhook_id": hook.id,

@@ -30,7 +30,7 @@ NUM_BEST = 200
 """The number of these trials that are the best of all; the others are the newest."""
 
 
-class Told(StrEnum):
+class TrialOutcome(StrEnum):
     """The state of a trial, as far as Optuna distinguishes states."""
 
     ENDED = "ended"
@@ -44,7 +44,7 @@ class EarlierTrial:
     """A trial whose parameters are chosen."""
 
     parameters: Mapping[str, Any]
-    told: Told
+    outcome: TrialOutcome
     value: float | None
     last_step: int | None
 
@@ -137,11 +137,11 @@ def _frozen(
     from optuna.trial import TrialState, create_trial
 
     state = {
-        Told.ENDED: TrialState.COMPLETE,
-        Told.STOPPED_EARLY: TrialState.PRUNED,
-        Told.RUNNING: TrialState.RUNNING,
-        Told.FAILED: TrialState.FAIL,
-    }[trial.told]
+        TrialOutcome.ENDED: TrialState.COMPLETE,
+        TrialOutcome.STOPPED_EARLY: TrialState.PRUNED,
+        TrialOutcome.RUNNING: TrialState.RUNNING,
+        TrialOutcome.FAILED: TrialState.FAIL,
+    }[trial.outcome]
     if trial.value is None and state is TrialState.COMPLETE:
         state = TrialState.FAIL  # NaN, or no report: Optuna does not accept it
     reported = {}

@@ -157,10 +157,10 @@ class MachinePace:
 
     def why(self) -> str:
         """The end of a sentence that names the overload; empty if there is none."""
-        return said_of(self.slowness)
+        return overload_note(self.slowness)
 
 
-def said_of(slowness: float) -> str:
+def overload_note(slowness: float) -> str:
     """The end of a sentence that names an overload; empty below `OVERLOADED`."""
     if slowness < OVERLOADED:
         return ""

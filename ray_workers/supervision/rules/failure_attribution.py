@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dray.ranks import role_of
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
 from ray_workers.shared.heartbeat import RankStatus
-from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
+from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
         return outcome
-    return replace(outcome, message=outcome.message + said_of(slowness), slowness=slowness)
+    return replace(outcome, message=outcome.message + overload_note(slowness), slowness=slowness)
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:

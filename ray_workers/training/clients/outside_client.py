@@ -61,7 +61,7 @@ class MaskedAnswer(NamedTuple):
     """None if the client has no answer in this round, and takes part in the next one."""
     path: Path | None
     """The file of the masked update, which is sent in parts before the answer."""
-    said: str | None
+    note: str | None
     """A sentence for the client's user."""
 
 

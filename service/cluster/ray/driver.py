@@ -33,7 +33,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.names import namespace, supervisor_name
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
-from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
+from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, overload_note
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.rank_actor import RankActor
@@ -298,7 +298,7 @@ class RayCluster:
         slowness = self._ended.get(attempt, USUAL)
         if attempt in self._ended:
             how = "it did not answer, and was ended"
-        message = f"its supervisor is gone: {how}{said_of(slowness)}"
+        message = f"its supervisor is gone: {how}{overload_note(slowness)}"
         slowness = slowness if slowness >= OVERLOADED else USUAL
         return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))
 

@@ -50,7 +50,7 @@ _REPORTED = (
 )
 
 
-def told_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
+def columns_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
     """The columns of these jobs that messages contain, by id."""
     return _of_jobs(session, job_ids, _REPORTED)
 

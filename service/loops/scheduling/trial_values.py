@@ -29,7 +29,7 @@ from service.lifecycle import transitions
 from service.loops.scheduling.stages import SchedulerRound, Stage, held_back
 from service.loops.shared.fencing import LoopDatabase
 from service.sweeps import optuna_sampler
-from service.sweeps.optuna_sampler import EarlierTrial, Told
+from service.sweeps.optuna_sampler import EarlierTrial, TrialOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
     if jobs_repository.state_of(session, job_id) is not JobState.QUEUED:
         return None
     sweep = Sweep.model_validate(row.sweep)
-    earlier = [_earlier(one) for one in repository.told(session, trial.array_id)]
+    earlier = [_earlier(one) for one in repository.earlier_trials(session, trial.array_id)]
     return _SamplerQuestion(sweep, row.base, trial.array_index, earlier)
 
 
@@ -189,17 +189,17 @@ def _set_values(
         document_values.replace(session, job_id, sweep.array_id, own)
 
 
-def _earlier(row: repository.ToldRow) -> EarlierTrial:
+def _earlier(row: repository.EarlierTrialRow) -> EarlierTrial:
     outcome = _outcome(row.state, row.reason_code)
     return EarlierTrial(row.parameters, outcome, row.value, row.last_step)
 
 
-def _outcome(state: JobState, reason: str) -> Told:
+def _outcome(state: JobState, reason: str) -> TrialOutcome:
     if reason == STOPPED_EARLY:
-        return Told.STOPPED_EARLY
+        return TrialOutcome.STOPPED_EARLY
     if state is JobState.SUCCEEDED:
-        return Told.ENDED
-    return Told.FAILED if state.is_terminal else Told.RUNNING
+        return TrialOutcome.ENDED
+    return TrialOutcome.FAILED if state.is_terminal else TrialOutcome.RUNNING
 
 
 def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,10 +123,10 @@ def page(session: Session, array_id: str, after_index: int, limit: int) -> Seque
     return session.execute(query).all()
 
 
-ToldRow = Row[Any, Any, Any, Any, Any, Any]
+EarlierTrialRow = Row[Any, Any, Any, Any, Any, Any]
 
 
-def told(session: Session, array_id: str) -> Sequence[ToldRow]:
+def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]:
     """(index, parameters, value, last_step, state, reason_code) of all trials with parameters."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = (

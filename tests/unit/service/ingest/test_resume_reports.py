@@ -10,7 +10,7 @@ import pytest
 from dray import views
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
-from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
+from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
 from service.loops.scheduling import starter
 from tests.marks import ON_SQLITE, RULES
@@ -190,7 +190,7 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
     assert mtbf("job-none") == WORKER_MTBF_S
     await lose(Cause.SUCCEEDED, 1, 3600.0)
     await lose(Cause.USER_ERROR, 1, 1800.0)
-    await lose(Cause.WORKER_LOST, 1, 1800.0, f"no answer{said_of(OVERLOADED)}")
+    await lose(Cause.WORKER_LOST, 1, 1800.0, f"no answer{overload_note(OVERLOADED)}")
     lost = await lose(Cause.NODE_LOST, 2, 7200.0)
     assert mtbf("job-none") == pytest.approx((WORKER_MTBF_S + 2 * 3600 + 2 * 7200) / 2)
     assert mtbf(lost) == pytest.approx((mtbf("job-none") + 2 * 7200) / 2)

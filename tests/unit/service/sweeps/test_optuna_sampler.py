@@ -11,7 +11,7 @@ from service.sweeps.optuna_sampler import (
     MAX_EARLIER,
     NUM_BEST,
     EarlierTrial,
-    Told,
+    TrialOutcome,
     _most_informative,
     ask,
 )
@@ -30,12 +30,14 @@ def sweep(**fields: Any) -> Sweep:
     return Sweep.model_validate({**given, "parameters": SPACE, **fields})
 
 
-def ended(value: float | None, told: Told = Told.ENDED, **parameters: Any) -> EarlierTrial:
-    return EarlierTrial(parameters, told, value, 10)
+def ended(
+    value: float | None, outcome: TrialOutcome = TrialOutcome.ENDED, **parameters: Any
+) -> EarlierTrial:
+    return EarlierTrial(parameters, outcome, value, 10)
 
 
 def test_values_are_within_the_space_and_may_be_told_again() -> None:
-    found, earlier = sweep(), []
+    found, earlier = sweep(), list[EarlierTrial]()
     for index in range(20):
         values = ask(found, index, earlier)
         assert values.keys() == SPACE.keys()
@@ -46,12 +48,14 @@ def test_values_are_within_the_space_and_may_be_told_again() -> None:
         assert any(
             values["layers"] is choice or values["layers"] == choice for choice in SPACE["layers"]
         )
-        told = list(Told)[index % 4]
-        earlier.append(ended(None if told is Told.RUNNING else index / 10, told, **values))
+        outcome = list(TrialOutcome)[index % 4]
+        earlier.append(
+            ended(None if outcome is TrialOutcome.RUNNING else index / 10, outcome, **values)
+        )
 
 
 def test_the_same_trials_before_give_the_same_values_in_any_process() -> None:
-    found, earlier = sweep(seed=3), []
+    found, earlier = sweep(seed=3), list[EarlierTrial]()
     for index in range(15):
         values = ask(found, index, earlier)
         assert values == ask(found, index, earlier)
@@ -63,7 +67,7 @@ def test_the_same_trials_before_give_the_same_values_in_any_process() -> None:
 def test_it_learns_from_the_values(mode: str, best: float) -> None:
     """Later trials approach the best value of a parabola at `best`."""
     found = sweep(mode=mode, parameters={"x": {"min": 0.0, "max": 1.0}})
-    sign, earlier = (1 if mode == "min" else -1), []
+    sign, earlier = (1 if mode == "min" else -1), list[EarlierTrial]()
     for index in range(40):
         x = ask(found, index, earlier)["x"]
         earlier.append(ended(sign * (x - best) ** 2, x=x))
@@ -84,8 +88,8 @@ def test_of_very_many_trials_the_best_and_the_newest_are_told() -> None:
 def test_trials_without_a_number_are_as_failed() -> None:
     earlier = [
         ended(None, lr=0.1),
-        ended(None, Told.STOPPED_EARLY, lr=0.01),
-        ended(0.5, Told.FAILED, lr=0.001),
+        ended(None, TrialOutcome.STOPPED_EARLY, lr=0.01),
+        ended(0.5, TrialOutcome.FAILED, lr=0.001),
     ]
     found = sweep(parameters={"lr": SPACE["lr"]})
     assert 1e-4 <= ask(found, 3, earlier)["lr"] <= 1e-1

@@ -96,13 +96,13 @@ async def test_a_job_beyond_the_types_that_are_left_says_so(world: World) -> Non
         await world.submit(runtime, "waits", workers=workers)
     job_id = await world.submit(runtime, "waits", workers=1)
     told = await eventually(
-        lambda: said_of(runtime, job_id, "no more nodes may be added"),
+        lambda: reason_with(runtime, job_id, "no more nodes may be added"),
         "the explanation never had these words",
     )
     assert "DRAY_AUTOSCALE_NODES" in told
 
 
-async def said_of(runtime: Runtime, job_id: str, words: str) -> str:
+async def reason_with(runtime: Runtime, job_id: str, words: str) -> str:
     message = (await runtime.reading.explain(job_id)).reason.message
     return message if words in message else ""
 
@@ -142,7 +142,7 @@ async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
     world.fake.add_node("node-b", {"CPU": 4.0, "memory": 3 * gib})
     await asks_for(world)
     told = await eventually(
-        lambda: said_of(runtime, job.id, "no nodes are requested"),
+        lambda: reason_with(runtime, job.id, "no nodes are requested"),
         "the explanation never had these words",
     )
     assert told.endswith(
@@ -170,8 +170,10 @@ async def test_a_group_that_stands_by_has_a_node_asked_for_and_says_so(world: Wo
     body = {"world_size": 4, "slices": left, "lacking": 2, "grants": 0, "message": "lost a node"}
     world.fake.tell(job_id, FrameKind.RESIZED, body)
     await asks_for(world, ({"CPU": 1.0}, 2), WHOLE)
-    told = await eventually(lambda: said_of(runtime, job_id, "Ray was asked for"), "it never said")
-    assert "waits for 2 workers" in told
+    reason = await eventually(
+        lambda: reason_with(runtime, job_id, "Ray was asked for"), "no reason has these words"
+    )
+    assert "waits for 2 workers" in reason
 
 
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:
