@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class MemoryUse:
+class MemoryUsage:
     """Memory of a group, in bytes. Reclaimable file cache counts as available."""
 
     used: int
@@ -32,7 +32,7 @@ UNLIMITED = 1 << 60
 """Limits from here on mean no limit; version 1 uses a number for that."""
 
 
-def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUse]:
+def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:
     """The memory of the process's own group and the visible ones around it that have a limit."""
     found = []
     for directory, files in _groups(proc, sys / "fs" / "cgroup"):
@@ -44,7 +44,7 @@ def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUse]:
         except (OSError, ValueError, KeyError):  # `max` is no limit; or the group does not exist
             continue
         if limit < UNLIMITED:
-            found.append(MemoryUse(used, max(0, limit - used)))
+            found.append(MemoryUsage(used, max(0, limit - used)))
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray_workers.node.system_metrics.processes import Values, growth
-from ray_workers.shared.memory_limit import MemoryUse, memory_in_control_groups
+from ray_workers.shared.memory_limit import MemoryUsage, memory_in_control_groups
 from ray_workers.shared.processes.procfs import TICKS_PER_S
 
 CPU = "system/node/cpu"
@@ -29,7 +29,7 @@ class MachineReading:
 
     cpu_s: float | None
     """Processor seconds spent on anything but idling, summed over all processors."""
-    memory: MemoryUse | None
+    memory: MemoryUsage | None
     disks: Counters
     """Bytes read and written, of whole physical disks."""
     networks: Counters
@@ -75,7 +75,7 @@ class MachineMeter:
             return None
         return (user + nice + system + irq + softirq) / TICKS_PER_S if name == "cpu" else None
 
-    def _memory(self) -> MemoryUse | None:
+    def _memory(self) -> MemoryUsage | None:
         """The memory of the machine, or of the control group around it with the least available."""
         sizes = {}
         for line in _lines(self._proc / "meminfo"):
@@ -84,7 +84,7 @@ class MachineMeter:
         found = memory_in_control_groups(self._proc, self._sys)
         if "MemTotal:" in sizes and "MemAvailable:" in sizes:
             available = sizes["MemAvailable:"]
-            found.append(MemoryUse(sizes["MemTotal:"] - available, available))
+            found.append(MemoryUsage(sizes["MemTotal:"] - available, available))
         return min(found, key=lambda one: one.available, default=None)
 
     def _disks(self) -> Counters:

@@ -161,7 +161,9 @@ def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copie
     with hole.open("wb") as file:
         file.truncate(1 << 40)
     small.write_bytes(bytes(600_000))
-    with pytest.raises(ValueError, match="the artifact hole has 1,099,511,627,776 bytes; those of"):
+    with pytest.raises(
+        ValueError, match="the artifact hole has 1,099,511,627,776 bytes; all artifacts of"
+    ):
         train.save_artifact(hole)
     for _ in range(2):  # it replaces itself
         train.save_artifact(small)

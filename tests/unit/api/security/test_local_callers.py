@@ -20,6 +20,7 @@ from tests.unit.workers.other_user import needs_root, run_as_another
 OPEN = {
     *("GET /healthz", "GET /readyz", "GET /v1/schema"),
     *("GET /", "HEAD /", "GET /page/x/x", "HEAD /page/x/x"),
+    *("GET /manual", "HEAD /manual", "GET /manual/x", "HEAD /manual/x"),
     "GET /v1/downloads/x",  # which needs the secret in its address
 }
 """What asks for no token."""

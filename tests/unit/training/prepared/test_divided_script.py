@@ -261,7 +261,7 @@ def test_names_and_sizes_that_do_not_fit_are_refused() -> None:
     preparing._state = preparing._State()
     with pytest.raises(ValueError, match="tensor is 2, which does not divide the 1 ranks"):
         prepared(tensor=2, tensor_plan=PLAN)
-    with pytest.raises(ValueError, match="recompute and compile_blocks are of blocks"):
+    with pytest.raises(ValueError, match="recompute and compile_blocks need the model's blocks"):
         prepared(recompute=True)
     run_in_group(_wrong, 2)
 

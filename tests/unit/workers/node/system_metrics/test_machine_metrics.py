@@ -9,7 +9,7 @@ import pytest
 from ray_workers.node.system_metrics import machine
 from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import growth, rounded
-from ray_workers.shared.memory_limit import MemoryUse, memory_here
+from ray_workers.shared.memory_limit import MemoryUsage, memory_here
 
 GIB = 2**30
 MEMINFO = "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\n"
@@ -137,11 +137,11 @@ def test_memory_is_the_control_groups_where_that_has_less_room(
     files.write(f"{group}/{limit}", f"{4 * GIB}\n")
     files.write(f"{group}/{used}", f"{3 * GIB}\n")
     files.write(f"{group}/memory.stat", f"anon 5\n{cache} {GIB}\n")
-    assert files.read().memory == MemoryUse(used=2 * GIB, available=2 * GIB)
+    assert files.read().memory == MemoryUsage(used=2 * GIB, available=2 * GIB)
     assert memory_here(files.proc, files.sys) <= 4 * GIB
     for unlimited in ("max\n", "9223372036854771712\n"):
         files.write(f"{group}/{limit}", unlimited)
-        assert files.read().memory == MemoryUse(used=2 * GIB, available=6 * GIB)
+        assert files.read().memory == MemoryUsage(used=2 * GIB, available=6 * GIB)
 
 
 def test_values_are_rounded_to_five_digits() -> None:

@@ -20,7 +20,7 @@ from ray_workers.node.system_metrics import processes, sampler
 from ray_workers.node.system_metrics.machine import MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, read_rank
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
-from ray_workers.shared.memory_limit import MemoryUse
+from ray_workers.shared.memory_limit import MemoryUsage
 from ray_workers.shared.processes.procfs import children_of, started_ticks, stat_fields
 from tests.unit.workers.forked import Server, light, server
 
@@ -143,7 +143,7 @@ class StillMachine:
     """Uses nothing."""
 
     def read(self) -> MachineReading:
-        return MachineReading(100.0, MemoryUse(1, 2), {}, {})
+        return MachineReading(100.0, MemoryUsage(1, 2), {}, {})
 
 
 class Gpus:
