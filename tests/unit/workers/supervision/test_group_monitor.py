@@ -539,7 +539,7 @@ async def test_a_recipe_whose_ranks_end_while_it_is_asked_who_is_left_has_succee
     async def refuse(_recovery: RecoveryController, _lost: Sequence[Any], **_: Any) -> bool:
         group.end(0, 0)
         group.end(2, 0)
-        return False  # nobody is left who holds the state
+        return False  # no running rank holds the state
 
     monkeypatch.setattr(RecoveryController, "recover", refuse)
     watching = asyncio.ensure_future(monitor_of(SERVED, group, Reports()).watch())

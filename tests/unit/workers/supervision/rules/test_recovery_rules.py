@@ -67,7 +67,7 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
     limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {2, 3}}
     assert recovery_rules.refused(killed[:1], {}, **limits) is None
     reason = recovery_rules.refused(killed, {}, **limits)
-    assert reason == "rank 3 is a server, and nobody else holds its part of the state"
+    assert reason == "rank 3 is a server, and no other rank holds its part of the state"
 
 
 def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() -> None:
@@ -87,7 +87,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
 
 def test_without_a_survivor_there_is_no_state_left() -> None:
     reason = refused(RankExit.of(0, -9), RankExit.of(1, -9), survivors=0)
-    assert reason == "nobody is left who holds the state"
+    assert reason == "no running rank holds the state"
 
 
 def process(seat: int, incarnation: int, step: int) -> RankObservation:
