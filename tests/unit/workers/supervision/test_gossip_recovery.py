@@ -148,7 +148,7 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     assert await job.recover(first)
     assert group.seats == [[2, 0]]
     (told,) = job.reports.of(FrameKind.RESIZED)
-    assert told["message"] == "takes in the replacement of a lost worker: 2 workers"
+    assert told["message"] == "adds the replacement of a lost worker: 2 workers"
     await job.recovery.stop()
 
 
@@ -235,7 +235,7 @@ async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
     assert first == [2, second[1]]
     assert sorted(second) == [0, 1, 2]
     told = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]
-    takes_in = "takes in the replacement of a lost worker"
+    takes_in = "adds the replacement of a lost worker"
     assert told == [f"{takes_in}: 2 workers, and starts 1 more", f"{takes_in}: 3 workers"]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

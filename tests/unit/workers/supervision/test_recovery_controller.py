@@ -238,7 +238,7 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert answer["grants"] == 1
-    assert "could not take more slots in (it took more than 40 s)" in answer["message"]
+    assert "could not add more slots (it took more than 40 s)" in answer["message"]
     assert not job.recovery.state.is_taking_in
     watching.cancel()
 
@@ -250,7 +250,7 @@ async def test_a_node_has_the_code_before_workers_start_there() -> None:
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
-    assert "could not take more slots in (the code can't be put on the node m" in answer["message"]
+    assert "could not add more slots (the code can't be put on the node m" in answer["message"]
     assert job.prepared == [["m"]]
     job.unprepared, job.group.adds = None, asyncio.Event()
     job.resizing.grow(Grant(2, ON_M, None))
