@@ -152,8 +152,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> list[Slots]:
-        """The slots in the order of their ranks. The ranks of a node are consecutive, unless the job
-        has silos or roles with their own resources: their ranks follow the order of the slices."""
+        """The slots in the order of their ranks. The ranks of a node are consecutive, except for silos
+        and roles with their own resources, whose ranks follow the order of the slices."""
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
         by_node: dict[str, list[Slots]] = {}

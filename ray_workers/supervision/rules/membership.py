@@ -21,7 +21,7 @@ class WorkerState(Enum):
     ENDED = auto()
     """It has a rank. Its process has ended, and whether it is replaced is not decided yet."""
     LOST = auto()
-    """It has a rank. Its process has ended, and is to be replaced."""
+    """It has a rank. Its process has ended, and will be replaced."""
     STARTING = auto()
     """It has no rank. A process is being started for it while the others train."""
     READY = auto()
