@@ -152,7 +152,7 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> list[Slots]:
-        """The slots in the order of their ranks. The ranks of a node are consecutive, except for silos
+        """The slots in the order of their ranks. Ranks of a node are consecutive, except for silos
         and roles with their own resources, whose ranks follow the order of the slices."""
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
