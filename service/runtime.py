@@ -1,6 +1,6 @@
 """The composition root: builds the service from its settings, starts it and stops it.
 
-Settings are read, connections opened and loops started here and nowhere else.
+Only this module reads settings, opens connections and starts loops.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ READY_LIMIT_S = 3.0
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether the service can do its work, and what each part says.
+    """Whether the service is ready, and the state of each part.
 
-    A full storage is reported and still counts as ready: people make room through this service.
-    The same holds for nodes that get no work: the others, and the queue, go on.
+    A full storage is reported and still counts as ready, because users free space through this
+    service. Nodes that get no work are reported, too; the other nodes and the queue go on.
     """
 
     ok: bool
@@ -108,17 +108,17 @@ class Runtime:
         self.leader: Leader | None = None
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
-        """Of the newest term of this process."""
+        """The autoscaler of this process's newest term as leader."""
         self._exporter: MlflowExporter | None = None
-        """The same."""
+        """The exporter of that term."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
-        """The question of `ready` to the database that is open."""
+        """The query of `ready` that the database has not answered yet."""
         self._halted = asyncio.Event()
-        """Set once nothing is to be started any more."""
+        """Set once no attempt may be started any more."""
 
     @classmethod
     async def open(
@@ -130,18 +130,18 @@ class Runtime:
         clock: Callable[[], datetime] = utc_now,
         timings: LoopTimings | None = None,
     ) -> Runtime:
-        """Take the home, bring the schema up to date, and start the loops.
+        """Lock the home, migrate the database, and start the loops.
 
-        Tests hand in a `cluster` instead of Ray, a `clock` instead of this machine's, and
-        `timings`. StartRefused if the home, the database or the storage can't be used, or another
-        process has the home.
+        Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's, and `timings`.
+        Raises StartRefused if the home, the database or the storage can't be used, or if another
+        process has locked the home.
         """
         if loops and settings.mlflow_tracking_uri and importlib.util.find_spec("mlflow") is None:
             raise StartRefused(
                 "DRAY_MLFLOW_TRACKING_URI is set, and MLflow's client is not installed: "
                 "pip install 'dray[mlflow]', or unset it"
             )
-        # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
+        # One process at a time may use a SQLite database or an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
         prices = PricesFile(settings.prices_file)
@@ -153,12 +153,12 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
-            # A release may have other defaults than the one that was here before.
+            # The defaults may differ from the defaults of the release that ran before.
             await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
             runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)
-            if is_sqlite:  # no other process has seen the cluster meanwhile
+            if is_sqlite:  # no other process has observed the cluster meanwhile
                 await database.write(
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
@@ -171,13 +171,14 @@ class Runtime:
         return runtime
 
     async def start_loops(self, cluster: Cluster | None, *, alone: bool | None = None) -> None:
-        """Run the loops while this process leads; `alone` is for tests that share a SQLite."""
+        """Run the loops while this process is the leader. `alone` is for tests in which several
+        runtimes share a SQLite database."""
         deployment_id = await self.database.write(
             lambda s: repository.ensure_deployment(s, self.database.time(s))
         )
         self.cluster = port = cluster or GatewayCluster(ray_target(self.settings, deployment_id))
         now = await self.database.read(self.database.time)
-        await self.jobs.storage_watch.look(now)  # a limit of before may be no more
+        await self.jobs.storage_watch.look(now)  # the limits may have changed
         await port.start()
         self.leader = Leader(
             self.database,
@@ -188,7 +189,7 @@ class Runtime:
         self._leading = asyncio.create_task(self.leader.run(), name="leader")
 
     def _loops(self, database: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
-        """The loops of one term, which share nothing with those of any other."""
+        """Build the loops of one term, which share no state with the loops of other terms."""
         signals, settings, timings = self.signals, self.settings, self._timings
         context = LoopContext(
             *(database, cluster, signals, settings, timings, self.prices, deployment_id),
@@ -226,10 +227,10 @@ class Runtime:
         return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
-        """Before a stop that ends the cluster too: let every attempt save and leave its slots.
+        """Let every attempt save and leave its slots, before a stop that ends the cluster, too.
 
-        Returns when no attempt is left, the grace is over, or `hurry` is set. Does nothing where
-        the cluster is not our own, or this process does not run the loops.
+        Returns when no attempt is left, the grace period is over, or `hurry` is set. Does nothing
+        if Ray is not embedded, or if this process does not run the loops.
         """
         leads = self.leader is not None and self.leader.leads
         if self.settings.ray_address != EMBEDDED or not leads or self._watched() is None:
@@ -239,7 +240,7 @@ class Runtime:
         try:
             if not await self._leave():
                 return
-        except DomainError:  # without a database nobody can be asked
+        except DomainError:  # the database does not answer
             return
         report(
             f"jobs save before Ray stops, for {grace_s:g} s at most; a second signal does not wait"
@@ -257,11 +258,11 @@ class Runtime:
 
     async def _nothing_lives(self) -> None:
         with self.signals.subscribe(QUEUE) as woken:
-            while await self._leave():  # again, for what was just being started
+            while await self._leave():  # again, for attempts that were just being started
                 await woken.wait(1.0)
 
     async def _leave(self) -> int:
-        """Ask every live attempt to save and leave; answers how many there are."""
+        """Ask every live attempt to save and leave. Returns the number of live attempts."""
 
         def work(session: Session) -> int:
             now = self.database.time(session)
@@ -274,7 +275,7 @@ class Runtime:
         return self.watch.latest if self.watch else None
 
     async def stop(self) -> None:
-        """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
+        """Stop the loops, then what they use. An embedded Ray ends with its jobs."""
         if self._leading is not None and self.leader is not None:
             leads = self.leader.leads
             if leads:
@@ -283,7 +284,7 @@ class Runtime:
             await asyncio.gather(self._leading, return_exceptions=True)
             if leads and self._autoscaler is not None:
                 await self._autoscaler.withdraw()
-            with contextlib.suppress(DomainError):  # then the lease ends by itself
+            with contextlib.suppress(DomainError):  # the lease then expires
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
@@ -296,15 +297,15 @@ class Runtime:
             self._home.release()
 
     async def _finish_launches(self) -> None:
-        """Start nothing more, and let what is being started be, in time."""
+        """Start no more attempts, and wait for the launches in progress, up to a limit."""
         self._halted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timings.last_launches_s):
                 await self._launches.until_all_answered()
 
     async def ready(self) -> Readiness:
-        """Asks the database, for `READY_LIMIT_S` at most, and reads what the cluster and the loops
-        last said."""
+        """Query the database, for `READY_LIMIT_S` at most, and return its state with the newest
+        states of the cluster and the loops."""
         checks = {"database": "ok"}
         full = None
         try:
@@ -324,37 +325,37 @@ class Runtime:
             checks["loops"] = "not started yet"
         ok = all(value == "ok" for value in checks.values())
         if leader is not None and leader.other is not None:
-            checks["loops"] = f"standing by: {leader.other.holder} runs them"
-        if (seen := self._watched()) is not None:
+            checks["loops"] = f"standby: {leader.other.holder} runs the loops"
+        seen = self._watched()
+        nodes = seen.nodes if seen is not None else ()
+        if seen is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
-            there = seen.nodes
-            if any(n.is_starting for n in there) and not any(n.accepted for n in there):
-                ok = False  # in a moment jobs can run; now none can
+            if any(n.is_starting for n in nodes) and not any(n.accepted for n in nodes):
+                ok = False  # no job can run until a node has started
         if leader is not None and leader.leads and self._exporter is not None:
             checks["mlflow"] = "does not answer" if self._exporter.is_away else "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
-        nodes = seen.nodes if seen is not None else ()
         problems = [problem, *(node.full and f"{node.hostname}: {node.full}" for node in nodes)]
-        said = "; ".join(filter(None, problems))
-        checks["storage"] = f"full: {said}" if said else "ok"
+        full_parts = "; ".join(filter(None, problems))
+        checks["storage"] = f"full: {full_parts}" if full_parts else "ok"
         return Readiness(ok, checks)
 
     def _storage_state(self) -> Awaitable[StorageStateRow | None]:
-        """From the database. One question is open at a time: a database that is stopped holds up a
-        thread for each."""
+        """Query the database, by one query at a time: if the database is stopped, each query blocks
+        a thread."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self.database.read(storage_repository.state))
         return asyncio.shield(self._asking)
 
 
 def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
-    """The nodes that may not carry ranks now, each with the reason."""
+    """The nodes that may not run ranks now, each with the reason."""
     refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
     return [f"{node.hostname}: {node.problem}" for node in refused]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
-    """Which Ray, by the settings."""
+    """The Ray cluster that the settings name."""
     embedded = None
     if settings.ray_address == EMBEDDED:
         slots = settings.local_slots or os.cpu_count() or 1
@@ -372,7 +373,7 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
 
 
 def _storage(url: str) -> Storage:
-    """StartRefused if it is a folder that can't be made."""
+    """Open the storage. Raises StartRefused if it is a folder that can't be created."""
     try:
         return Storage(url)
     except OSError as error:
@@ -386,7 +387,7 @@ def _unusable_storage(url: str, error: OSError) -> StartRefused:
 
 
 def _storage_nonce(storage_url: str) -> str:
-    """A random text in shared storage, which every node that joins must be able to read."""
+    """A random text in shared storage. Every node that joins must be able to read it."""
     path = nonce_path(storage_url)
     if path is None:
         return ""
@@ -400,12 +401,12 @@ def _storage_nonce(storage_url: str) -> str:
 
 
 def tune_interpreter() -> None:
-    """Have answers wait less for the loops that run beside them in this process.
+    """Make HTTP responses wait less for the loops, which run in the same process.
 
-    A thread that computes keeps the interpreter for `SWITCH_S` while others want it. An answer
-    gives it up at each of its statements, and would wait each time for the 5 ms that are Python's
-    own choice. The garbage collector passes over what is there now, which is modules above all:
-    else it goes through them each time that the loops have read many jobs.
+    A thread that computes keeps the interpreter for `SWITCH_S` while other threads wait for it.
+    A request releases it at each database statement, and would then wait each time for 5 ms,
+    Python's default. The garbage collector skips the present objects, most of which are modules;
+    otherwise it would traverse them each time that the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -413,7 +414,8 @@ def tune_interpreter() -> None:
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
-    """`python -m service`: run the loops alone until `stop` is set; set again, it means at once."""
+    """`python -m service`: run only the loops, until `stop` is set. Setting `stop` again skips the
+    wait for attempts to save."""
     runtime = await Runtime.open(settings)
     tune_interpreter()
     try:

@@ -1,4 +1,4 @@
-"""Ends of a group that the service asks for: its job is cancelled, or it is to leave its slots."""
+"""Ends of a group that the service requests: its job is cancelled, or it must leave its slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AskedEnd:
         self._stop.set()
 
     def leave(self, grace_s: float) -> None:
-        """Have the group save a checkpoint and go, within so many seconds."""
+        """Have the group save a checkpoint and end, within `grace_s` seconds."""
         self._grace_s = grace_s
         self._leave.set()
 
@@ -37,7 +37,7 @@ class AskedEnd:
         return self._leave.is_set()
 
     async def before_training(self) -> Outcome:
-        """Once asked to stop or to leave, of a group that does not train yet."""
+        """Return the outcome of a group that is asked to stop or to leave before it trains."""
         stop = asyncio.ensure_future(self._stop.wait())
         leave = asyncio.ensure_future(self._leave.wait())
         try:
@@ -54,17 +54,17 @@ class AskedEnd:
         return Outcome.of(Cause.STOPPED, "stopped as asked")
 
     async def left(self) -> Outcome:
-        """Once asked to leave: the end of the group's time to do so."""
+        """Ask the group to leave once the service requests it. Returns when the grace is over."""
         await self._leave.wait()
         await self._group.ask_to_leave()
-        await asyncio.sleep(self._grace_s)  # a rank that ends before is handled as any exit
+        await asyncio.sleep(self._grace_s)  # an earlier end of a rank is handled like any exit
         return Outcome.of(
             Cause.PREEMPTED,
             f"asked to leave its slots; it did not end by itself within {self._grace_s:g} s",
         )
 
     def of(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if ranks ended because the group was asked to leave."""
+        """The outcome if ranks ended because the group was asked to leave, else None."""
         if not self.is_leaving:
             return None
         if self._is_script:

@@ -13,17 +13,17 @@ from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
 Send = Callable[[int, int], Awaitable[bool]]
-"""(rank, signal) -> whether a process of the rank got it."""
+"""(rank, signal) -> whether a process of the rank got the signal."""
 
 
 class FaultInjector:
-    """Injects the faults of one attempt, each once by its drill's id."""
+    """Injects the faults of one attempt, once for each drill id."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._known: set[str] = set()
         self.waiting: tuple[Drill, ...] = ()
-        """Drills whose fault is still to be injected."""
+        """Drills whose fault has not been injected yet."""
         self._injected: dict[int, tuple[Drill, float]] = {}
 
     def add(self, drill: Drill) -> None:
@@ -35,7 +35,7 @@ class FaultInjector:
     async def inject(
         self, drill: Drill, step: int, send: Send, preempt: Callable[[], None]
     ) -> None:
-        """step: the step that the group has done."""
+        """Inject the fault of a drill. step: the last step that the group has done."""
         self.waiting = tuple(one for one in self.waiting if one != drill)
         self._report(drill, DrillState.STRUCK, step)
         if drill.kind is DrillKind.PREEMPT:
@@ -53,7 +53,7 @@ class FaultInjector:
         return min(times, default=otherwise)
 
     def passed(self, regrouped: RegroupedReport) -> None:
-        """The group trains again after the loss of these ranks."""
+        """Report that the group trains again after the loss of these ranks."""
         for rank in regrouped.ranks:
             if rank in self._injected:
                 drill, _ = self._injected.pop(rank)

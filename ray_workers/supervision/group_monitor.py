@@ -1,8 +1,8 @@
 """The monitor of a running group: it waits for the group's end and reacts to losses and hangs.
 
-It observes the ranks on every node, again and again, and waits for the ends of their processes.
-`GroupPolicy` decides what is to be done about what is observed; the monitor does it, by recovery,
-the injection of faults and the nodes' agents.
+It observes the ranks on every node periodically, and waits for the ends of their processes.
+`GroupPolicy` chooses the actions; the monitor carries them out, by recovery, the injection of
+faults and the nodes' agents.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class GroupMonitor:
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Seats of ranks that were killed because they hang, and are not seen gone yet."""
+        """Seats of ranks that were killed because they hang, and whose end was not observed yet."""
         self._hang_outcome: Outcome | None = None
-        """The end of the attempt once they are gone, where they are not replaced."""
+        """The outcome of the attempt once these ranks have ended, if they are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
 
     def look(self) -> None:
-        """Observe the group now: something is to be done with it."""
+        """Observe the group now, because there is something to do."""
         self._look_asked.set()
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -116,7 +116,8 @@ class GroupMonitor:
         return TimeCategory.STARTING
 
     async def watch(self) -> Outcome | None:
-        """Until the group has ended; an Outcome if it was not the ranks' own end."""
+        """Wait for the end of the group. Returns an Outcome unless the ranks ended by
+        themselves."""
         ends = [
             asyncio.ensure_future(end)
             for end in (
@@ -137,7 +138,7 @@ class GroupMonitor:
             await self._recovery.stop()
 
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
-        """ends: what may end the group before its ranks exit, in order of precedence."""
+        """ends: futures that may end the group before its ranks exit, in order of precedence."""
         runtime_s = self._spec.max_runtime_s
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         handled: set[asyncio.Future[RankExit]] = set()
@@ -168,7 +169,7 @@ class GroupMonitor:
             if outcome := await self._lost_at_the_end(lost):
                 return outcome
             if lost and not await self._recovers(lost):
-                # The others may have come to their end while the supervisor asked who is left.
+                # The others may have finished while the supervisor queried the nodes.
                 if outcome := await self._lost_at_the_end(lost):
                     return outcome
                 if self._hang_outcome is None:
@@ -177,17 +178,17 @@ class GroupMonitor:
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
-        """Of the newest process of each rank, ended or not."""
+        """The exits of the newest process of each rank, ended or not."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
-        """The same without those of ranks that serve the others, and need not end."""
+        """The exits to wait for: all except the exits of servers, which need not end."""
         placed, serving = self._group.placed, self._traits.unawaited
         return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
 
     @property
     def _recovers_in_place(self) -> bool:
-        """Of a script: whether its processes follow their group into the next round."""
+        """Whether the group can recover in place. A script must have called `train.prepare`."""
         if not self._traits.recovers_in_place or not self._traits.is_script:
             return self._traits.recovers_in_place
         running = {(member.seat, member.incarnation) for member in self._group.running}
@@ -207,11 +208,12 @@ class GroupMonitor:
         self._hung -= seats
         recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
         if recovers and self.asked.is_leaving:
-            await self._group.ask_to_leave()  # rank 0 may be another process now
+            await self._group.ask_to_leave()  # rank 0 may be a new process
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Whether ranks of a script that are in no group with the others were started again."""
+        """Restart ranks of a script that are in no group with the others. Returns whether it
+        did."""
         report = await self._lone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -221,13 +223,12 @@ class GroupMonitor:
         return True
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if ranks were lost, now or in a recovery that goes on, or others are to be
-        taken in, and a rank is through: it does not come into another round, so that the new ranks
-        would wait for it in vain.
+        """An Outcome if a rank has ended with code 0 while ranks are lost, or are being recovered
+        or added. The ended rank joins no other round, so new ranks would wait for it forever.
 
-        A rank of a recipe ends with 0 only when the result is stored and all ranks are at their end
-        (`Trainer.finish`). One of a script may leave work to the others, but not to ranks that are
-        still to be taken in.
+        A rank of a recipe ends with 0 only when the result is stored and all ranks are done
+        (`Trainer.finish`). A rank of a script may leave work to the others, but not to ranks that
+        have not been added yet.
         """
         through = self._through()
         if through and not lost and self._recovery.state.regrouping is not None:
@@ -237,7 +238,7 @@ class GroupMonitor:
         ranks |= set() if regrouping is None else set(regrouping.ranks)
         if not through or (regrouping is None and (self._traits.is_script or not ranks)):
             return None
-        # Servers stay as long as the new ranks are connected to them.
+        # Servers run as long as the new ranks are connected to them.
         left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
@@ -254,9 +255,8 @@ class GroupMonitor:
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     async def _confirm_at_the_end(self) -> None:
-        """Confirm the recovery if the last statuses of ranks that are through show that the group
-        came back from it. They do not show it where ranks are in no group with each other, and
-        another rank was replaced, which may still run."""
+        """Confirm the recovery if the last statuses of ended ranks show that the group trained
+        again. They do not show it if ranks are in no group: a replaced rank may still run."""
         if self._traits.state_holders:
             await self.observe()
         seen = self._seen()
@@ -264,13 +264,13 @@ class GroupMonitor:
             self._confirm(seen)
 
     def _through(self) -> list[RankExit]:
-        """The ranks that have ended well."""
+        """The ranks that have ended with code 0."""
         return [end for end in self._group.ended() if end.exit_code == 0]
 
     async def _let_echoes_end(self) -> None:
         """Give the other ranks a moment to fail by themselves, so that their errors are reported.
 
-        Not where they wait for a place in a next round, which will not come.
+        Does nothing if they recover in place: they then wait for a round that will not be formed.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
@@ -279,8 +279,8 @@ class GroupMonitor:
                 await self._let_the_culprit_end()
 
     async def _let_the_culprit_end(self) -> None:
-        """Wait for another rank of a script while all that failed so far lost a peer: the peer may
-        close its connections long before it has reported its own error."""
+        """Wait for another rank of a script while all failed ranks only lost a peer. The peer may
+        close its connections long before it reports its own error."""
         deadline = time.monotonic() + self._pace.stretched(self._timings.culprit_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
@@ -294,7 +294,7 @@ class GroupMonitor:
     # Ends other than the ranks' exits.
 
     async def _found_to_end(self) -> Outcome:
-        """Until an observation ends the attempt."""
+        """Return an outcome once an observation ends the attempt."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look_asked.wait(), self._pause_s())
@@ -302,13 +302,14 @@ class GroupMonitor:
             try:
                 outcome = await self._decide()
             except Exception:
-                traceback.print_exc()  # a node that does not answer is no reason to end
+                traceback.print_exc()  # the attempt does not end because a node does not answer
                 continue
             if outcome is not None:
                 return outcome
 
     async def _found_hanging(self) -> Outcome:
-        """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
+        """Return an outcome once all ranks of a script hang at the same point. End culprits of
+        other hangs."""
         if not self._traits.is_script:
             await asyncio.Event().wait()
         while True:
@@ -317,12 +318,12 @@ class GroupMonitor:
                 return outcome
 
     def _is_expected_to_stand(self) -> bool:
-        """Whether ranks wait for each other with reason."""
+        """Whether ranks wait for each other because of a hang's end or a recovery."""
         return bool(self._hung) or self._recovery.state.regrouping is not None
 
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
-            # On an overloaded machine the observations themselves would hold up the group.
+            # On an overloaded machine the observations themselves would slow down the group.
             return self._pace.stretched(self._timings.quick_look_period_s)
         if self._may_only_be_stopped and not self._memory.suspicion.places:
             return self._timings.script_period_s
@@ -338,7 +339,7 @@ class GroupMonitor:
     # Deciding and acting.
 
     async def observe(self) -> list[RankObservation]:
-        """Every process of the attempt, also the dead."""
+        """Observe every process of the attempt, including ended ones."""
         self._observations = await self._nodes.observations()
         return self._observations
 
@@ -367,7 +368,8 @@ class GroupMonitor:
         )
 
     async def _act(self, action: Action, seen: GroupObservation) -> Outcome | None:
-        """An Outcome if this ends the attempt. seen: the group when the action was decided."""
+        """Carry out an action. Returns an Outcome if it ends the attempt. seen: the observation on
+        which the action was based."""
         if isinstance(action, Gather | EndHang | End):
             self._pace.ran_out()
         match action:
@@ -399,9 +401,10 @@ class GroupMonitor:
     async def _end_hang(
         self, hang: Hang, ranks: Sequence[RankObservation], cause: Cause = Cause.WORKER_LOST
     ) -> Outcome | None:
-        """Report where every rank was, and kill the culprits; an Outcome if there are none.
+        """Report the stack of every rank, and kill the culprits. Returns an Outcome if there are
+        none.
 
-        cause: USER_ERROR of a program that stands still by itself, since it may do so each time.
+        cause: USER_ERROR for a script, which may hang each time that it runs.
         """
         seats = {member.seat: member.rank for member in self._group.running}
         blamed = {observation.rank for observation in hang.culprits}
@@ -415,7 +418,7 @@ class GroupMonitor:
         if not hang.culprits:
             message = f"all ranks stood still at the same place for {hang.waited_s:.1f} s"
             return Outcome.of(cause, message)
-        # Meanwhile they may have ended, or have other ranks.
+        # The culprits may have ended meanwhile, or have other ranks.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
         self._hung |= {member.seat for member in killed}
@@ -426,7 +429,7 @@ class GroupMonitor:
         return None
 
     def _newest(self) -> list[RankObservation]:
-        """The newest observations of the processes that have a rank and run, by rank."""
+        """The newest observations of running processes with a rank, by rank."""
         ranks = {(m.seat, m.incarnation): m.rank for m in self._group.running}
         seen = [
             replace(observation, rank=ranks[observation.rank, observation.incarnation])

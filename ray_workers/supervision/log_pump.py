@@ -1,4 +1,4 @@
-"""The log of a training process: its output on a spool, and in the actor's own log."""
+"""Copies the output of a training process to a spool and to the actor's own log."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ray_workers.supervision.rules.redraws import Line, Redraws
 from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
-"""The newest output, which is kept while the spool is full, and written at the end."""
+"""The most bytes of newest output that are kept while the spool is full."""
 LOG_LINE_COST_BYTES = 230
-"""Memory that a line takes besides its text."""
+"""Memory of a line in addition to its text."""
 READ_BYTES = 8192
-"""Output that is taken at once: between two of these the actor answers its callers, also if each
-byte is a line."""
+"""The most output that is read at once. The actor answers its callers between two reads, even if
+each byte is a line."""
 
 
 class LogPump:
     """Copies a process's output, line by line, to its log spool and to this actor's own log.
 
-    While the spool is full, the newest lines are kept here, and the numbers of the lines show how
-    many are missing between them and those on the spool.
+    While the spool is full, the newest lines are kept in memory. The numbers of the lines show how
+    many lines are missing in between.
     """
 
     def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
@@ -44,27 +44,27 @@ class LogPump:
         self._line = 0
         self._redraws = Redraws()
         self._tail: deque[tuple[int, Line]] = deque()
-        """Lines, with their numbers, that found no room on the spool, oldest first."""
+        """Lines for which the spool had no free space, with their numbers, oldest first."""
         self._tail_bytes = 0
         self._saw: Callable[[str], None] = _ignore
         self._logged: Callable[[str], None] = _ignore
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._pump)
-        self._draining = asyncio.ensure_future(self._drain_now_and_then())
+        self._draining = asyncio.ensure_future(self._drain_periodically())
 
     def show_to(
         self, saw: Callable[[str], None], logged: Callable[[str], None] | None = None
     ) -> None:
-        """saw: is called with each line that the process draws, also with those that are drawn
-        over. logged: with each line of the log."""
+        """Set the callbacks. saw: called with each line that the process draws, including lines
+        that it redraws later. logged: called with each line of the log."""
         self._saw, self._logged = saw, logged or _ignore
 
     def mask(self, masker: Masker) -> None:
-        """Write no value of these secrets, also where the process prints one."""
+        """Mask the values of these secrets in the output."""
         self._redraws.masker = masker
 
     def add(self, text: str) -> None:
-        """Add a line of dray's own, once the output has ended."""
+        """Add a line of dray after the end of the output."""
         self._add(Line(time.time(), text))
 
     def _add(self, line: Line) -> None:
@@ -72,7 +72,7 @@ class LogPump:
         self._line += 1
 
     def _pump(self, most: int = READ_BYTES) -> bool:
-        """Take what is there, up to so many bytes; False at the end of the output."""
+        """Read the available output, up to `most` bytes. Returns False at the end of the output."""
         try:
             data = os.read(self._output, most)
         except BlockingIOError:
@@ -96,8 +96,8 @@ class LogPump:
             sys.stdout.flush()
 
     def _show(self, text: str) -> None:
-        """In the actor's own log, which Ray shows."""
-        with contextlib.suppress(OSError):  # the disk may have no room for it
+        """Write to the actor's own log, which Ray shows."""
+        with contextlib.suppress(OSError):  # the disk may be full
             sys.stdout.write(text + "\n")
 
     def _keep(self, number: int, line: Line) -> None:
@@ -117,19 +117,20 @@ class LogPump:
         self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
-        """Write to the spool what found no room before. vital: beyond the spool's limit."""
+        """Write kept lines to the spool. vital: whether they may exceed the spool's limit."""
         while self._tail and self._append(*self._tail[0], vital=vital):
             self._forget_oldest()
 
-    async def _drain_now_and_then(self) -> None:
-        """The newest lines of a burst must not wait for the process's next line."""
+    async def _drain_periodically(self) -> None:
+        """Write the newest lines of a burst before the process's next line."""
         while True:
             await asyncio.sleep(self._timings.drain_period_s)
             self._spool.flush()
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Once it is finished: how many of the last lines found no room on the disk in time."""
+        """Return the number of last lines for which the disk had no free space in time. Must be
+        called after `finish`."""
         deadline = time.monotonic() + self._timings.log_room_limit_s
         while True:
             self._drain(vital=True)
@@ -140,10 +141,10 @@ class LogPump:
             await asyncio.sleep(self._timings.log_room_period_s)
 
     def finish(self) -> None:
-        """The process is gone: take what it left in the pipe.
+        """Read what the process left in the pipe, after its end.
 
-        A process that escaped its session may hold the pipe open, and write on and on; what it
-        adds from now on is not waited for.
+        A process that escaped its session may hold the pipe open and go on writing. Its later
+        output is ignored.
         """
         left = _num_readable(self._output) if self._output >= 0 else 0
         while left > 0 and self._pump(min(left, READ_BYTES)):
@@ -163,12 +164,12 @@ class LogPump:
 
 
 def _ignore(_: str) -> None:
-    """Nobody looks at the lines."""
+    """Ignore the line."""
 
 
 class ClosedLogPump(LogPump):
-    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes, and
-    passes nothing on."""
+    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes. The
+    output does not leave the node."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
@@ -183,10 +184,10 @@ class ClosedLogPump(LogPump):
             silo_gate.keep(self._task, f"{line.text}\n")
 
     def _show(self, text: str) -> None:
-        """Nowhere."""
+        """Show nothing."""
 
 
 def _num_readable(pipe: int) -> int:
-    """Bytes that the pipe holds now."""
+    """The number of bytes that the pipe holds now."""
     (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(number)

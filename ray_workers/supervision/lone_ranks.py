@@ -1,4 +1,4 @@
-"""Restarts ranks of a script that are in no group with the others; no round follows."""
+"""Restarts ranks of a script that are in no group with the others, without another round."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class LoneRanks:
         self._pace = pace
         self._timings = timings
         self._restarts: list[tuple[float, int]] = []
-        """The time of each recent restart, as the pace counts it, and its rank."""
+        """The time of each recent restart, as `MachinePace.time` counts, and its rank."""
 
     async def restart(
         self, lost: Sequence[Member], *, kind: LossKind, began_at: float
     ) -> RegroupedReport | None:
-        """Restart ranks in their slots and at their addresses. Returns None if they can't be
+        """Restart ranks in their slots, at their addresses. Returns None if they can't be
         restarted, or must not be. lost: members whose process has ended."""
         now, ends = self._pace.time(), [member.end for member in lost]
         self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]

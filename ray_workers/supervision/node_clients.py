@@ -1,4 +1,4 @@
-"""Calls of the node agents: they observe an attempt's processes and signal them."""
+"""Calls of the node agents, which observe an attempt's processes and send signals to them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ray_workers.supervision.system_metrics import SystemMetricsReporter
 
 
 class CodeUnavailable(Exception):
-    """A node does not get the job's code: its disk is full, say, or the storage does not answer."""
+    """A node can't get the job's code now, for example because its disk is full."""
 
 
 class CodeUnfetchable(Exception):
-    """The code that a job names elsewhere can't be had, or not be used, however often one tries."""
+    """The external code of a job can't be fetched or used, so that a retry is useless."""
 
 
 class NodeClients:
-    """The nodes of one attempt, by their agents."""
+    """The agents of one attempt's nodes."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class NodeClients:
         self._pace_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
-        """The answer of a node's agent; raises TimeoutError, or Ray's error, if none comes in time.
+        """Return the answer of a node's agent. Raises TimeoutError, or Ray's error, if there is
+        none.
 
         limit_s: at the usual pace.
         """
@@ -63,13 +64,13 @@ class NodeClients:
         return await self._silence.ask(node_id, self._pace.stretched(limit_s), call)
 
     def is_silent(self, node_id: str) -> bool:
-        """Whether its agent has not answered for so long that users are to know."""
+        """Whether the node's agent has been silent for so long that it is reported to users."""
         return self._silence.seconds(node_id) > self._limits.report_s
 
     @property
     def was_one_silent(self) -> bool:
-        """Whether an agent is silent, or was a moment ago: one that is ended for it takes the
-        node's ranks along."""
+        """Whether an agent is silent, or was a moment ago. If a silent agent is ended, the node's
+        ranks end with it."""
         return time.monotonic() - self._silent_at < self._limits.start_s
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -80,18 +81,18 @@ class NodeClients:
         )
 
     async def are_given_up(self, node_ids: Set[str]) -> bool:
-        """Whether the last reports of these nodes, which did not answer, are waited for no longer:
-        they are dead, or silent for too long. An agent that died comes back and has them all."""
+        """Whether the last reports of these nodes, which did not answer, are given up because the
+        nodes are dead, or silent for too long. An agent that restarts still has its reports."""
         longest_s = self._limits.last_reports_s
         if all(self._silence.seconds(node_id) > longest_s for node_id in node_ids):
             return True
         return not node_ids & await asyncio.to_thread(placement_groups.alive_nodes)
 
     async def put_code(self, spec: AttemptSpec, node_ids: Collection[str]) -> None:
-        """Have the code that the job brings put into its directory on these nodes.
+        """Have the agents of these nodes put the job's code into its directory.
 
-        CodeUnavailable if a node can't have it now, CodeUnfetchable if none ever will; Ray's error
-        if an agent dies.
+        Raises CodeUnavailable if a node can't get it now, CodeUnfetchable if no node ever can, and
+        Ray's error if an agent dies.
         """
         if spec.code is None:
             return
@@ -110,17 +111,18 @@ class NodeClients:
                 raise kind(message)
 
     async def know(self, node_ids: Iterable[str]) -> None:
-        """Take these nodes in. ValueError if one has no agent."""
+        """Add the agents of these nodes. Raises ValueError if a node has none."""
         for node_id in set(node_ids) - self._agents.keys():
             self._agents[node_id] = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
 
     def forget(self, node_ids: Iterable[str]) -> None:
-        """These nodes are gone, and are not asked any more."""
+        """Call the agents of these nodes no more, because the nodes are gone."""
         for node_id in node_ids:
             self._agents.pop(node_id, None)
 
     async def observations(self) -> list[RankObservation]:
-        """Every process that left a page, also the dead. Of a node that does not answer, none."""
+        """Observations of all processes that left a heartbeat page, including ended ones. Nodes
+        that do not answer are skipped."""
         with_pace = self._pace_is_older_than(self._timings.pace_period_s)
         with_metrics = self._system_metrics.take_wish()
         answers: list[NodeObservation] = await self._all("observe", with_pace, with_metrics)
@@ -132,12 +134,12 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """The work of every living process so far, by its rank and incarnation."""
+        """The work so far of every living process, by its rank and incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def keep_pace(self) -> None:
-        """Ask how slow the machines are, unless an observation has brought it lately; without an
-        answer they are as slow as before."""
+        """Measure how slow the machines are, unless a recent observation did. If no agent answers,
+        the known speed stays."""
         if self._pace_is_older_than(self._timings.pace_limit_s):
             await self.observations()
 
@@ -145,18 +147,18 @@ class NodeClients:
         return time.monotonic() - self._pace_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The stacks of these ranks, as far as they can be had."""
+        """The available stacks of these ranks."""
         wait_s = self._timings.stacks_wait_s
         limit_s = wait_s + self._timings.answer_limit_s
         answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> list[Frame]:
-        """The ERROR frames that processes left. Nodes that do not answer are passed over."""
+        """The ERROR frames that processes left. Nodes that do not answer are skipped."""
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
-        """As `errors`, but every node is waited for until it answers or is given up."""
+        """Like `errors`, but wait for every node until it answers or is given up."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
             answers |= await self._answers(missing, "errors")
@@ -168,7 +170,8 @@ class NodeClients:
         return _joined(answers.values())
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
-        """Send a signal to a rank's processes; False if none runs there, or nobody answers."""
+        """Send a signal to a rank's processes. Returns False if none runs on the node, or the agent
+        does not answer."""
         limit_s = self._timings.answer_limit_s
         try:
             return bool(await self.ask(node_id, "signal", rank, number, limit_s=limit_s))
@@ -182,7 +185,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """By node, of those that answer."""
+        """The answers of nodes that answer, by node id."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

@@ -1,8 +1,8 @@
-"""Imports of Ray's idle worker processes before they are needed (`RAY_preload_python_modules`).
+"""Imports modules into Ray's idle worker processes (`RAY_preload_python_modules`).
 
-The first argument that a worker unpacks makes Ray register serializers, and for these import
-numpy, pyarrow, pydantic and starlette where they are installed: 0.15 s of a core, for each actor of
-a job that starts. Here they are imported while the process waits for work.
+When a worker unpacks its first argument, Ray registers serializers and, for these, imports numpy,
+pyarrow, pydantic and starlette if they are installed. This takes 0.15 s of a core for each actor of
+a job that starts. This module imports them while the process waits for work.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Preparation of the embedded Ray's idle worker processes (`RAY_preload_python_modules`).
+"""Prepares the embedded Ray's idle worker processes (`RAY_preload_python_modules`).
 
-The processes import the code of the actors. And they do without what no actor of dray needs: the
-first argument that a worker unpacks makes Ray register serializers, and for these import numpy,
-pyarrow, pydantic and starlette where they are installed: a quarter of a second of a core and 50 MB,
-for each actor of a job. On a cluster that others use as well, whose objects may need the
-serializers, `ray_workers.supervision.preload` is used instead.
+The processes import the code of the actors, and omit what no actor of dray needs. When a worker
+unpacks its first argument, Ray registers serializers and, for these, imports numpy, pyarrow,
+pydantic and starlette if they are installed. This takes a quarter of a second of a core and 50 MB
+for each actor of a job. On a shared cluster, whose other objects may need the serializers,
+`ray_workers.supervision.preload` is used instead.
 
-And each process leads a session of its own. Where Linux groups processes by session
-(sched_autogroup), on an overloaded machine all of Ray has only as much of a CPU as any one program
-there, and a supervisor would share that with a dozen processes of Ray's dashboard.
+Each process also leads its own session. If Linux groups processes by session (sched_autogroup), all
+of Ray gets only as much of an overloaded CPU as any other program, and a supervisor would share
+this with a dozen processes of Ray's dashboard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import ray_workers.supervision.supervisor  # noqa: F401  (and with it the rank a
 
 
 def _register_nothing(context: Any) -> None:
-    """Instead of Ray's own, which looks it up by its name each time."""
+    """Replace Ray's function, which Ray looks up by name at each call."""
 
 
 serialization_addons.apply = _register_nothing

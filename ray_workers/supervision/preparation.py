@@ -34,7 +34,7 @@ class Preparation:
         pace: MachinePace,
         timings: Timings,
     ) -> None:
-        """prepare: has nodes ready for ranks, or raises CodeUnavailable or CodeUnfetchable."""
+        """prepare: prepares nodes for ranks, or raises CodeUnavailable or CodeUnfetchable."""
         self._group = group
         self._nodes = nodes
         self._prepare = prepare
@@ -42,14 +42,14 @@ class Preparation:
         self._timings = timings
 
     async def dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
-        """Nodes of the group, and of members that may have left it, that are gone."""
+        """Dead nodes, of the nodes of the group and of `members`, which may have left the group."""
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
         slots = [*self._group.slots, *(member.slots for member in members)]
         return {each.part.node_id for each in slots} - alive
 
     async def restart(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        """Give each member another process, by up to MOST_STARTS tries. Returns the nodes that
-        turned out dead instead; empty if all processes run. Raises one of NOT_STARTED."""
+        """Start another process for each member, in up to MOST_STARTS tries. Returns nodes that
+        turned out dead; empty if all processes run. Raises one of NOT_STARTED."""
         for _ in range(MOST_STARTS - 1):
             try:
                 return await self._restart_once(members, round_number)
@@ -59,7 +59,7 @@ class Preparation:
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # The process of a member that runs still did not become ready.
+        # If a member still runs, its process did not become ready.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:
@@ -73,7 +73,7 @@ class Preparation:
         return set()
 
     async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
-        """Like `restart`, by one try, and wait until the process is ready for a rank."""
+        """Like `restart`, in one try, and wait until the process is ready for a rank."""
         starting = self._restart_once([member], round_number)
         if dead := await self._pace.within(self._timings.replace_limit_s, starting):
             return dead
@@ -82,7 +82,7 @@ class Preparation:
 
     async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
         """Add members in these slots. Raises one of NOT_STARTED, CodeUnavailable, CodeUnfetchable
-        or ValueError; the slots are not held then."""
+        or ValueError; the slots are then not held."""
         node_ids = [part.node_id for part in slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)

@@ -1,7 +1,7 @@
-"""The rank actor: holds one slot in Ray's books and stands for the training process in it.
+"""The rank actor: holds one slot of Ray and represents the training process in it.
 
-The training process itself is forked by the node's forkserver; this actor hands it its task,
-keeps its log, shows its progress to Ray, and knows when it is gone.
+The node's forkserver forks the training process. The actor passes the task to the process, writes
+its log, shows its progress to Ray, and observes its end.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ class RankActor:
         return repr_name(self._job_name, self._name)
 
     async def gpus(self) -> list[str]:
-        """The GPUs that Ray has given this actor, or parts of them."""
+        """The GPUs, or parts of GPUs, that Ray has assigned to this actor."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     async def reserve_port(self) -> str:
-        """`host:port` that no other job on the node gets, for the actor's processes to listen
-        at."""
+        """Reserve a port for the actor's processes, which no other job on the node gets. Returns
+        `host:port`."""
         self._reserved = ReservedPort(own_address())
         return str(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
-        """Fork the training process, or the next one once that is gone; answer its pid.
+        """Fork the training process, or another one after its end. Returns the pid.
 
-        The task names the store's proxy as its master; the process is given this actor's address
+        The task names the store's proxy as its master. The process gets this actor's address
         instead, because only the actor knows the secret.
         """
         with rank_gate.keeping_errors(task):
@@ -85,7 +85,7 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # Empty for a rank without a GPU: it must not see those that others were granted.
+        # Empty for a rank without a GPU, which must not see the GPUs of others.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
@@ -113,7 +113,8 @@ class RankActor:
         return self._process.pid
 
     async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
-        """With the node's credentials for code of dray; a script reaches storage through here."""
+        """Fork the process. Code of dray gets the node's credentials; a script accesses the storage
+        through this actor."""
         request = {"op": "rank", "task": json.loads(task.to_json())}
         if needs_access(task):
             self._storage = StorageAccess(task)
@@ -125,12 +126,12 @@ class RankActor:
             return await ForkedProcess.start(socket_path, request)
         with open(os.memfd_create("credentials"), "r+b") as file:
             file.write(json.dumps(credentials).encode())
-            file.seek(0)  # flushed, and read from the start
+            file.seek(0)  # flushes the file, too
             request["given"] = Given.CREDENTIALS
             return await ForkedProcess.start(socket_path, request, file.fileno())
 
     async def wait(self) -> RankExit:
-        """Answer when the process and its whole session are seen gone."""
+        """Return the end of the process once its whole session has ended."""
         assert self._process is not None, "start() comes first"
         log, gauges, finder = self._log, self._gauges, self._finder
         page_prefix = self._page_prefix
@@ -156,12 +157,12 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Answer, which an actor that is stopped does not."""
+        """Return, unless the actor's process is stopped."""
 
     async def announce(self, place: RankAssignment) -> None:
-        """Announce to the process its place in the next rendezvous round."""
+        """Announce to the process its rank in the next rendezvous round."""
         self._place = place
-        # The newest, if another is announced while this one waits for the process's page.
+        # The newest assignment, if another is announced while this call waits for the page.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
 
     async def ask_to_leave(self) -> None:
@@ -169,7 +170,7 @@ class RankActor:
         await self._write_page(lambda: heartbeat.ask_to_leave(self._page_prefix))
 
     async def _write_page(self, write: Callable[[], None]) -> None:
-        """A process that was just forked makes its page in its first moments."""
+        """Write to the process's page, which a new process creates after a moment."""
         deadline = time.monotonic() + self._timings.page_limit_s
         while True:
             try:
@@ -185,7 +186,7 @@ class RankActor:
             self._process.signal(signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
-        """End the process: SIGTERM to its session, and after `grace_s` seconds SIGKILL."""
+        """End the process by SIGTERM to its session, and by SIGKILL after `grace_s` seconds."""
         if self._process is None:
             return
         await self.terminate()
@@ -194,12 +195,12 @@ class RankActor:
 
 
 def runs_user_code(spec: Mapping[str, Any]) -> bool:
-    """Whether a job's ranks run code of its user: a script, or a model of the user's own."""
+    """Whether a job's ranks run code of its user: a script, or an imported model."""
     return bool(spec.get("script")) or (spec.get("model") or {}).get("name") == "imported"
 
 
 def _masker_of(task: RankTask) -> Masker:
-    """For the rank's output. A rank whose secrets can't be read fails by itself."""
+    """The masker of the rank's output. A rank whose secrets can't be read fails by itself."""
     environment = task.spec.get("environment") or {}
     try:
         names = environment.get("secrets") or ()
@@ -212,9 +213,9 @@ def _masker_of(task: RankTask) -> Masker:
 async def export_progress(task: RankTask, timings: Timings) -> None:
     """Show the rank's newest step, loss and throughput as Ray metrics, for dashboard and Grafana.
 
-    Reads the end of the rank's own spool, so that the training process does nothing for it.
+    Reads the end of the rank's own spool, which costs the training process nothing.
     """
-    # The import takes a tenth of a second of a core, which belongs to the process that starts.
+    # The import takes 0.1 s of a core, which the starting process needs first.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 
@@ -237,7 +238,8 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
 
 
 def _last_metrics(spool_dir: Path) -> dict[str, float]:
-    """Values, `step` and speed of the newest METRICS frame near the end of a spool, or nothing."""
+    """Values, `step` and speed of the newest METRICS frame near the end of a spool; may be
+    empty."""
     for _, path in reversed(segments(spool_dir)[-2:]):
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(0, os.SEEK_END)

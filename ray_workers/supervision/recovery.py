@@ -40,11 +40,11 @@ class GroupChange:
     """The difference between a group and its next round."""
 
     lost: Sequence[Member] = ()
-    """Members whose processes have ended, and that get others."""
+    """Members whose processes have ended, and that get other processes."""
     ready: Sequence[Member] = ()
     """Members that get a rank."""
     leaving: Sequence[Member] = ()
-    """Members whose slots are given back once the others know of the round."""
+    """Members whose slots are released once the others know of the round."""
     dead_nodes: Set[str] = frozenset()
     how: str | None = None
     """The beginning of the message about the group's new size."""
@@ -77,28 +77,28 @@ class RecoveryController:
         """The fewest workers with which the group trains."""
         self.state = RecoveryState()
         self.taken_in = asyncio.Event()
-        """Set when members have got a rank that had none; from then on their ends matter."""
+        """Set when newcomers have got a rank, so that the monitor waits for their ends, too."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
         self.settled_command = 0
         """The number of the newest grant or recall that is carried out, or can't be."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Work that goes on while the group trains."""
+        """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
         """Lost members that get another process while the others train."""
         self._asks_until = 0.0
-        """The time, as the pace counts it, until which slots are asked for in place of those on
-        lost nodes."""
+        """The time, as `MachinePace.time` counts, until which slots are requested in place of slots
+        on lost nodes."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
-        """Have the group go on without the lost members, or with other processes for them. Returns
-        False if it does not recover.
+        """Continue without the lost members, or with other processes for them. Returns False if the
+        group does not recover.
 
-        lost: members whose process has ended; if empty, the living ranks meet again in another
+        lost: members whose process has ended; if empty, the living ranks reconnect in another
         round. began_at: Unix seconds of the loss.
         """
         async with self.one_at_a_time:
-            # Ray is asked only if a whole worker vanished, because its answer takes a while.
+            # Only if a whole worker vanished, because Ray takes a while to answer.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -125,11 +125,11 @@ class RecoveryController:
                 return False
 
     async def num_holders(self) -> int:
-        """How many of the running ranks can hand over the state.
+        """The number of running ranks that can hand over the state.
 
-        Where no rank is known that can, a node whose answer is late is waited for.
+        While no such rank is known, waits for nodes that answer late.
         """
-        # The observations of the processes on a lost node are gone with it.
+        # A lost node no longer reports the steps of its processes.
         regrouping = self.state.regrouping
         furthest_step = 0 if regrouping is None else regrouping.furthest_step
         began = self._pace.time()
@@ -147,7 +147,7 @@ class RecoveryController:
     async def begin(
         self, lost: Sequence[RankExit], began_at: float, kind: LossKind | None = None
     ) -> None:
-        """Begin to regroup. kind: of the loss, which is reported; None if only the size changes."""
+        """Begin to regroup. kind: the kind of loss to report; None if only the size changes."""
         observations = await self._nodes.observations()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
@@ -160,7 +160,7 @@ class RecoveryController:
     # The next round.
 
     async def resize(self, change: GroupChange) -> None:
-        """Form a round of another size, or with another batch, though no rank is lost."""
+        """Form a round of another size, or with another batch size, though no rank is lost."""
         await self.begin([], time.time())
         await self.form(change)
 
@@ -195,8 +195,8 @@ class RecoveryController:
         """Start the processes that the next round needs. Returns the round, or why there is none,
         and whether workers were given up with their nodes.
 
-        Each pass does the first thing that is left to do and makes another roster, because nodes
-        may turn out dead and ranks may end meanwhile.
+        Each pass does the first remaining thing, and the next pass makes another roster, because
+        nodes may turn out dead and ranks may end meanwhile.
         """
         is_smaller = False
         while True:
@@ -228,8 +228,8 @@ class RecoveryController:
         return [by_seat[seat] for seat in seats]
 
     def _assign(self, found: NextRound) -> None:
-        """Give the members of the round a rank, and take it from all others. Members that have a
-        rank already keep it until the round is announced."""
+        """Assign ranks to the members of the round, and remove the ranks of all others. Members
+        that already have a rank keep it until the round is announced."""
         seats = set(found.members)
         for member in self._group.placed:
             member.is_placed = member.seat in seats
@@ -240,7 +240,7 @@ class RecoveryController:
                 member.rank, member.is_placed = rank, True
 
     async def _lose(self, dead: Set[str]) -> list[Member]:
-        """Give up the slots on nodes that are gone. Returns the members that were in them."""
+        """Release the slots on dead nodes. Returns the members that had these slots."""
         gone = await self._group.lose_nodes(dead)
         self._nodes.forget(dead)
         return gone
@@ -252,8 +252,8 @@ class RecoveryController:
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Go on without workers for which no slots came in time. While a group lacks workers, the
-        service keeps slots from the whole queue."""
+        """Go on without workers that got no slots in time. While a group lacks workers, the service
+        keeps slots from the whole queue."""
         while self._pace.time() < self._asks_until or self.state.grants or self.state.is_taking_in:
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
@@ -261,8 +261,8 @@ class RecoveryController:
             self.report_size("goes on without workers for which no slots came")
 
     def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
-        """Report that the group trains again, if it was recovering. ranks: their newest
-        statuses."""
+        """Report that the group trains again, if it was recovering. ranks: the newest statuses of
+        its ranks."""
         regrouping = self.state.regrouping
         if regrouping is None:
             return None
@@ -272,9 +272,9 @@ class RecoveryController:
             return None
         resumed = max((rank.resumed_step for rank in ranks), default=0)
         first_at = max((rank.first_at for rank in ranks), default=0.0)
-        if first_at < regrouping.began_at:  # nothing is left to do, or others go on as before
+        if first_at < regrouping.began_at:  # the job is done, or the others did not stop
             first_at = time.time()
-        # A silo's part of an open round counts, and so does each gradient that servers have.
+        # Silos keep their part of an open round, and servers keep each gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
@@ -291,7 +291,7 @@ class RecoveryController:
     # Lost members that rejoin.
 
     async def _rejoin(self, member: Member) -> None:
-        """Have a lost member join a later round with another process, once that is ready."""
+        """Start another process for a lost member, which joins a later round once it is ready."""
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):
@@ -303,7 +303,7 @@ class RecoveryController:
         self.report_size("goes on without a lost worker, for which no process can be started")
 
     async def _has_rejoined(self, member: Member) -> bool:
-        """Whether the member has a rank again, or is gone with its node."""
+        """Try once. Returns whether the member has a rank again, or was given up with its node."""
         try:
             dead = await self._preparation.restart_until_ready(member, self.state.round)
         except Exception:  # no caller waits for this task, so its error would not be seen
@@ -315,14 +315,14 @@ class RecoveryController:
             elif not member.is_running:
                 return False
             else:
-                how = "takes in the replacement of a lost worker"
+                how = "adds the replacement of a lost worker"
                 await self.resize(GroupChange(ready=[member], how=how))
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Give up nodes that turned out dead. If other members on these nodes had a rank, report
-        them as lost and form a round without them: the monitor does not see the end of a worker
-        that is no longer in the group."""
+        """Release the slots on dead nodes. If other members on these nodes had a rank, report them
+        as lost and form a round without them, because the monitor does not observe the end of a
+        worker that is no longer in the group."""
         gone = await self._lose(dead)
         if gone:
             self._goes_on_smaller()
@@ -331,15 +331,15 @@ class RecoveryController:
             await self.form(GroupChange())
 
     def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have this work done while the group trains, until the attempt ends."""
+        """Run `work` while the group trains, until the attempt ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def stop(self) -> None:
-        """End the work beside the training, because the attempt ends."""
-        while tasks := tuple(self._tasks):  # some begin others as they end
+        """Cancel the tasks that run while the group trains, because the attempt ends."""
+        while tasks := tuple(self._tasks):  # a task may start another when it ends
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -348,9 +348,9 @@ class RecoveryController:
 
     @property
     def _num_lacking(self) -> int:
-        """Workers for which the group needs slots."""
-        there = self._group.members if self._traits.goes_on_without_lost else self._group.placed
-        return max(0, self.least - len(there))
+        """The number of workers for which the group needs slots."""
+        present = self._group.members if self._traits.goes_on_without_lost else self._group.placed
+        return max(0, self.least - len(present))
 
     def report_size(self, what: str) -> None:
         """Report the size of the group, and why it changed or did not."""

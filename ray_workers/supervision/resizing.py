@@ -1,4 +1,4 @@
-"""Carries out the service's grants and recalls of slots: a group gets more workers, or fewer."""
+"""Carries out the service's grants and recalls of slots, which add and remove workers."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Resizing:
         self._newest = 0
         """The number of the newest grant or recall."""
         self._is_giving_rest = False
-        """Whether slots are given back as their processes go."""
+        """Whether a task releases slots when their processes have ended."""
 
     def grow(self, grant: Grant) -> None:
-        """Add workers in these slots as soon as possible, once for each number of a grant."""
+        """Add workers in the granted slots as soon as possible. A repeated grant is ignored."""
         if grant.number > self._newest:
             self._newest = grant.number
             state = self._recovery.state
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
     def take_in(self, grant: Grant) -> None:
-        """Start workers in the slots of the first grant, and give them a rank once they are
+        """Start workers in the slots of the first grant, and assign ranks to them once they are
         ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
@@ -62,7 +62,7 @@ class Resizing:
             newcomers = await self._start_newcomers(grant)
         except (*NOT_STARTED, CodeUnavailable, CodeUnfetchable, ValueError) as error:
             self._recovery.settled_command = grant.number
-            self._recovery.report_size(f"could not take more slots in ({error})")
+            self._recovery.report_size(f"could not add more slots ({error})")
             self._give_rest_back()
             return
         async with self._recovery.one_at_a_time:
@@ -86,14 +86,14 @@ class Resizing:
         return newcomers
 
     def recall(self, recall: Recall) -> None:
-        """Give these slots back as soon as possible, once for each number of a recall."""
+        """Release the recalled slots as soon as possible. A repeated recall is ignored."""
         if recall.number > self._newest:
             self._newest = recall.number
             self._recovery.do(self._give_back(recall))
 
     async def _give_back(self, recall: Recall) -> None:
         """Form a round without the workers in these slots, and end these workers. The others leave
-        the current round between two steps, and need nothing from them."""
+        the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
@@ -109,7 +109,7 @@ class Resizing:
             try:
                 await self._recovery.resize(GroupChange(leaving=members))
             finally:
-                self._recovery.report_size(f"gives {len(members)} back")
+                self._recovery.report_size(f"shrinks by {len(members)}")
                 self._give_rest_back()
 
     async def _goes_on_without(self) -> bool:
@@ -122,12 +122,12 @@ class Resizing:
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
-        """Announce the batch of a grant or recall with the next round."""
+        """Announce the batch size of a grant or recall with the next round."""
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
     def _give_rest_back(self) -> None:
-        """Give slots back later if their processes are not gone yet."""
+        """Release slots later if their processes have not ended yet."""
         if not self._is_giving_rest and any(slots.is_going for slots in self._group.slots):
             self._is_giving_rest = True
             self._recovery.do(self._give_rest_back_later())
@@ -141,5 +141,5 @@ class Resizing:
                 traceback.print_exc()  # Ray may be busy
                 continue
             if was_given:
-                self._recovery.report_size("gave slots back whose processes are gone now")
+                self._recovery.report_size("released slots whose processes have ended")
         self._is_giving_rest = False

@@ -1,4 +1,5 @@
-"""The folders of a script on all nodes of its attempt: made before it, kept once it has ended."""
+"""Creates the folders of a script on all nodes of its attempt, and stores their files at its
+end."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
 
 
 class ScriptFolders:
-    """Those of one attempt; a recipe has none."""
+    """The script folders of one attempt; a recipe has none."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ScriptFolders:
         self._plans = plans_of(spec) if spec.traits.is_script else {}
 
     async def begin(self, node_ids: Collection[str]) -> None:
-        """Make the folders on these nodes; CodeUnavailable if a node can't have them."""
+        """Create the folders on these nodes. Raises CodeUnavailable if a node can't."""
         limit_s = self._timings.code_limit_s
         asked = {
             node_id: self._nodes.ask(node_id, "begin_folders", plan, limit_s=limit_s)
@@ -46,7 +47,7 @@ class ScriptFolders:
                 raise CodeUnavailable(message)
 
     def _plans_on(self, node_ids: Collection[str]) -> dict[str, FolderPlan]:
-        """The plans of these nodes; a node that the attempt did not begin on gets a new one."""
+        """The plans of these nodes. A node that the attempt gained later gets a new plan."""
         if not self._plans:
             return {}
         for node_id in node_ids:
@@ -58,8 +59,8 @@ class ScriptFolders:
         return {node_id: self._plans[node_id] for node_id in dict.fromkeys(node_ids)}
 
     async def keep(self, outcome: Outcome, are_given_up: AreGivenUp) -> Outcome:
-        """The outcome, once the files of every node are in the storage and reported. An attempt
-        whose files are lost is no success; others say so."""
+        """Return the outcome once the files of every node are stored and reported. If files are
+        lost, the attempt fails, and its message names the reason."""
         if not self._plans or outcome.cause is Cause.SLOTS_UNAVAILABLE:
             return outcome
         found = await asyncio.gather(
@@ -70,7 +71,7 @@ class ScriptFolders:
         )
         taken: set[str] = set()
         num_bytes = 0
-        """Of the files of the nodes before."""
+        """The size of the files of previous nodes."""
         ends = []
         for node_id, sizes in zip(self._plans, found, strict=True):
             theirs = sorted(taken.intersection(sizes or ()))
@@ -83,21 +84,21 @@ class ScriptFolders:
     async def _until_answered(
         self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
     ) -> Any:
-        """The agent's answer, however often it must be asked; None of a node that is given up. The
-        first sentence on what it waits for is reported."""
+        """Call the agent until it answers. Returns None if the node is given up. The first message
+        about the reason for a wait is reported."""
         limit_s = self._timings.files_answer_limit_s
-        is_told = False
+        is_reported = False
         while True:
             try:
                 answer = await self._nodes.ask(node_id, method, *arguments, limit_s=limit_s)
                 if isinstance(answer, str):
-                    if answer and not is_told:
+                    if answer and not is_reported:
                         self._report(WaitingReport(answer))
-                        is_told = True
+                        is_reported = True
                 elif answer is not None:
                     return answer
             except KeyError:
-                return None  # a node that is gone
+                return None  # the node is gone
             except Exception:  # a TimeoutError, or an error of Ray
                 if await are_given_up({node_id}):
                     return None
@@ -105,7 +106,7 @@ class ScriptFolders:
 
 
 def plans_of(spec: AttemptSpec) -> dict[str, FolderPlan]:
-    """By node, in the order of the ranks."""
+    """The plan of each node, in the order of the ranks."""
     plans: dict[str, FolderPlan] = {}
     rank = 0
     base = f"{spec.storage_url.rstrip('/')}/{attempt_prefix(spec.job_id, spec.attempt)}"
@@ -131,17 +132,17 @@ def _digest_of(code: CodeRef | RemoteCodeRef | None) -> str:
 
 
 def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
-    """The outcome with a word on files that were not kept. None of a node that is gone."""
+    """The outcome, with a note about files that were not stored. ends: None for a dead node."""
     lost = ["a node that had some is gone" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]
     left_out += [end.left_behind for end in ends if end is not None and end.left_behind]
     outcome = replace(outcome, left_behind=". ".join(dict.fromkeys(left_out)))
     if problems:
-        said = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
+        note = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
         if outcome.cause is Cause.SUCCEEDED:
             cause = Cause.NODE_LOST if None in ends else Cause.INFRASTRUCTURE
-            outcome = replace(outcome, cause=cause, message=f"every rank ended well, but {said}")
+            outcome = replace(outcome, cause=cause, message=f"every rank ended well, but {note}")
         else:
-            outcome = replace(outcome, message=f"{outcome.message}; {said}")
+            outcome = replace(outcome, message=f"{outcome.message}; {note}")
     return outcome

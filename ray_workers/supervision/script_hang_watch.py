@@ -1,4 +1,4 @@
-"""The watch for hangs of a script, whose ranks report nothing while they compute."""
+"""Watches for hangs of a script, whose ranks report no phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class ScriptHangWatch:
-    """Looks at the ranks of a script from time to time, by the rules of `script_hangs`."""
+    """Looks at the ranks of a script periodically, by the rules of `script_hangs`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class ScriptHangWatch:
         newest: Callable[[], list[RankObservation]],
         is_expected_to_stand: Callable[[], bool],
     ) -> None:
-        """newest: the ranks as they were observed last. is_expected_to_stand: whether ranks wait
-        for each other with reason."""
+        """newest: the last observations of the ranks. is_expected_to_stand: whether ranks wait for
+        each other because of a recovery."""
         self._group = group
         self._nodes = nodes
         self._pace = pace
@@ -42,7 +42,7 @@ class ScriptHangWatch:
         self._memory = ScriptMemory()
 
     async def next(self) -> tuple[Hang, Sequence[RankObservation]]:
-        """The next hang, once there is one, and the ranks as they were then."""
+        """Wait for the next hang. Returns it with the observations of the ranks."""
         while True:
             await asyncio.sleep(self._timings.script_look_period_s)
             look = None if self._is_expected_to_stand() else await self._look()
@@ -56,10 +56,10 @@ class ScriptHangWatch:
             hang = await self._judge(look, signs)
             if hang is not None:
                 return hang, look.ranks
-            await asyncio.sleep(signs.limit_s / 4)  # one sign may last for hours
+            await asyncio.sleep(signs.limit_s / 4)  # a single sign may last for hours
 
     async def _look(self) -> ScriptLook | None:
-        """None where a rank is not seen, or is on its way."""
+        """Look at the ranks. Returns None if a rank is not observed, or is starting."""
         activity = await self._nodes.activity()
         ranks = tuple(self._newest())
         if not ranks or len(ranks) != len(self._group.placed):
@@ -69,7 +69,7 @@ class ScriptHangWatch:
         return ScriptLook(self._pace.time(), ranks, done)
 
     async def _judge(self, look: ScriptLook, signs: Signs) -> Hang | None:
-        """The hang, if there is enough to show it; reads the stacks of all ranks twice."""
+        """The hang, if there are enough signs. Reads the stacks of all ranks twice."""
         earlier = await self._stacks_by_rank()
         has_reported = any(one.status.first_at for one in look.ranks)
         has_limit = self._limit_s is not None
@@ -87,7 +87,7 @@ class ScriptHangWatch:
                 for one, other in zip(look.ranks, now.ranks, strict=True)
             )
         ):
-            return None  # it has reported, or another process runs
+            return None  # a rank has reported, or another process runs
         idle = script_hangs.idle_ranks(look, now)
         return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
 

@@ -1,8 +1,8 @@
-"""Ends the rank actors and the store of a group that are stopped, and not dead.
+"""Ends rank actors and a rendezvous store that are stopped, but not dead.
 
-A rank actor that is stopped neither passes on its process's output nor sees its end, and a group
-whose rendezvous store is stopped can't be formed again. Once such a process is killed, its loss is
-dealt with as any other. The supervisor itself is watched by `service.cluster.ray.driver`.
+A stopped rank actor neither passes on its process's output nor observes its end, and a group whose
+rendezvous store is stopped can't form another round. Once such a process is killed, its loss is
+handled like any other. `service.cluster.ray.driver` watches the supervisor itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORE = "store"
 
 
 class SilenceWatch:
-    """Asks the rank actors and the store of one group for a sign of life, while it runs."""
+    """Pings the rank actors and the store of one group while it runs."""
 
     def __init__(
         self, spec: AttemptSpec, group: WorkerGroup, pace: MachinePace, timings: Timings
@@ -38,20 +38,20 @@ class SilenceWatch:
         self._silence = Silence(pace)
 
     async def run(self) -> None:
-        """Until cancelled; then no process is asked, and so none is silent."""
+        """Ping until cancelled. After that, no process counts as silent."""
         try:
             while True:
                 asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
                 for answer in await asyncio.gather(*asked, return_exceptions=True):
-                    if isinstance(answer, Exception):  # such as of a node that is gone: asked again
+                    if isinstance(answer, Exception):  # for example, the node is gone
                         traceback.print_exception(answer)
                 await asyncio.sleep(self._timings.ping_period_s)
         finally:
             self._silence = Silence(self._pace)
 
     def silent(self) -> tuple[SilentProcess, ...]:
-        """The processes whose silence users are to know; of a node's rank actors the one that has
-        been silent for longest."""
+        """The silent processes that are reported to users. Of a node's rank actors, only the actor
+        that has been silent for longest."""
         found: dict[tuple[ProcessKind, str | None], float] = {}
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
@@ -66,7 +66,7 @@ class SilenceWatch:
         return self._silence.seconds(name) > self._limits.report_s
 
     def _give_up(self, name: Any) -> bool:
-        """Whether its limit is over, which then begins anew."""
+        """Whether the process was silent for too long. If so, its limit starts again."""
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)

@@ -1,4 +1,4 @@
-"""The slots of an attempt: placement groups of Ray, asked for and given back."""
+"""Reserves and releases the slots of an attempt, which are placement groups of Ray."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
 BLOCK_LIMIT_S = 2.0
-"""How long Ray may take to give a part of a GPU that is only to be blocked."""
+"""Limit for Ray to reserve a part of a GPU that is only to be blocked."""
 PROBE_LIMIT_S = 10.0
-"""How long an actor may take, at least, that looks which GPU Ray has chosen."""
+"""The least limit for an actor that finds out which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
-    """Ray did not give every slot in time."""
+    """Ray did not reserve every slot in time."""
 
 
 @dataclass
 class Slots:
-    """One placement group, which is what the attempt holds of one node, or a part of it."""
+    """One placement group, with all or some of the attempt's slots on one node."""
 
     part: Slice
     group: PlacementGroup
     bundle: Mapping[str, float]
-    """Ray resources of each worker in it."""
+    """Ray resources of each worker in these slots."""
     is_held: bool = True
-    """False while the slots are asked for and may not come."""
+    """False while the slots are only requested."""
     is_going: bool = False
-    """They are given back as soon as the processes in them are seen gone."""
+    """Whether the slots are released as soon as the processes in them have ended."""
 
 
 class AttemptSlots:
-    """All slots of one attempt, from the moment they are asked for."""
+    """All slots of one attempt, from their request on."""
 
     def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
         self._spec = spec
         self._timings = timings
         self.held: list[Slots] = []
-        """Those that are asked for or held, until they are given back."""
+        """Slots that are requested or held."""
         self.num_ever = 0
-        """How many placement groups were asked for so far."""
+        """The number of placement groups requested so far."""
 
     async def acquire(self) -> None:
-        """Reserve the slots, one placement group per node slice: all of them or none. Of shared
-        GPUs it is one for each worker, on a GPU that no other worker of the group has.
+        """Reserve all slots, in one placement group per node slice. Slots with a part of a GPU get
+        one placement group for each worker, on a GPU that no other worker of the group has.
 
-        Raises SlotsUnavailable after `start_timeout_s`; `held` are those that were reserved.
+        Raises SlotsUnavailable after `start_timeout_s`; `held` then has the reserved slots.
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
@@ -68,11 +68,11 @@ class AttemptSlots:
         self.held = kept
 
     async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
-        """Slots for so many workers, each on another GPU of the node.
+        """Reserve slots for the workers of one slice, each on another GPU of the node.
 
-        Ray chooses the GPU of which the least is left that suffices, so the second slot comes on
-        the first one's. Such a slot is given back, and the rest of that GPU is blocked meanwhile,
-        part by part, until Ray chooses another.
+        Ray chooses the fullest GPU that has enough left, so it would put the second slot on the
+        same GPU as the first. Such a slot is released, and the rest of this GPU is blocked
+        meanwhile, part by part, until Ray chooses another GPU.
         """
         kept: dict[str, Slots] = {}
         bundle = self._spec.bundle
@@ -90,7 +90,7 @@ class AttemptSlots:
         return list(kept.values())
 
     async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
-        """Take so many parts of these GPUs, or fewer where there is no more room on them."""
+        """Reserve `number` parts of these GPUs, or fewer if they have less left."""
         known = list(self.held)
         part = {"GPU": self._spec.bundle["GPU"]}
         soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
@@ -103,7 +103,8 @@ class AttemptSlots:
     async def _acquire_seen(
         self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
     ) -> list[tuple[Slots, str]]:
-        """So many slots with a part of a GPU, one placement group for each, and their GPUs."""
+        """Reserve `number` slots with a part of a GPU, each in its own placement group. Returns
+        them with their GPUs."""
         limit_s = max(0.0, deadline - time.monotonic())
         asked = await self.ask([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
         async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
@@ -119,8 +120,8 @@ class AttemptSlots:
         bundle: Mapping[str, float] | None = None,
         roles: Sequence[RoleSlots] = (),
     ) -> list[Slots]:
-        """bundle: of one slot, where it is not a worker's. roles: where the slots are a whole
-        gang's."""
+        """Reserve slots. bundle: of one slot, if it differs from a worker's. roles: only if the
+        slots are for the whole group."""
         spec, asked = self._spec, []
         for part, own in by_bundle(slices, bundle or spec.bundle, roles):
             group = placement_group(
@@ -135,7 +136,7 @@ class AttemptSlots:
             self.held.append(asked[-1])
         deadline = time.monotonic() + timeout_s
         waits = [
-            # Ray counts this in whole seconds and cuts off the rest.
+            # Ray truncates this to whole seconds.
             asyncio.to_thread(slots.group.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
             for slots in asked
         ]
@@ -145,7 +146,7 @@ class AttemptSlots:
         return asked
 
     async def _gpu_of(self, slots: Slots) -> str:
-        """The GPU that Ray has chosen for a slot, by an actor that looks and ends."""
+        """Find out which GPU Ray has chosen for a slot, by an actor in this slot."""
         strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
         looks = RankActor.options(  # type: ignore[attr-defined]
             num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
@@ -157,6 +158,6 @@ class AttemptSlots:
             ray.kill(looks)
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
-        """Give slots back in which nothing runs."""
+        """Release slots in which nothing runs."""
         await placement_groups.give_back([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

@@ -1,7 +1,7 @@
-"""The supervisor: one detached actor per attempt, which owns everything below it.
+"""The supervisor: one detached actor per attempt, which owns the attempt's slots and processes.
 
-The supervisor holds no slot and runs on control nodes only, because its death takes the group
-along. It outlives the service: the training goes on while nobody polls, and the reports of the
+The supervisor holds no slot and runs on control nodes only, because the group ends with it. It
+outlives the service: the training goes on while the service does not poll, and the reports of the
 ranks wait in the spools. It ends when the service acknowledges its last reply.
 """
 
@@ -61,11 +61,11 @@ from ray_workers.supervision.worker_group import WorkerGroup
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Supervisor:
-    """Runs one attempt from slots to release, and answers polls meanwhile and after."""
+    """Runs one attempt from acquiring to releasing its slots, and answers polls until it ends."""
 
     def __init__(self, spec: AttemptSpec, rank_actor_code: bytes) -> None:
         """rank_actor_code: where the service has exported it, see `compat_ray.export_class`."""
-        # By its module: Ray pickles this class by value, with copies of the classes it names.
+        # Named by its module, because Ray pickles this class by value, with copies of classes.
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._spec = spec
         self._pace = pace = MachinePace()
@@ -75,7 +75,7 @@ class Supervisor:
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._started_at: float | None = None
-        """When the slots were given, by `time.monotonic`, as `max_runtime_s` is counted."""
+        """When the slots were reserved, by `time.monotonic`; `max_runtime_s` counts from then."""
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
@@ -103,7 +103,7 @@ class Supervisor:
         return repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
-        """The frames after `cursor`; answers at once when there are some, or the phase changes."""
+        """Return the frames after `cursor`, as soon as there are some or the phase changes."""
         deadline = time.monotonic() + wait_s
         phase = self._phase
         while True:
@@ -121,10 +121,10 @@ class Supervisor:
     async def _read(
         self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> tuple[SpoolRead, set[str]]:
-        """New frames from every node, and the nodes that did not answer; returns early when the
-        phase changes.
+        """Return new frames from all nodes, and the nodes that did not answer. Returns early when
+        the phase changes.
 
-        wait_s: until the poll's deadline, which the nodes' answers may pass by `poll_slack_s`.
+        wait_s: seconds until the poll's deadline, which answers may exceed by `poll_slack_s`.
         """
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
@@ -144,7 +144,7 @@ class Supervisor:
         await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
-            return SpoolRead({}, False), set(node_ids)  # a read changes nothing: it is asked again
+            return SpoolRead({}, False), set(node_ids)  # a read has no effect: it can be repeated
         answers = dict(zip(node_ids, reads.result(), strict=True))
         read = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
         found = {key: chunk for answer in read for key, chunk in answer.data.items()}
@@ -159,8 +159,8 @@ class Supervisor:
         return answer
 
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
-        """Whether the last reports of the ranks on these nodes are waited for no longer; those of
-        a job that is being cancelled are not."""
+        """Whether the last reports of the ranks on these nodes are given up. If the job is being
+        cancelled, they are."""
         return self._monitor.asked.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
@@ -182,7 +182,7 @@ class Supervisor:
         )
 
     async def carry_out(self, command: Command) -> None:
-        """Have the parts of the attempt do what the service asks for, each command once."""
+        """Carry out a command of the service. A repeated command has no further effect."""
         match command:
             case Stop():
                 self._monitor.asked.stop()
@@ -200,7 +200,7 @@ class Supervisor:
                 assert_never(command)
 
     async def acknowledge(self) -> None:
-        """The last reply is stored: delete the spools. The caller then ends this actor."""
+        """Delete the spools, because the last reply is stored. The caller then ends this actor."""
         key, limit_s = (self._spec.job_id, self._spec.attempt), self._timings.drop_limit_s
         drops = [result_within(limit_s, a.drop.remote(*key)) for a in self._agents.values()]
         await asyncio.gather(*drops, return_exceptions=True)
@@ -249,7 +249,7 @@ class Supervisor:
             await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:
-        """Report now and then how the slots and the machines are used."""
+        """Report periodically how the slots and the machines are used."""
         while True:
             await asyncio.sleep(self._timings.ledger_period_s)
             self._system_metrics.ask()
@@ -265,14 +265,14 @@ class Supervisor:
 
     async def _slot_seconds(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
         """Slot-seconds by category so far. otherwise: the category of time that no process accounts
-        for, where the monitor need not guess it."""
+        for, if not the monitor's estimate."""
         observations = await self._monitor.observe()
         self._book_slots()
         return self._ledger.account(observations, otherwise or self._monitor.use)
 
     async def _release(self) -> None:
-        """Release the slots, again until it succeeds: an attempt whose slots are not seen free has
-        not ended."""
+        """Release the slots, retrying until it succeeds: an attempt ends only when its slots are
+        free."""
         while True:
             try:
                 return await self._group.release()
@@ -291,7 +291,7 @@ class Supervisor:
         asked.cancel()
         building.result()
         outcome = await self._monitor.watch()
-        ended = self._group.ended()  # the others are ended by us
+        ended = self._group.ended()  # before this supervisor ends the others
         ranks = {(m.seat, m.incarnation): m.rank for m in self._group.placed}
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
@@ -306,8 +306,8 @@ class Supervisor:
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _prepare(self, node_ids: Collection[str]) -> None:
-        """Have these nodes ready for ranks: the job's code is in its directory there, and a script
-        has its folders. CodeUnavailable, CodeUnfetchable."""
+        """Prepare these nodes for ranks: put the job's code into its directory, and create a
+        script's folders. Raises CodeUnavailable or CodeUnfetchable."""
         await asyncio.gather(
             self._nodes.put_code(self._spec, node_ids), self._folders.begin(node_ids)
         )
@@ -338,7 +338,7 @@ class Supervisor:
 
 
 class _NodesLeft(Exception):
-    """Nodes went after the scheduler had chosen them, as an autoscaler may take idle ones."""
+    """Nodes left after the scheduler had chosen them; an autoscaler may remove idle nodes."""
 
 
 def _agent_of(node_id: str) -> Any:
@@ -349,9 +349,9 @@ def _agent_of(node_id: str) -> Any:
 
 
 def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:
-    """The outcome of an attempt whose last reports are lost: it is no success without them.
+    """The outcome of an attempt whose last reports are lost, which can't be a success.
 
-    ranks: those of the nodes that did not report, by which their logs are named.
+    ranks: the ranks, as in the names of their logs, on nodes that did not report.
     """
     lost = {**(outcome.log_lines_lost or {}), **dict.fromkeys(ranks)}
     outcome = replace(outcome, log_lines_lost=lost)

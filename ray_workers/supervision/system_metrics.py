@@ -1,4 +1,4 @@
-"""System metrics on their way from the nodes' observations into the supervisor's reports."""
+"""Passes system metrics from the nodes' observations to the supervisor's reports."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1
-"""Share of the period by which a sample may come early: it waits for another call to go along."""
+"""Share of the period by which a sample may be early, because it waits for another call."""
 
 Sample = Mapping[int, Mapping[str, float]]
 """Values by rank and name."""
 
 
 def boot_time() -> float:
-    """Seconds that nobody sets, and that pass while the machine sleeps."""
+    """Seconds since the boot. This clock can't be set, and runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SystemMetricsReporter:
     """The samples of one attempt.
 
-    A sample makes no call of its own: the next observation of the ranks brings it along. Its time
-    rises from sample to sample, also where the node's clock is set back.
+    A sample makes no separate call: the next observation of the ranks includes it. Times increase
+    from sample to sample, even if the node's clock is set back.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class SystemMetricsReporter:
         clock: Callable[[], float] = boot_time,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """period_s: None for no samples."""
+        """period_s: seconds between two samples; None for no samples."""
         self._reporter = reporter
         self._period_s = period_s
         self._clock = clock
@@ -43,7 +43,7 @@ class SystemMetricsReporter:
         self._is_wanted = False
 
     def ask(self) -> None:
-        """Have the next observation bring a sample, if it is time for one."""
+        """Include a sample in the next observation, if one is due."""
         if self._period_s is None:
             return
         now = self._clock()
@@ -53,12 +53,12 @@ class SystemMetricsReporter:
             self._is_wanted = True
 
     def take_wish(self) -> bool:
-        """Whether an observation that is made now is to bring a sample."""
+        """Whether the next observation must include a sample. Resets the request."""
         is_wanted, self._is_wanted = self._is_wanted, False
         return is_wanted
 
     def report(self, samples: Iterable[Sample]) -> None:
-        """Report what the nodes answered; nothing if no rank runs."""
+        """Report the nodes' samples; nothing if no rank runs."""
         alike: dict[tuple[str, ...], dict[int, Mapping[str, float]]] = {}
         for sample in samples:
             for rank, values in sample.items():

@@ -1,7 +1,7 @@
-"""The worker group: slots, rank actors and training processes of one attempt, as one thing.
+"""The worker group: the slots, rank actors and training processes of one attempt.
 
-Each resource is recorded the moment it exists and released in the reverse order, so that a group
-that was only half built is torn down by the same code as a whole one.
+Each resource is recorded as soon as it exists, and resources are released in reverse order, so that
+the same code releases partly built groups and whole groups.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Member:
     """One worker: its slot, the actor that holds the slot, and the process in it now."""
 
     seat: int
-    """The worker's number as long as the attempt lasts; no other member ever has it."""
+    """The worker's number for the whole attempt; no other member ever has it."""
     rank: int
-    """The worker's number in the group now; lost seats leave no gap."""
+    """The worker's present number in the group; there are no gaps."""
     local_rank: int
     node_rank: int
     slots: Slots
     bundle: int
-    """Which bundle of its placement group is the worker's slot."""
+    """The index of the worker's bundle in its placement group."""
     local_world_size: int
     actor: Any
     incarnation: int = 0
     """The rendezvous round for which its process was started."""
     is_placed: bool = True
-    """Whether the worker has a place in the group; a newcomer gets one when it is ready."""
+    """Whether the worker has a rank in the group; a newcomer gets one when it is ready."""
     exit: asyncio.Future[RankExit] | None = None
-    """Done when the process is seen gone or the actor is lost."""
+    """Done when the end of the process is observed or the actor is lost."""
 
     @property
     def node_id(self) -> str:
@@ -75,13 +75,13 @@ class Member:
 
     @property
     def end(self) -> RankExit:
-        """How its process ended, as the rank that it was."""
+        """The end of its process, with the present rank."""
         assert self.exit is not None, "it never ran"
         return replace(self.exit.result(), rank=self.rank)
 
 
 class WorkerGroup:
-    """Everything below a supervisor."""
+    """The slots, actors and processes that one supervisor owns."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class WorkerGroup:
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
-        """Members that have left the group, and whose slots are not given back yet."""
+        """Members that have left the group, and whose slots are not released yet."""
         self.log_lines_lost: dict[int, int | None] = {}
-        """As `Outcome.log_lines_lost`."""
+        """See `Outcome.log_lines_lost`."""
 
     @property
     def slots(self) -> list[Slots]:
-        """All that the attempt holds or has asked for."""
+        """All slots that the attempt holds or has requested."""
         return self._slots.held
 
     async def acquire(self) -> None:
-        """Reserve the slots: all of them, or SlotsUnavailable; `release` gives back what was
-        reserved."""
+        """Reserve all slots. Raises SlotsUnavailable if that fails; `release` then releases the
+        reserved slots."""
         await self._slots.acquire()
 
     async def start(self) -> None:
@@ -131,7 +131,7 @@ class WorkerGroup:
         await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
 
     async def _start_store(self) -> tuple[int, bytes]:
-        """The port and the secret of its proxy."""
+        """Start the store. Returns the port and the secret of its proxy."""
         spec, node_id = self._spec, self._own_node_id
         path = paths.socket_path(spec.deployment_id, node_id)
         task = {"job_id": spec.job_id, "attempt": spec.attempt, "rank": -1}
@@ -152,8 +152,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> list[Slots]:
-        """The ranks of a node follow each other, but for silos and roles with resources of their
-        own: these are known by their places among the slices."""
+        """The slots in the order of their ranks. Ranks of a node are consecutive, except for silos
+        and roles with their own resources, whose ranks follow the order of the slices."""
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
         by_node: dict[str, list[Slots]] = {}
@@ -162,7 +162,7 @@ class WorkerGroup:
         return [slots for of_node in by_node.values() for slots in of_node]
 
     def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
-        """A member for each of these slots, numbered as if there were no others."""
+        """Create a member for each of these slots. Local ranks and node ranks count only these."""
         sizes = Counter[str]()
         for slots in of_group:
             sizes[slots.part.node_id] += slots.part.num_workers
@@ -197,14 +197,14 @@ class WorkerGroup:
         ).remote(name, spec.job_name, self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
-        """Fork a process for the member; after the first round it learns its place later, unless it
-        is in no group."""
+        """Fork a process for the member. After the first round, the process gets its rank later,
+        unless it is in no group."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:
             await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
         except BaseException:
-            # Whether a process runs is not known, so that another one needs another actor.
+            # It is unknown whether a process runs, so another process needs another actor.
             member.exit = asyncio.get_running_loop().create_future()
             member.exit.set_result(RankExit.of(member.rank, None))
             raise
@@ -214,7 +214,7 @@ class WorkerGroup:
         spec = self._spec
         place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
         has_place = member.incarnation == 0 or member.seat in self._spec.traits.restarted_alone
-        stream = "metrics" if has_place else "early"  # a rank's own stream comes with its place
+        stream = "metrics" if has_place else "early"  # the stream of a rank begins with its rank
         key = spool_reader.spool_key(member.seat, member.incarnation, stream)
         seat = Seat(
             rank=member.seat,
@@ -249,7 +249,7 @@ class WorkerGroup:
 
     @property
     def placed(self) -> list[Member]:
-        """The members that have a place in the group, by rank."""
+        """The members that have a rank in the group, by rank."""
         return sorted((m for m in self.members if m.is_placed), key=lambda member: member.rank)
 
     @property
@@ -262,21 +262,21 @@ class WorkerGroup:
         return sum(slots.part.num_workers for slots in self.slots)
 
     def ended(self) -> list[RankExit]:
-        """How the ranks ended whose newest process has."""
+        """The ends of ranks whose newest process has ended."""
         return [member.end for member in self.placed if not member.is_running]
 
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
-        """Give each of these members another process; what runs in its place still is ended.
+        """Start another process for each of these members, after ending a process that still runs.
 
-        A member whose actor is gone too, or did not start a process when it was asked, gets another
-        actor in the same slot. Raises RayActorError or ForkFailed if one can't be replaced.
+        A member whose actor is gone, too, or did not start a process, gets another actor in the
+        same slot. Raises RayActorError or ForkFailed if a member can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
             if member.is_running and member.exit is not None:
                 await _end_actors([member])
                 await member.exit
-            # A process that never came into the round has left files under its number.
+            # A process that never joined the round has left files with its number.
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
@@ -287,9 +287,9 @@ class WorkerGroup:
         await asyncio.gather(*map(replace_one, members))
 
     async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
-        """Take more slots in, with a process in each that has no place in the group yet.
+        """Reserve more slots, and start a process without a rank in each.
 
-        Raises SlotsUnavailable, RayActorError or ForkFailed; then the slots are given back.
+        Raises SlotsUnavailable, RayActorError or ForkFailed; the slots are then released.
         """
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
@@ -308,7 +308,7 @@ class WorkerGroup:
         return members
 
     async def lose_nodes(self, node_ids: Set[str]) -> list[Member]:
-        """Give up the slots on nodes that are gone; the members that were in them."""
+        """Release the slots on dead nodes. Returns the members that had these slots."""
         lost = [slots for slots in self.slots if slots.part.node_id in node_ids]
         members = [member for member in self.members if member.slots in lost]
         for member in members:
@@ -320,8 +320,8 @@ class WorkerGroup:
         return members
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
-        """End the processes in these slots, and give the slots back once the processes are seen
-        gone. Slots whose processes are not gone in time stay the attempt's (`is_going`), for
+        """End the processes in these slots, and release the slots once the processes have ended. If
+        processes do not end in time, the attempt keeps their slots (`is_going`) until
         `give_back_rest`, or `release` at the end."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
@@ -332,7 +332,7 @@ class WorkerGroup:
         await self.give_back_rest()
 
     async def give_back_rest(self) -> bool:
-        """Give back the slots that are going and in which nothing runs any more; whether there were
+        """Release the slots that are going and in which no process runs. Returns whether there were
         any."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
@@ -349,8 +349,8 @@ class WorkerGroup:
     async def announce(
         self, round_number: int, members: Sequence[Member], batch_size: int | None
     ) -> None:
-        """Announce the next round to its members, in the order of their ranks, with its global
-        batch, if the service has chosen one."""
+        """Announce the next round to its members, in the order of their ranks. batch_size: the
+        global batch size, if the service has chosen one."""
         for rank, member in enumerate(members):
             member.rank = rank
         limit_s = self._pace.stretched(self._timings.announce_limit_s)
@@ -363,13 +363,13 @@ class WorkerGroup:
             )
             for member in members
         )
-        # A member that is gone meanwhile, or does not answer, is the next loss.
+        # A member that ends meanwhile, or does not answer, is the next loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
-        """Have the group save a checkpoint and end: rank 0 does, and the others can't go on then.
+        """Have rank 0 save a checkpoint and end, after which the others can't go on.
 
-        Of a script each process gets a SIGTERM.
+        Each process of a script gets a SIGTERM instead.
         """
         if self._spec.traits.is_script:
             for member in self.running:
@@ -384,19 +384,19 @@ class WorkerGroup:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def stop_processes(self) -> None:
-        """End every training process; returns when all are seen gone. A rank actor that does not
-        see that in time is ended, and `release` ends its process."""
+        """End every training process. Returns when all have ended. A rank actor that does not
+        observe the end in time is ended, and `release` ends its process."""
         grace_s = self._timings.stop_grace_s
         running = [member for member in self.members if member.is_running]
         for member in running:
-            member.actor.stop.remote(grace_s)  # not waited for: it ends with its actor
+            member.actor.stop.remote(grace_s)  # not awaited: the call ends with its actor
         if running:
             limit_s = grace_s + self._timings.kill_limit_s
             await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Return once the rendezvous store's process has answered; OSError if nobody listens."""
+        """Return once the rendezvous store has answered. Raises OSError if it does not listen."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
@@ -405,7 +405,7 @@ class WorkerGroup:
         self._store.signal(signal.SIGKILL)
 
     async def store_is_lost(self) -> Outcome:
-        """When the rendezvous store has ended, which only a fault makes it do."""
+        """Return the outcome once the rendezvous store has ended, which only a fault causes."""
         assert self._store is not None
         if await self._store.wait() is None:
             message = "the forkserver of the rendezvous store's node ended, and the store with it"
@@ -413,13 +413,13 @@ class WorkerGroup:
         return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store is gone")
 
     async def release(self) -> None:
-        """Give everything back; returns when the processes are seen gone and the slots free.
+        """Release everything. Returns when the processes have ended and the slots are free.
 
-        Slots whose processes can't be ended stay with their node's agent (`quarantine`). May be
-        repeated when it failed. The slots come last: they are offered to others at once.
+        The node's agent keeps slots whose processes can't be ended (`quarantine`). May be repeated
+        after a failure. The slots are released last, because others get them immediately.
         """
         if not self._slots.num_ever:
-            return  # nothing runs without a slot
+            return  # no process runs without a slot
         for member in self.members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)
@@ -436,7 +436,7 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """End rank actors that may be stopped; the processes of a node that is gone ended with it."""
+    """End rank actors, which may be stopped. Errors are only logged, since a node may be gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -30,11 +30,11 @@ LAST_BEFORE = "1beec0b5"
 
 
 class SchemaTooNew(StartRefused):
-    """This database was migrated by a newer version of dray."""
+    """The database was migrated by a newer version of dray."""
 
 
 class SchemaTooOld(StartRefused):
-    """This database was made by a version of dray from before `FIRST`."""
+    """The database has a revision older than `FIRST`."""
 
 
 def alembic_config(connection: Connection) -> Config:

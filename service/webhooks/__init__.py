@@ -1,1 +1,1 @@
-"""Webhooks: making and showing them, and sending a message to an address that somebody named."""
+"""Webhooks: creating and showing them, and sending messages to addresses that users named."""

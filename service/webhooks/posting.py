@@ -1,9 +1,9 @@
-"""Sending a message to a receiver that may be slow, hostile, or not there.
+"""Sends a message to a receiver that may be slow, hostile or unreachable.
 
-Whatever it does, a try is over in `LIMIT_S` and holds little memory: redirects are not followed,
-the beginning of an answer is read and the connection closed, and the address of the connection
-itself is checked, by the rules that hold for data of jobs. Proxies of the environment are not used,
-since the addresses that they connect to can't be checked.
+Whatever the receiver does, a try ends within `LIMIT_S` and holds little memory. Redirects are not
+followed, and the connection is closed after the beginning of the response. The address of the
+connection itself is checked, by the same rules as the addresses of jobs' data. Proxies of the
+environment are not used, because the addresses to which they connect can't be checked.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0
-"""Of a try, from the look-up of the name to the answer."""
+"""Time limit of a try, from the look-up of the host name to the response."""
 BODY_LIMIT_S = 1.0
-"""How long the rest of an answer is waited for once its status is there."""
+"""Time limit for the body of a response, after its status."""
 MAX_BODY_BYTES = 1000
-"""Of an answer that are kept."""
+"""The most bytes of a response that are kept."""
 
 MAX_RECEIVED_BYTES = 256 * 1024
-"""Of a connection: after these it counts as closed. A client may be sent any number of interim
-answers (100 Continue), each of which the loop of the whole service would read."""
+"""A connection counts as closed after this many bytes. A receiver may send any number of interim
+responses (100 Continue), and the event loop of the whole service would read each."""
 
-# Threads of its own: names that nobody answers for may hold these, and nothing else.
+# Separate threads, because host names that no server resolves may block all of them.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
 
 
@@ -64,7 +64,7 @@ class _Resolver(AbstractResolver):
 
 
 class _BoundedSocket(socket.socket):
-    """Ends after `MAX_RECEIVED_BYTES`."""
+    """A socket that reads as closed after `MAX_RECEIVED_BYTES`."""
 
     _left = MAX_RECEIVED_BYTES
 
@@ -88,12 +88,12 @@ def _bounded(info: AddressInfo, *, make: Callable[[AddressInfo], socket.socket])
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
 ) -> Answer:
-    """The receiver's answer, or why there is none. Raises nothing of the network's."""
+    """Return the receiver's response, or the reason why there is none. Raises no network error."""
     began = time.monotonic()
-    status, said, error = None, "", None
+    status, text, error = None, "", None
     try:
         async with asyncio.timeout(LIMIT_S):
-            status, said = await _post(url, body, headers, private_hosts)
+            status, text = await _post(url, body, headers, private_hosts)
     except RefusedAddress as refused:
         error = f"{refused.host} may not be connected to: {refused.reason}"
     except TimeoutError:
@@ -103,7 +103,7 @@ async def post(
     if status is not None and not 200 <= status < 300:
         error = f"it answered {status}"
         error += ": redirects are not followed" if 300 <= status < 400 else ""
-    return Answer(status, said, error, time.monotonic() - began)
+    return Answer(status, text, error, time.monotonic() - began)
 
 
 async def _post(
@@ -115,7 +115,7 @@ async def _post(
         "User-Agent": f"dray/{dray.__version__}",
         "Accept-Encoding": "identity",
     }
-    address = URL(url, encoded=True)  # without it, the path would be written in another way
+    address = URL(url, encoded=True)  # otherwise yarl would rewrite the path
     host = address.host or ""
     connector = aiohttp.TCPConnector(
         socket_factory=functools.partial(_bounded, make=socket_factory(host, private_hosts)),
@@ -135,7 +135,7 @@ async def _post(
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> str:
-    """Of the answer's body, as far as it comes soon: its status is what counts."""
+    """Return the part of the body that arrives in time. Only the status must arrive."""
     read = b""
     try:
         async with asyncio.timeout(BODY_LIMIT_S):

@@ -1,4 +1,4 @@
-"""Use cases of webhooks: make, list, show, enable, disable, try, delete; and their messages."""
+"""Use cases of webhooks: create, list, show, enable, disable, test, delete; and their messages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ BY_USER = "disabled_by_user"
 
 
 class Webhooks:
-    """The use cases. `owner` is whose webhooks a caller may see, None for those of everybody;
-    WebhookNotFound for any other."""
+    """The use cases. `owner` is the user whose webhooks the caller may see, None for all users.
+    Methods raise WebhookNotFound for other webhooks."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Webhooks:
         self._clock = clock or database.clock
 
     async def create(self, wanted: WebhookRequest, *, owner: str) -> views.Webhook:
-        """The webhook, with its secret, which no later answer has.
+        """Create a webhook and return it with its secret, which no later response has.
 
-        WebhookUrlForbidden for an address that the service may not connect to; UnknownQueue;
+        Raises WebhookUrlForbidden if the service may not connect to the address, UnknownQueue, or
         TooManyWebhooks.
         """
         await self._refuse_host(wanted.url)
@@ -65,7 +65,7 @@ class Webhooks:
         def work(session: Session) -> views.Webhook:
             touch(session)
             row = repository.get(session, webhook_id)
-            if row is not None:  # the answer to its commit was lost
+            if row is not None:  # an earlier commit succeeded, but its result was lost
                 return _view(row, 0).model_copy(update={"secret": secret})
             if wanted.queue is not None:
                 admission.locked(session, wanted.queue)
@@ -109,7 +109,7 @@ class Webhooks:
             raise WebhookUrlForbidden(message, pointer="/url", hint=hint)
 
     async def list(self, *, owner: str | None) -> views.WebhookPage:
-        """Oldest first."""
+        """List the webhooks, oldest first."""
 
         def work(session: Session) -> views.WebhookPage:
             rows = repository.every(session, owner)
@@ -126,8 +126,8 @@ class Webhooks:
     async def set_enabled(
         self, webhook_id: str, *, enabled: bool, owner: str | None, actor: str
     ) -> views.Webhook:
-        """Have it notified of what happens from now on, or of nothing more: what waits is dropped.
-        Harmless to repeat. `actor`, if that is not its owner, stands behind it from then on."""
+        """Enable a webhook for events from now on, or disable it and drop its waiting messages.
+        Idempotent. If `actor` enables a webhook of another owner, `enabled_by` names them."""
         now = self._clock()
 
         def work(session: Session) -> views.Webhook:
@@ -154,7 +154,7 @@ class Webhooks:
         logger.info("the webhook %s was deleted", webhook_id)
 
     async def test(self, webhook_id: str, *, owner: str | None) -> views.WebhookDelivery:
-        """Have a message about no job sent, once and at once. WebhookDisabled if it is
+        """Send a test message immediately, and once. Raises WebhookDisabled if the webhook is
         disabled."""
         now = self._clock()
 
@@ -174,7 +174,7 @@ class Webhooks:
                 status=DeliveryStatus.WAITING.value,
                 tries=0,
                 created_at=now,
-                next_try_at=row.created_at,  # before all others
+                next_try_at=row.created_at,  # so that it is sent first
             )
             repository.add_delivery(session, message)
             notify(session, WEBHOOKS)
@@ -185,7 +185,7 @@ class Webhooks:
     async def deliveries(
         self, webhook_id: str, *, owner: str | None, limit: int = 50, cursor: str | None = None
     ) -> views.WebhookDeliveryPage:
-        """Its messages, newest first. BadCursor for a cursor of something else."""
+        """List its messages, newest first. Raises BadCursor for a cursor of another listing."""
         before = None
         if cursor is not None:
             before = decode_cursor(webhook_id, cursor)

@@ -1,4 +1,5 @@
-"""Which ranks have not joined a collective in which others wait: pure, without ray or torch."""
+"""Finds ranks that have not joined a collective in which others wait: pure, without ray or
+torch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from ray_workers.shared.processes.collectives import GroupRecord, parse
 
 Records = Mapping[int, Sequence[GroupRecord]]
-"""By rank."""
+"""The records of each rank."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Waiting:
     number: int
     name: str
     waiting: tuple[int, ...]
-    """Ranks that are in it."""
+    """Ranks that are in the collective."""
     absent: tuple[int, ...]
     """Ranks of the group that have not begun it."""
 
@@ -31,13 +32,14 @@ class Waiting:
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
-    """By the rank that wrote them below its stacks, of ranks that did."""
+    """The records that ranks wrote below their stacks, by rank; ranks without records are left
+    out."""
     found = {rank: parse(text) for rank, text in stacks.items()}
     return {rank: records for rank, records in found.items() if records}
 
 
 def waiting_in(records: Records) -> Iterator[Waiting]:
-    """For each group in which ranks wait."""
+    """Yield the first waiting collective of each group in which ranks wait."""
     by_group: dict[str, dict[int, GroupRecord]] = {}
     for rank, own in records.items():
         for record in own:
@@ -57,7 +59,7 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
-    """The ranks for which others wait: those that do not wait themselves, if there are any."""
+    """The ranks for which others wait. If some of these do not wait themselves, only these."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}
@@ -65,23 +67,23 @@ def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
 
 
 def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
-    """The stacks; those of a rank that has not joined a collective say so."""
-    told = dict(stacks)
+    """The stacks, with a note below the stack of each rank that has not joined a collective."""
+    noted = dict(stacks)
     for one in waiting_in(records_of(stacks)):
         for rank in one.absent:
-            told[rank] = f"{told[rank].rstrip()}\n\n{one.sentence()}\n"
-    return told
+            noted[rank] = f"{noted[rank].rstrip()}\n\n{one.sentence()}\n"
+    return noted
 
 
 def longest_wait_s(stacks: Mapping[int, str]) -> float:
-    """Seconds for which a collective has been under way; 0.0 where none is known to be."""
+    """Seconds for which the longest collective has been running; 0.0 if no running one is known."""
     every = records_of(stacks).values()
     return max((one.waits_s for own in every for one in own), default=0.0)
 
 
 def stood_still(earlier: Mapping[int, str], later: Mapping[int, str], idle: Set[int]) -> bool:
-    """Whether no rank began or ended a collective between two looks, while some rank was in one and
-    those that were in none were idle."""
+    """Whether no rank began or ended a collective between two looks, some rank was in a collective,
+    and all other ranks were idle."""
     before, now = records_of(earlier), records_of(later)
     if not now or before.keys() != now.keys() or now.keys() != later.keys():
         return False

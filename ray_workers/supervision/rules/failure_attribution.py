@@ -15,28 +15,28 @@ from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a training process ended; `exit_code` is None if that was not seen."""
+    """The end of a training process; `exit_code` is None if the end was not observed."""
 
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """The forkserver of its node ended, which another job or the machine may have done."""
+    """Whether the forkserver of its node ended. The cause may be another job or the machine."""
     is_stuck: bool
-    """It was killed, and not gone within the forkserver's limit, which does not know the pace of
-    the machine."""
+    """Whether it was killed but still existed after the forkserver's limit, which does not depend
+    on the speed of the machine."""
     memory_kills: int
-    """Processes that its node's kernel ended for want of memory while it ran; it may be one of
-    them."""
+    """The number of processes that the node's kernel killed because of low memory while it ran,
+    possibly including itself."""
     log_lines_lost: int
-    """Lines at the end of its output for which its node's disk had no room."""
+    """The number of lines at the end of its output for which the node's disk had no free space."""
     ended_at: float
-    """Unix seconds at which its end was seen; infinite if that was not seen."""
+    """Unix seconds at which its end was observed; infinite if it was not observed."""
     last_status: RankStatus | None
     """The last status in its heartbeat page; None if the page was not read."""
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
-        """An end of which nothing else is known."""
+        """An end with no other information."""
         return cls(
             rank,
             exit_code,
@@ -50,7 +50,7 @@ class RankExit:
 
     @property
     def why_killed(self) -> str:
-        """An explanation of a SIGKILL where memory was short; else an empty string."""
+        """An explanation of a SIGKILL if memory was low; otherwise an empty string."""
         if self.exit_code != -signal.SIGKILL or not self.memory_kills:
             return ""
         return (
@@ -61,8 +61,8 @@ class RankExit:
 
 
 SEEN_LATE_S = 0.25
-"""A rank without an error is seen gone so much later than it died, at the most; its peers may have
-reported the loss by then."""
+"""The longest time from the death of a rank without an error until its end is observed. Its peers
+may have reported the loss earlier."""
 
 
 def judge(
@@ -72,17 +72,17 @@ def judge(
     under_nccl: bool = False,
     is_script: bool = False,
 ) -> Outcome:
-    """Which rank is to blame for the end of a group, and why it ended.
+    """The outcome of a group: the rank that caused its end, and the cause.
 
-    ended: the ranks that ended by themselves, without those that were then stopped.
+    ended: the ranks that ended by themselves, without ranks that were then stopped.
     errors: the ERROR frames that ranks left.
-    under_nccl: the ranks exchanged by NCCL, whose watchdog aborts a process that lost its peers
-    before it can report an error.
-    is_script: a rank that ends with 0 before the others may be why they fail.
+    under_nccl: whether the ranks communicated by NCCL, whose watchdog aborts a process that lost
+    its peers before the process can report an error.
+    is_script: whether the others may fail because a rank ended with 0 before them.
 
     When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
-    so a rank that failed for a reason of its own is the culprit; of several, the one that failed
-    first, since the program of the others may hide the loss of their peer behind another error.
+    so the root cause is a rank that failed for another reason. If several did, it is the rank that
+    failed first, because the program of the others may report the loss of a peer as another error.
     """
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
@@ -115,9 +115,9 @@ def judge(
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
     """The ERROR frames that these processes left, by their ranks.
 
-    ranks: by seat and incarnation. The name of a spool does not tell the rank: that of a process
-    which never had a place is named by its seat, and an older one by a rank that another process
-    has now.
+    ranks: by seat and incarnation. The name of a spool does not identify the rank: the spool of a
+    process that never got a rank is named after its seat, and an older spool after a rank that
+    another process has now.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -134,8 +134,8 @@ def failed_by_echo(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> b
 
 
 def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
-    """When it failed, by the clock of its node, and whether it left no error. A rank says itself
-    when it raised its error; another may claim a time, but none after its report."""
+    """The time of the failure, by the clock of its node, and whether the rank left no error. A rank
+    states when it raised its error. A time after its report is ignored."""
     if error is None:
         return ended.ended_at - SEEN_LATE_S, True
     claimed = error.body.get("raised_at")
@@ -147,7 +147,7 @@ def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
 def _left_before(
     ended: Sequence[RankExit], failed: RankExit, errors: Mapping[int, Frame]
 ) -> RankExit | None:
-    """The first rank that ended well, if that was before this one failed."""
+    """The first rank that ended with code 0, if it ended before `failed` did."""
     well = [rank for rank in ended if rank.exit_code == 0]
     first = min(well, key=lambda rank: rank.ended_at, default=None)
     if first is None or failed.rank not in errors:
@@ -157,16 +157,16 @@ def _left_before(
 
 
 def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether it was aborted without an error, as NCCL's watchdog does to a rank whose peers
+    """Whether the rank was aborted without an error, as NCCL's watchdog aborts a rank whose peers
     died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 def excused(outcome: Outcome, slowness: float) -> Outcome:
-    """The same end; where overloaded machines are the reason, the outcome says so.
+    """Return the outcome, with a note if overloaded machines may be the reason.
 
-    slowness: how many times slower than usual the machines were when its start or its recovery last
-    took too long, 1 if neither did.
+    slowness: how many times slower than usual the machines were when the group's start or recovery
+    last took too long; 1 if neither did.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
@@ -175,11 +175,11 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """The same end; where the rank at fault has a role, the outcome says so. names: as of
+    """Return the outcome, with the role of the rank at fault, if it has one. names: as from
     `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
-    said = f" (rank {outcome.rank} is {role})" if role else ""
-    return replace(outcome, message=outcome.message + said)
+    note = f" (rank {outcome.rank} is {role})" if role else ""
+    return replace(outcome, message=outcome.message + note)
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
@@ -190,11 +190,11 @@ def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
     code = ended.exit_code
     assert code is not None
     if code == STORAGE_EXIT_CODE:
-        message = f"rank {ended.rank} met a full or failing disk, and could not say more"
+        message = f"rank {ended.rank} found a full or failing disk, and could not report an error"
         return Cause.INFRASTRUCTURE, message
     if code == -signal.SIGBUS:
-        message = f"the process of rank {ended.rank} was killed by SIGBUS: memory that is mapped"
-        return Cause.INFRASTRUCTURE, f"{message} from a file, such as in /dev/shm, was not there"
+        message = f"the process of rank {ended.rank} was killed by SIGBUS: memory that was mapped"
+        return Cause.INFRASTRUCTURE, f"{message} from a file, such as in /dev/shm, was unavailable"
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"

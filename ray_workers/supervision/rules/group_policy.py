@@ -1,7 +1,7 @@
 """The decisions about a running group: pure, without ray or torch.
 
-Each time that the group monitor has observed the group, `GroupPolicy.decide` says what is to be
-done, and the monitor does it.
+Each time that the group monitor has observed the group, `GroupPolicy.decide` returns actions, which
+the monitor carries out.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from ray_workers.supervision.rules.timings import Timings
 
 @dataclass(frozen=True)
 class GroupObservation:
-    """A group as it is observed at one time."""
+    """An observation of a group."""
 
     ranks: Sequence[RankObservation]
-    """The newest processes of the ranks that have a place and run, by rank. A rank on a node that
-    does not answer is not among them."""
+    """The newest processes of the ranks that are in the group and run, by rank, without ranks on
+    nodes that do not answer."""
     num_running: int
-    """Ranks that have a place and run, observed or not."""
+    """The number of ranks that are in the group and run, observed or not."""
     num_placed: int
-    """Ranks that have a place."""
+    """The number of ranks that are in the group."""
     recovery: RecoveryState
     through: Mapping[int, RankStatus] = field(default_factory=dict)
-    """By rank, the last statuses of ranks that have ended with code 0, as far as they are known."""
+    """Known last statuses of ranks that have ended with code 0, by rank."""
     num_through: int = 0
-    """All ranks that have a place and have ended with code 0."""
+    """The number of ranks that are in the group and have ended with code 0."""
     drills: Sequence[Drill] = ()
     """Faults that are still to be injected."""
     is_leaving: bool = False
     """Whether the group was asked to leave its slots."""
     is_ending_hang: bool = False
-    """Whether a rank was killed because it hangs, and is not seen gone yet."""
+    """Whether a rank was killed because it hangs, and its end was not observed yet."""
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank that has a place is through, or runs and was observed."""
+        """Whether every rank of the group has ended with code 0, or runs and was observed."""
         return len(self.ranks) == self.num_running == self.num_placed - self.num_through
 
     @property
     def statuses(self) -> dict[int, RankStatus]:
-        """By rank, of the ranks that run and of those that have ended with code 0."""
+        """Statuses of ranks that run or have ended with code 0, by rank."""
         return {rank.rank: rank.status for rank in self.ranks} | dict(self.through)
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """The memory that one decision leaves for the next."""
+    """The state that one decision passes to the next."""
 
     stray_since: float | None = None
     forming_since: float | None = None
@@ -94,7 +94,7 @@ class Inject:
 
 @dataclass(frozen=True)
 class Gather:
-    """Bring ranks that lost each other together in another round; it took too long for them."""
+    """Form another round of ranks that lost each other, because they did not reconnect in time."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class GroupPolicy:
         return actions, memory
 
     def trains_again(self, seen: GroupObservation) -> bool:
-        """Whether a group that recovers has taken a step in its new round, or is done. Workers
-        beside parameter servers that were not lost never notice, and may be done meanwhile."""
+        """Whether a recovering group has taken a step in its new round, or has finished. Workers of
+        parameter servers that were not lost do not notice the loss, and may finish meanwhile."""
         recovery = seen.recovery
         if recovery.regrouping is None or recovery.lacking_since is not None:
             return False
@@ -179,7 +179,7 @@ class GroupPolicy:
         def is_back(status: RankStatus) -> bool:
             return status.generation >= recovery.round and _trains(status)
 
-        # A rank takes its first step, and finishes, together with all others of its round.
+        # A rank takes its first step, and finishes, together with all other ranks of its round.
         if any(map(is_back, seen.through.values())):
             return True
         return seen.is_whole and bool(seen.ranks) and all(is_back(r.status) for r in seen.ranks)
@@ -187,10 +187,9 @@ class GroupPolicy:
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Only stopped processes of a script hang: also one that shows where it is, because it
-        calls `train.prepare`, may be there for as long as it likes. Beside parameter servers a slow
-        worker keeps nobody waiting."""
-        if self.traits.recovers_in_place:  # how long its steps take counts for ranks left behind
+        """Judge only stopped processes as hanging. A script may be in any phase for any time, even
+        if it calls `train.prepare`. With parameter servers, no worker waits for a slow worker."""
+        if self.traits.recovers_in_place:  # `_left_behind` needs the step times
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
         if not stopped or seen.is_ending_hang:
@@ -203,7 +202,7 @@ class GroupPolicy:
         return actions, replace(memory, suspicion=suspicion)
 
     def _overdue(self, seen: GroupObservation, memory: GroupMemory, now: float) -> str | None:
-        """Why the first group, or a recovery, is given up; None if it is not."""
+        """Why the first round, or a recovery, took too long; None if it did not."""
         recovery, limits = seen.recovery, self.timings
         phases = "; ".join(f"rank {r.rank}: {r.status.phase.name.lower()}" for r in seen.ranks)
         since = memory.forming_since
@@ -222,12 +221,12 @@ class GroupPolicy:
         if now - recovery.announced_at <= limits.whole_limit_s:
             return None
         if self.traits.state_holders and _newcomers_are(_has_begun, seen):
-            return None  # their first step may take long, or wait for another worker's
+            return None  # their first step may take long, or wait for another worker
         return f"the group was not whole again within {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """Since when ranks stand by though nobody is lost, because their connections broke or a
-        round could not be formed."""
+        """When ranks began to wait for a round though no rank is lost, because their connections
+        broke or a round could not be formed."""
         stand_by = any(rank.status.phase is RankPhase.STAND_BY for rank in seen.ranks)
         may_be = self.traits.recovers_in_place and stand_by and seen.num_running == seen.num_placed
         if not may_be or seen.recovery.lacking_since is not None:
@@ -235,7 +234,7 @@ class GroupPolicy:
         return now if memory.stray_since is None else memory.stray_since
 
     def _left_behind(self, seen: GroupObservation, memory: GroupMemory, now: float) -> Hang | None:
-        """Ranks that do not join the round though their older connections were cut."""
+        """A hang of ranks that do not join the round though their older connections were cut."""
         announced_at = seen.recovery.announced_at
         if seen.is_ending_hang or announced_at is None:
             return None
@@ -249,13 +248,13 @@ class GroupPolicy:
 
 
 def _is_unprepared(seen: GroupObservation) -> bool:
-    """Whether a script has reported a step and not called `train.prepare`."""
+    """Whether a script has reported a step without having called `train.prepare`."""
     return any(rank.status.first_at and not rank.status.is_prepared for rank in seen.ranks)
 
 
 def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-    """Since when ranks of the attempt's first group connect to each other; a later group is judged
-    by the time of its whole recovery."""
+    """When ranks of the attempt's first round began to connect to each other. A later round is
+    judged by the time of its whole recovery."""
     forming = any(rank.status.phase is RankPhase.FORMING for rank in seen.ranks)
     if not forming or seen.recovery.regrouping is not None:
         return None
@@ -263,17 +262,17 @@ def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> f
 
 
 def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) -> bool:
-    """Whether it is so of all ranks that took the place of lost ones in this recovery."""
+    """Whether `is_so` holds for all ranks that replaced lost ranks in this recovery."""
     regrouping = seen.recovery.regrouping
     assert regrouping is not None
     return set(regrouping.ranks) <= {rank for rank, one in seen.statuses.items() if is_so(one)}
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether it has come into its round, which is a later one than the attempt's first, 0."""
+    """Whether the newcomer has joined its round, which is later than the attempt's first, 0."""
     return newcomer.generation > 0
 
 
 def _trains(rank: RankStatus) -> bool:
-    """Whether it has taken a step in its round, or is done."""
+    """Whether the rank has taken a step in its round, or has finished."""
     return rank.first_at > 0.0 or rank.phase is RankPhase.FINISH

@@ -1,12 +1,11 @@
-"""Finding out that a group hangs, and which rank is to blame: pure, without ray or torch.
+"""Detects that a group hangs, and which ranks cause the hang: pure, without ray or torch.
 
-A rank that waits for another one looks as still as the one that it waits for. But the waiting rank
-is further on: it has entered the collective that the other has not come to. So of the ranks that
-stand still, the one that is furthest behind is to blame; where all are at the same place, the one
-whose process is stopped.
+A waiting rank and the rank for which it waits both make no progress. But the waiting rank is
+further on: it has entered a collective that the other rank has not reached. So the rank that is
+furthest behind causes the hang or, if all are at the same point, a rank whose process is stopped.
 
-How long is too long is learned from the job's own steps, since an eternity for one job is a step of
-another.
+The limits depend on the job's own step times, because a step of one job may take as long as a
+thousand steps of another.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.timings import Timings
 
 FACTOR = 10.0
-"""A rank hangs when it has been in a phase for so many times a slow step's time."""
+"""A rank hangs when it has been in a phase for this many times the time of the slowest step."""
 REMEMBERED = 100
-"""Observations of a step, of which the slowest counts."""
+"""The number of newest step times of which the slowest counts."""
 
 PATIENCE = 10.0
-"""A group that does not recover in place, and ranks that are all at the same place, get so many
-times as long: a false alarm would cost the way back to the checkpoint, again and again if that is
-simply how long it takes."""
+"""Factor on the limits of a group that does not recover in place, and of ranks that are all at the
+same point. A false alarm would cost a return to the checkpoint, repeatedly if a phase just takes
+this long."""
 
 STOPPED = ("T", "t")
 
@@ -40,20 +39,21 @@ _PLACE_IN_STEP = {
     RankPhase.UPDATE: 5,
     RankPhase.FINISH: 6,
 }
-"""In the order in which they come once a step is committed."""
+"""Orders the phases that follow a committed step."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """The group stands still."""
+    """A hang of a group."""
 
     culprits: tuple[RankObservation, ...]
-    """The ranks to blame; empty if all ranks are at the same place, and none of them is stopped."""
+    """The ranks that cause the hang; empty if all are at the same point and none is stopped."""
     waited_s: float
     limit_s: float
 
     def outcome(self, phase: str, cause: Cause) -> Outcome:
-        """Of a group that resumes from its checkpoint, since the culprits were ended."""
+        """The outcome of a group that resumes from its checkpoint because the culprits were
+        ended."""
         ranks = [observation.rank for observation in self.culprits]
         who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
         verb = "was" if len(ranks) == 1 else "were"
@@ -63,11 +63,11 @@ class Hang:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long the steps of a job take, as far as they were observed."""
+    """The observed step times of a job."""
 
     slow_s: tuple[float, ...] = ()
     last: tuple[int, int, float] | None = None
-    """(round, step, time) of the last observation of another step."""
+    """(round, step, time) when another step was last observed."""
 
     @property
     def slowest_s(self) -> float:
@@ -76,8 +76,9 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """With another observation of the group. now: seconds at the machines' usual pace.
-        at_own_pace: a slow rank may pass several steps with one share, whose time counts."""
+        """Return the step times after another observation. now: seconds at the machines' usual
+        pace. at_own_pace: whether a slow rank may count several steps for one share of work, whose
+        time then counts as one step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -96,13 +97,13 @@ class HangLimits:
 
     timings: Timings
     patience: float = 1.0
-    """How many times as long as elsewhere a rank may always be in a phase."""
+    """Factor on the least time limit of each phase."""
     slowest_step_s: float = 0.0
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
 
     def limit_s(self, observation: RankObservation) -> float:
-        """By what this rank does."""
+        """The time limit for the phase that the rank is in."""
         status = observation.status
         least_s = self.timings.hang_s[status.phase]
         if status.step == status.resumed_step:
@@ -113,9 +114,9 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """The hang that the ranks' newest processes show. are_last: others are through.
+    """The hang of the ranks' newest processes. are_last: whether other ranks have finished.
 
-    None while a rank joins or waits for a place: that group is not whole, and recovery's to judge.
+    Returns None while a rank joins or waits for a round, which recovery handles.
     """
     stopped_s = limits.timings.stopped_hang_s
     stopped = [one for one in observations if one.state == "T" and one.age_s > stopped_s]
@@ -139,11 +140,11 @@ def find_hang(
 def find_left_behind(
     observations: Sequence[RankObservation], round_number: int, limits: HangLimits
 ) -> Hang | None:
-    """Ranks that hang in an older round than the one in which they have a place.
+    """A hang of ranks in an older round than the round to which they are assigned.
 
-    Now and then an operation does not notice that its connection broke (seen once in some 500
-    kills: gloo waits on), so neither the loss of a peer nor cutting the connection ends it. And a
-    rank that still connects to one that died before it had connected has no connection to cut.
+    Rarely (about once in 500 kills) gloo does not notice that its connection broke, so that neither
+    the loss of a peer nor cutting the connection ends an operation. And a rank that still connects
+    to a peer that died before it had connected has no connection to cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
@@ -165,13 +166,13 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Since when the same ranks have been observed to hang at the same places."""
+    """The ranks that have been observed to hang without any progress, and since when."""
 
     places: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0
 
     def after(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> Suspicion:
-        """With another hang that was found."""
+        """Return the suspicion after another observed hang."""
         blamed = hang.culprits or everyone
         places = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
         return self if places == self.places else Suspicion(places, now)
@@ -180,7 +181,7 @@ class Suspicion:
 def hang_report(
     hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
 ) -> HangReport:
-    """Which ranks are to blame for a hang, and where every rank was."""
+    """The report of a hang: the ranks that cause it, and the phase and stack of every rank."""
     blamed = hang.culprits or tuple(observations)
     return HangReport(
         culprits=[one.rank for one in hang.culprits],
@@ -203,7 +204,7 @@ def hang_report(
 
 
 def _is_training(observations: Sequence[RankObservation]) -> bool:
-    """Whether every rank is in the training loop, and all in the same round."""
+    """Whether all ranks are in the training loop, in the same round."""
     trains = all(one.status.phase in _PLACE_IN_STEP for one in observations)
     return trains and len({one.status.generation for one in observations}) == 1
 
@@ -211,7 +212,7 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def place(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # The collective comes first: ranks that step by themselves agree after their update.
+        # The collective comes first: ranks that step on their own communicate after their update.
         return status.step, status.collective, _PLACE_IN_STEP[status.phase]
 
     least = min(map(place, observations))

@@ -14,14 +14,14 @@ from ray_workers.shared.group_traits import GroupTraits
 
 
 class WorkerState(Enum):
-    """The state of one worker, as the supervisor sees it."""
+    """The state of one worker, as the supervisor knows it."""
 
     ACTIVE = auto()
     """It has a rank in the group, and its process runs."""
     ENDED = auto()
     """It has a rank. Its process has ended, and whether it is replaced is not decided yet."""
     LOST = auto()
-    """It has a rank. Its process has ended, and is to be replaced."""
+    """It has a rank. Its process has ended, and will be replaced."""
     STARTING = auto()
     """It has no rank. A process is being started for it while the others train."""
     READY = auto()
@@ -32,7 +32,7 @@ class WorkerState(Enum):
 class Worker:
     seat: int
     rank: int
-    """Its rank in the current round, or the one that it had last."""
+    """Its rank in the current round, or its last rank."""
     node_id: str
     state: WorkerState
 
@@ -51,10 +51,10 @@ class GroupRoster:
 
 @dataclass(frozen=True)
 class NextRound:
-    """The next round. Workers are listed by their seats."""
+    """The next round. Lists of workers have their seats."""
 
     members: tuple[int, ...]
-    """The workers in it, in the order of their ranks."""
+    """The workers in the round, in the order of their ranks."""
     removed: tuple[int, ...]
     """Workers that are given up with their dead nodes, before anything else."""
     restarted: tuple[int, ...]

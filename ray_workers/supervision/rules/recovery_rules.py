@@ -1,7 +1,8 @@
 """The rules of recovery in place: pure, without ray or torch.
 
-The survivors hold the whole state of a replicated model, so a rank that was killed is replaced and
-nobody repeats a step. A rank that failed by its own error is not: its replacement would fail alike.
+The survivors hold the whole state of a replicated model, so a killed rank is replaced, and no rank
+repeats a step. A rank that failed with its own error is not replaced: its replacement would fail in
+the same way.
 """
 
 from __future__ import annotations
@@ -20,50 +21,49 @@ from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 
 MOST_WITHOUT_A_STEP = 3
-"""Recoveries in a row without a step in between; a group that breaks again does not recover."""
+"""The most recoveries in a row without a step in between."""
 MOST_STARTS = 3
-"""Tries to start another process for a lost rank."""
+"""The most tries to start another process for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
-"""So often within so many seconds a rank of a script is started again alone; a program that is
-killed more often is no accident."""
+"""The most restarts of one rank of a script, and the seconds within which they count."""
 
 
 @dataclass(frozen=True)
 class Regrouping:
-    """A group on its way into its next rendezvous round."""
+    """A change of a group to its next rendezvous round."""
 
     ranks: tuple[int, ...]
     """The lost ranks; empty if only the size of the group changes."""
     began_at: float
-    """Unix seconds at which the loss was seen."""
+    """Unix seconds at which the loss was observed."""
     furthest_step: int
     """The last step that any rank had committed before."""
 
 
 @dataclass(frozen=True)
 class RecoveryState:
-    """How far a group's recovery is."""
+    """The state of a group's recovery."""
 
     round: int = 0
     """The newest rendezvous round, announced or about to be; `generation` on the wire."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """By the pace's time; None until the ranks that have a place in the round know it."""
+    """When the round was announced to its ranks, as `MachinePace.time` counts; None before."""
     num_lacking: int = 0
-    """Workers for which the others stand by."""
+    """The number of workers for which the others wait."""
     lacking_since: float | None = None
-    """By the pace's time; None if no worker is lacking."""
+    """When workers began to be lacking, as `MachinePace.time` counts; None if none is."""
     without_a_step: int = 0
     """Recoveries since the group last took a step."""
     grants: tuple[Grant, ...] = ()
-    """Slots that are to be taken in, one grant after the other."""
+    """Grants of slots in which no workers were started yet, oldest first."""
     is_taking_in: bool = False
     batch_size: int | None = None
-    """Global batch that the service has chosen for this attempt last. Each round announces it, so
-    that also ranks of a round that broke off have the same."""
+    """The global batch size that the service last chose for this attempt. Each round announces it,
+    so that ranks get it even if the round before failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
-        """The group begins to regroup, or does so anew because it lost more ranks."""
+        """Return the state of a group that begins to regroup, or begins again after more losses."""
         if self.regrouping is not None:
             ranks = sorted({*self.regrouping.ranks, *ranks})
             began_at = self.regrouping.began_at
@@ -72,17 +72,17 @@ class RecoveryState:
         return replace(self, round=self.round + 1, regrouping=regrouping, announced_at=None)
 
     def lack(self, num_workers: int, now: float) -> RecoveryState:
-        """The group stands by for so many workers, or has enough of them."""
+        """Return the state of a group that waits for `num_workers`; 0 if it has enough."""
         since = now if self.lacking_since is None else self.lacking_since
         return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
-    """Whether the running processes of a script follow their group into the next round. A process
-    that has not called `train.prepare` yet is no obstacle where another one has: it runs the same
-    program, and takes its place there.
+    """Whether the running processes of a script follow their group into the next round. One process
+    that has called `train.prepare` is enough: the others run the same program and will call it,
+    too.
 
-    observations, running: as for `num_holders`.
+    observations, running: as in `num_holders`.
     """
     seen = [one for one in observations if (one.rank, one.incarnation) in running]
     return any(one.status.is_prepared for one in seen)
@@ -100,24 +100,24 @@ def refused(
 ) -> str | None:
     """Why ranks that ended are not replaced; None if they are.
 
-    lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
-    num_holders: how many other ranks hold the state.
-    without_a_step: recoveries since the group last took a step.
-    servers: ranks that alone hold their part of the state, but for the replicas.
-    replicas: by rank, of servers, the rank with the replica.
-    recovering: ranks that were lost before, and have not taken a step since.
+    lost: the ends of these ranks, none with code 0. errors: the ERROR frames that they left.
+    num_holders: the number of other ranks that hold the state.
+    without_a_step: the number of recoveries since the group last took a step.
+    servers: ranks of which each holds a part of the state that no other rank has, except a replica.
+    replicas: maps the rank of a server to the rank that has its replica.
+    recovering: ranks that were lost earlier and have not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}
     for server in sorted(gone & servers):
         keeper = replicas.get(server)
         if keeper is None:
-            return f"rank {server} is a server, and nobody else holds its part of the state"
+            return f"rank {server} is a server, and no other rank holds its part of the state"
         if keeper in gone:
             return (
                 f"rank {server} is a server, and rank {keeper}, which has its replica, is lost too"
             )
     if num_holders == 0:
-        return "nobody is left who holds the state"
+        return "no running rank holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
         return f"it recovered {without_a_step} times in a row without a step in between"
     for rank in lost:
@@ -130,11 +130,10 @@ def refused(
 
 
 def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are started again while the others go on. One that ended by itself is
-    not, since it would again; nor one whose actor is gone, which had the port that the others know.
+    """Whether these ranks are restarted while the others go on. A rank that ended by itself is not,
+    because it would end again; nor a rank whose actor is gone, because the others know its port.
 
-    lone: ranks that the others need not wait for. earlier: how often each was started again of
-    late.
+    lone: ranks for which the others need not wait. earlier: recent restarts of each rank.
     """
     return all(
         end.rank in lone
@@ -148,15 +147,15 @@ def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, 
 def num_holders(
     observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
 ) -> int:
-    """How many running ranks can hand over the state.
+    """The number of running ranks that can hand over the state.
 
-    A replacement has no state until it has joined the group; without the others it would begin from
-    the checkpoint that the attempt began from, whatever was done since. Before the first step of
-    the attempt there is nothing to lose, and every rank counts.
+    A replacement has no state until it has joined the group. Without the others it would start from
+    the checkpoint from which the attempt started, and all later steps would be lost. Before the
+    first step of the attempt there is nothing to lose, and every rank counts.
 
-    observations: of every process of the attempt that can be seen, also the dead. running: (seat,
-    incarnation) of the processes that have a place and run. furthest_step: the last step that any
-    rank is known to have committed, seen or not.
+    observations: of every observable process of the attempt, including ended ones. running: (seat,
+    incarnation) of the processes that are in the group and run. furthest_step: the last step that
+    any rank is known to have committed, observed or not.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -168,8 +167,8 @@ def num_holders(
 
 
 def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[int]:
-    """The places of the held slices that are given back: those that are asked for, as long as at
-    least so many workers stay. A slice goes as a whole, as its placement group does."""
+    """Indices of the held slices to release: slices that are recalled, as long as at least `least`
+    workers stay. A slice is released as a whole, like its placement group."""
     left, wanted, going = sum(part.num_workers for part in held), list(asked), []
     for at in reversed(range(len(held))):
         part = held[at]
@@ -187,7 +186,7 @@ def loss_report(
     traits: GroupTraits,
     why_slow: str,
 ) -> RegroupingReport:
-    """The report of a loss. lost: empty if ranks lost each other. why_slow: as
+    """The report of a loss. lost: empty if ranks lost each other. why_slow: from
     `MachinePace.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
@@ -204,7 +203,7 @@ def loss_report(
 
 
 def how(lost: RankExit, names: Sequence[str] = ()) -> str:
-    """The end of a rank in a few words. names: as of `dray.ranks.role_names`."""
+    """Describe the end of a rank. names: as from `dray.ranks.role_names`."""
     rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
         return f"the worker of {rank} vanished"

@@ -1,8 +1,9 @@
-"""The log lines of an output in which a program draws lines again, as progress bars do: pure,
+"""Makes log lines of an output in which a program redraws lines, as progress bars do: pure,
 without Ray or torch.
 
-A program draws a line again by a carriage return, backspaces, or by moving the cursor up. Of such a
-line the log gets one state a second, and the last. All other lines are logged as they end.
+A program redraws a line after a carriage return, backspaces, or a move of the cursor upwards. The
+log gets one state of such a line per second, and the last state. All other lines are logged when
+they end.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple
 from ray_workers.shared.secret_files import Masker
 
 PERIOD_S = 1.0
-"""Between two states of a line that is drawn again and again."""
+"""Seconds between two logged states of a line that is redrawn."""
 MAX_ROWS = 64
-"""Newest rows to which the cursor can move up. Rows further up keep their text."""
+"""The number of newest rows to which the cursor can move. Rows further up keep their text."""
 LINE_CHARS = 8192
-"""Longer lines are split, so that one line never fills a page of the log."""
+"""Longer lines are split, so that no line fills a page of the log."""
 _CONTROL = re.compile(r"([\n\r\x08]|\x1b\[[0-9;?]{0,16}[ABDEFGJK])")
 _PART_OF_CONTROL = re.compile(r"\x1b(\[[0-9;?]{0,16})?\Z")
 
@@ -30,7 +31,7 @@ class Line(NamedTuple):
 
 
 class _Row:
-    """A row of the terminal that the program believes it writes to."""
+    """A row of the terminal to which the program believes that it writes."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -42,39 +43,39 @@ class _Row:
 
 
 class Redraws:
-    """Takes output as it is read, and returns the lines for the log.
+    """Accepts output as it is read, and returns the lines for the log.
 
-    Besides, each text that is drawn is added to `drawn`, also those that the log leaves out, for
-    the caller to take.
+    Each drawn text is also added to `drawn`, even if the log leaves it out; the caller empties the
+    list.
     """
 
     def __init__(self) -> None:
         self.masker = Masker({})
-        """Takes secrets out of all that is returned."""
+        """Masks secrets in all returned text."""
         self.drawn: list[str] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._part = ""
-        """The beginning of a control sequence whose end was not read yet."""
+        """The beginning of a control sequence whose end has not been read yet."""
         self._rows = [_Row()]
         self._at = 0
         """Index of the row that the cursor is in."""
         self._column = 0
         self._has_returned = False
-        """Whether a carriage return put it there."""
+        """Whether a carriage return moved the cursor to this column."""
         self._has_begun = False
-        """Whether the row was written to since the cursor came, or last moved back."""
+        """Whether the row was written to since the cursor entered it, or last moved back."""
         self._fed_at = 0.0
         self._waiting_since: float | None = None
-        """Since when a row that is drawn again has a state that was not logged."""
+        """Since when a redrawn row has a state that was not logged."""
         self._lines: list[Line] = []
 
     @property
     def num_held(self) -> int:
-        """Characters of the row that is being written."""
+        """The number of characters in the row that is being written."""
         return len(self._rows[self._at].text)
 
     def feed(self, data: bytes, now: float) -> list[Line]:
-        """The lines that end in this part of the output, and those that are due.
+        """Return the lines that end in this part of the output, and states that are due.
 
         now: Unix seconds.
         """
@@ -89,13 +90,13 @@ class Redraws:
         return self._take()
 
     def due(self, now: float) -> list[Line]:
-        """The states of redrawn rows that have waited long enough. To be called now and again,
-        since a program may draw nothing for long."""
+        """Return states of redrawn rows that have waited long enough. Must be called periodically,
+        because a program may draw nothing for long."""
         self._log_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
         return self._take()
 
     def finish(self) -> list[Line]:
-        """The rest, at the end of the output."""
+        """Return the rest, at the end of the output."""
         self._write(self._part + self._decoder.decode(b"", final=True))
         self._complete()
         self._log_waiting(len(self._rows))
@@ -123,8 +124,8 @@ class Redraws:
             self._redrawn(row)
 
     def _cut(self, row: _Row) -> None:
-        """Take away the text right of the cursor: programs that draw a line again draw all of it,
-        and do not mean the rest that a shorter text leaves of a longer one."""
+        """Delete the text right of the cursor. Programs redraw whole lines, so the rest of a longer
+        text is not meant to stay after a shorter one."""
         row.text = row.text[: self._column]
         self._redrawn(row)
 
@@ -149,7 +150,7 @@ class Redraws:
             self._has_returned = kind == "\r"
 
     def _leave_row(self, by: int) -> None:
-        """Move the cursor up or down to the beginning of a row, without an end of this one."""
+        """Move the cursor up or down to the beginning of a row, without ending the present row."""
         row = self._rows[self._at]
         self._complete()
         if row.text and row.logged is None:
@@ -158,7 +159,7 @@ class Redraws:
         self._column, self._has_returned = 0, False
 
     def _complete(self) -> None:
-        """Take the text of the row as complete."""
+        """Note that the text of the row is complete."""
         row = self._rows[self._at]
         if self._has_begun:
             self._has_begun = False
@@ -200,9 +201,10 @@ class Redraws:
     # Logging.
 
     def _log_due(self, now: float, *, is_quiet: bool) -> None:
-        """is_quiet: the program has written nothing for long."""
+        """Log the states that are due. is_quiet: whether the program has written nothing for
+        long."""
         since = self._waiting_since
-        # A clock may go back.
+        # The clock may be set back.
         if since is None or 0.0 <= now - since < PERIOD_S:
             return
         self._waiting_since = None
@@ -235,8 +237,8 @@ class Redraws:
         self._lines.append(Line(row.at, self.masker.text(text)))
 
     def _split(self, row: _Row) -> None:
-        """Log the beginning of a long line. A secret that is only half there is not masked, so the
-        end of the line waits."""
+        """Log the beginning of a long line. An incomplete secret is not masked, so the end of the
+        line waits."""
         longest = LINE_CHARS + self.masker.longest
         if len(row.text) > longest:
             row.text = self.masker.text(row.text)

@@ -1,10 +1,10 @@
-"""Finding out that a script hangs: pure, without ray or torch.
+"""Detects that a script hangs: pure, without ray or torch.
 
-A script does not say what it does, and may do one thing for hours. So four signs are looked for,
-and two of them must be seen unless the user has set a limit: its ranks have stopped to report, all
-of their processes stand still (no CPU time, no bytes read or written), their stacks do not
-change while some of them are in a collective, and torch's flight recorder shows a collective that
-began long ago while no rank begins or ends another.
+A script reports no phases, and may do one thing for hours. So two of four signs must be observed,
+unless the user has set a limit: the ranks have stopped reporting; all of their processes are idle
+(no CPU time, no bytes read or written); their stacks do not change while some of them are in a
+collective; and torch's flight recorder shows a collective that began long ago while no rank begins
+or ends another.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
 from ray_workers.supervision.rules.timings import Timings
 
 BUSY_CPU = 0.01
-"""Share of a CPU, and bytes in a second, above which a rank does something: its threads wake up now
-and then also while it waits."""
+"""Share of a CPU, and bytes per second, above which a rank is busy. They are not 0, because the
+threads of a waiting rank wake up periodically."""
 BUSY_BYTES = 1024.0
 
 
@@ -35,26 +35,26 @@ class ScriptLook:
     """Seconds at the machines' usual pace."""
     ranks: tuple[RankObservation, ...]
     activity: Mapping[int, Activity]
-    """By rank."""
+    """The work so far of each rank."""
 
 
 @dataclass(frozen=True)
 class ScriptMemory:
-    """The memory that one look leaves for the next."""
+    """The state that one look passes to the next."""
 
     last: ScriptLook | None = None
     begun_at: float | None = None
     """When the processes were first looked at."""
     still_since: float | None = None
-    """Since when no rank did anything."""
+    """Since when all ranks have been idle."""
     step: int = 0
     stepped_at: float | None = None
-    """When another step was last seen to be reported."""
+    """When a new step was last observed."""
     slowest_s: float = 0.0
     """Longest time between two reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
-        """With another look at the same processes."""
+        """Return the memory after another look at the same processes."""
         step = max(one.status.step for one in look.ranks)
         begun_at = look.at if self.begun_at is None else self.begun_at
         memory = replace(self, last=look, begun_at=begun_at)
@@ -71,13 +71,14 @@ class ScriptMemory:
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a hang, by how long they were seen, in seconds; 0.0 for one that is absent."""
+    """The signs of a hang: seconds for which each was observed; 0.0 if it is absent."""
 
     silent_s: float
     still_s: float
     limit_s: float
     mute_s: float = 0.0
-    """For how long a script has not reported at all. No sign, but a reason to look for others."""
+    """Seconds since the start of a script that has reported nothing: no sign, but a reason to look
+    for others."""
 
     @property
     def is_seen(self) -> bool:
@@ -89,13 +90,13 @@ class Signs:
 
 
 def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
-    """limit_s: the user's own."""
+    """The signs after the last look. limit_s: the limit that the user has set."""
     look = memory.last
     assert look is not None
     least_s = timings.script_hang_s if limit_s is None else limit_s
     still_s = 0.0 if memory.still_since is None else look.at - memory.still_since
     silent_s = mute_s = 0.0
-    if any(one.status.first_at for one in look.ranks):  # one that never reports says nothing so
+    if any(one.status.first_at for one in look.ranks):  # else, silence is no sign
         silent_s = min(one.age_s for one in look.ranks)
         if limit_s is None:
             least_s = max(least_s, FACTOR * memory.slowest_s)
@@ -105,12 +106,13 @@ def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> S
 
 
 def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
-    """Whether a user's own limit is exceeded: by the reports, or without any by standing still."""
+    """Whether the user's limit is exceeded, by the silence or, without any report, the idle
+    time."""
     return (signs.silent_s if has_reported else signs.still_s) > signs.limit_s
 
 
 def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
-    """Whether two signs may be seen some time later."""
+    """Whether two signs may be observed some time later."""
     return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
 
 
@@ -121,8 +123,8 @@ def hang_of(
     later: Mapping[int, str],
     idle: Set[int] = frozenset(),
 ) -> Hang | None:
-    """The hang, if two signs are seen. earlier, later: stacks by rank, some time apart. idle: the
-    ranks that did nothing in between."""
+    """The hang, if two signs are observed. earlier, later: stacks by rank, some time apart. idle:
+    the ranks that were idle in between."""
     both = [
         (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
     ]
@@ -138,9 +140,12 @@ def hang_of(
 
 
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
-    """The hang with the ranks that stand apart: by torch's record, those that have not joined a
-    collective; else by the stacks, those that are in none while others are, or in another one than
-    most; else those that are behind in their steps. None if all are at the same place."""
+    """The hang, with the ranks that differ from the others as culprits.
+
+    By torch's record, these are ranks that have not joined a collective. If there are none, the
+    stacks decide: ranks that are in no collective while others are, or in another collective than
+    most. Otherwise, ranks that are behind in their steps. There are no culprits if no rank differs.
+    """
     places = {one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks}
     apart = collective_hangs.absent_ranks(stacks) & places.keys()
     if not apart and any(places.values()):
@@ -158,7 +163,7 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
 
 
 def main_stack(text: str) -> str:
-    """The frames of the main thread, which a process writes first."""
+    """The stack of the main thread, which a process writes first."""
     return text.split("\n\n")[0].strip()
 
 
@@ -169,7 +174,7 @@ _BACKWARD = "_engine_run_backward"
 
 
 def collective_in(stack: str) -> str:
-    """The function of torch.distributed that the stack is in, or an empty string."""
+    """The function of torch.distributed in the stack, or an empty string."""
     for path, function in _FRAME.findall(stack):
         if "/torch/distributed/" in path and function not in _WRAPPERS:
             return str(function)
@@ -179,8 +184,8 @@ def collective_in(stack: str) -> str:
 
 
 def with_collectives(report: HangReport) -> HangReport:
-    """The report with the name of the collective that each rank's stack is in. A script's phase
-    says `compute` there, since it does not tell more."""
+    """The report with the collective that each rank's stack shows. The phase of a script is always
+    `compute`, because a script reports no phases."""
     names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
     names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
     ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]
@@ -190,14 +195,14 @@ def with_collectives(report: HangReport) -> HangReport:
 
 
 def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
-    """Whether no rank did anything between two looks; False where that is not known."""
+    """Whether all ranks were idle between two looks; False if that is unknown."""
     return before.activity.keys() == now.activity.keys() == idle_ranks(before, now) and (
         len(now.activity) == len(now.ranks)
     )
 
 
 def idle_ranks(before: ScriptLook, now: ScriptLook) -> set[int]:
-    """Ranks that did nothing between two looks, of those of which that is known."""
+    """Ranks that are known to have been idle between two looks."""
     elapsed_s = now.at - before.at
     idle = set()
     for rank in before.activity.keys() & now.activity.keys():

@@ -1,7 +1,7 @@
 """The use of an attempt's slots, second by second: pure, without ray or torch.
 
-The training processes book most of it themselves, on their pages. The rest is booked by what the
-attempt was doing: starting, recovering, or nothing.
+The training processes account for most of it themselves, in their heartbeat pages. The rest is
+assigned to what the attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Booked = dict[TimeCategory, float]
 
 
 class SlotTimeLedger:
-    """The books of one attempt. The categories add up to the slot-seconds that it held."""
+    """Slot-seconds of one attempt by category. They add up to the slot-seconds that it held."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
@@ -26,7 +26,7 @@ class SlotTimeLedger:
         self._seen: dict[tuple[int, int], RankObservation] = {}
 
     def hold(self, num_slots: int, now: float) -> None:
-        """From `now` on, in monotonic seconds, the attempt holds so many slots."""
+        """Note that the attempt holds `num_slots` from `now` on, in monotonic seconds."""
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
@@ -35,7 +35,7 @@ class SlotTimeLedger:
     ) -> dict[str, float]:
         """Slot-seconds by category so far.
 
-        observations: of every process that the attempt ever had and whose page is still there.
+        observations: of every process that the attempt ever had and whose page still exists.
         otherwise: the category of time that no process accounts for.
         """
         self._seen |= {
@@ -48,22 +48,22 @@ class SlotTimeLedger:
         return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
 
     def _account_rest(self, seconds: float, otherwise: TimeCategory) -> None:
-        """Book seconds that no process accounts for; below 0, a process accounts for them after
-        all."""
+        """Add seconds that no process accounts for. If they are negative, a process accounts for
+        seconds that were added earlier."""
         if seconds >= 0.0:
             self._unaccounted[otherwise] += seconds
             return
         for use in (otherwise, *TIME_CATEGORIES):
-            given_back = min(-seconds, self._unaccounted[use])
-            self._unaccounted[use] -= given_back
-            seconds += given_back
+            removed = min(-seconds, self._unaccounted[use])
+            self._unaccounted[use] -= removed
+            seconds += removed
 
 
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
     """The seconds that each process has used.
 
-    A rank of a script that has not reported a step yet is taken to do as the rank that reported
-    first: mostly one rank reports for all.
+    A rank of a script that has not reported a step is assumed to do the same as the rank that
+    reported first: usually one rank reports for all.
     """
     each = [(observation, _of_one(observation)) for observation in observations]
     reported = [booked for observation, booked in each if observation.status.first_at]
@@ -74,20 +74,20 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """As the process's page says; while it lives, with what goes on now."""
+    """The seconds on the process's page and, while it lives, the seconds of its present use."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}
 
 
 def _completed(observation: RankObservation, booked: Booked, first: Booked) -> Booked:
-    """`booked`, with its unreported time divided as that of the rank that reported `first`, which
-    was starting until then."""
+    """`booked`, with its unreported time divided like the time of the rank that reported `first`,
+    which was starting until its report."""
     unreported_s = booked[TimeCategory.UNREPORTED]
     was_killed = not observation.state and observation.status.phase is not RankPhase.FINISH
     if (
         was_killed and not observation.status.first_at
-    ):  # it booked nothing, and the attempt ended with it
+    ):  # it accounted for nothing, and the attempt ended with it
         unreported_s += max(0.0, sum(first.values()) - sum(booked.values()))
     starting_s = min(unreported_s, first[TimeCategory.UNREPORTED])
     unknown_s = unreported_s - starting_s

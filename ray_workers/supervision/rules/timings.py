@@ -1,4 +1,4 @@
-"""The limits and pauses of a supervisor and of what it starts, in seconds."""
+"""The limits and pauses of a supervisor and of the processes that it starts, in seconds."""
 
 from __future__ import annotations
 
@@ -10,83 +10,84 @@ from ray_workers.shared.heartbeat import RankPhase
 
 @dataclass(frozen=True)
 class Timings:
-    """The supervisor makes one and hands it to its parts; tests make their own.
+    """Limits and pauses, which the supervisor passes to its parts; tests use others.
 
-    A limit 'at the usual pace' is stretched where the machines are slow (`MachinePace`).
+    A limit 'at the usual pace' is longer while the machines are slow (`MachinePace`).
     """
 
     # The supervisor.
     start_limit_s: float = 180.0
-    """From having the slots to every process running, at the usual pace; above the forkserver's own
-    limit."""
+    """Limit from getting the slots until every process runs, at the usual pace; above the
+    forkserver's own limit."""
     code_limit_s: float = 600.0
-    """For a node to fetch the job's code from the storage."""
+    """Limit for a node to fetch the job's code from the storage."""
     release_pause_s: float = 1.0
-    """Between two attempts to release the slots."""
+    """Pause between two tries to release the slots."""
     idle_pause_s: float = 0.05
-    """After a read that came back early with nothing, such as from an agent that restarts."""
+    """Pause after a read that returned early and empty, for example from an agent that restarts."""
     ledger_period_s: float = 10.0
-    """Between two reports on the use of the slots."""
+    """Time between two reports on the use of the slots."""
     pace_period_s: float = 1.0
-    """Age from which on an observation brings along how slow the machines are."""
+    """Age of the known machine speed from which on an observation measures it again."""
     pace_limit_s: float = 2.5
-    """Age from which on it is asked though the group is not observed, as at its start."""
+    """Age from which on it is measured even if the group is not observed, as at its start."""
     read_wait_s: float = 1.0
-    """For which one read of a node agent waits for frames, so long that those of other nodes may
-    have to wait for it; a poll is made of several."""
+    """How long one read of a node agent waits for frames, which may delay frames of other nodes. A
+    poll consists of several reads."""
     only_read_wait_s: float = 2.5
-    """The same where there is one node: each read takes processor time from its ranks."""
+    """Like `read_wait_s`, if there is one node: each read takes processor time from its ranks."""
     read_slack_s: float = 5.0
-    """Beyond the wait of a read for its answer."""
+    """Limit for a read's answer, beyond the wait of the read."""
     silent_read_slack_s: float = 0.5
-    """The same for a silent node, so that the frames of the other nodes do not wait for it."""
+    """Like `read_slack_s`, for a silent node, so that frames of other nodes do not wait for it."""
     poll_slack_s: float = 8.0
-    """Beyond a poll's own wait for its reply, however slow the machines are: the gateway waits for
-    10, and would take the supervisor itself for silent."""
+    """Limit for a poll's reply, beyond the poll's own wait, however slow the machines are: after 10
+    the gateway would regard the supervisor itself as silent."""
     drop_limit_s: float = 5.0
-    """For a node to delete its spools; those that it keeps are found and deleted later."""
+    """Limit for a node to delete its spools; spools that stay are deleted later."""
 
     # The monitor of the group.
     look_period_s: float = 0.5
-    """Between two observations of the ranks."""
+    """Time between two observations of the ranks."""
     script_period_s: float = 2.0
-    """The same of a script that has not called `train.prepare`, of which only stopped processes are
-    found: each observation takes processor time from its steps."""
+    """Time between two observations of a script that has not called `train.prepare`. They only find
+    stopped processes, and take processor time from its steps."""
     quick_look_period_s: float = 0.03
-    """The same, at the usual pace, while a fault is to be injected or the group recovers."""
+    """Time between two observations, at the usual pace, while a fault is to be injected or the
+    group recovers."""
     stray_s: float = 1.0
-    """For which ranks may stand by though nobody is lost: then a connection broke between living
-    ranks."""
+    """How long ranks may wait for a round though no rank is lost. After that, a connection between
+    living ranks broke."""
     cut_off_s: float = 3.0
-    """After the announcement of a round, by when every rank has cut its older connections."""
+    """Time after the announcement of a round by which every rank has cut its older connections."""
     echo_s: float = 1.0
-    """For the ranks that lost another one to fail by themselves, at the usual pace."""
+    """Limit for ranks that lost another rank to fail by themselves, at the usual pace."""
     culprit_s: float = 10.0
-    """For a rank of a script that the others lost to report why, at the usual pace."""
+    """Limit for a rank of a script that the others lost to report the reason, at the usual pace."""
     drill_grace_s: float = 30.0
-    """For the group to leave when a drill preempts it."""
+    """Limit for the group to leave when a drill preempts it."""
 
     # Recovery; its limits are at the usual pace.
     replace_limit_s: float = 30.0
-    """For the process of a replacement to run."""
+    """Limit until the process of a replacement runs."""
     dead_node_period_s: float = 0.5
-    """Between two questions whether the node of a replacement is dead."""
+    """Time between two checks whether the node of a replacement is dead."""
     stand_by_limit_s: float = 30.0
-    """For slots to come to a group that lacks workers; then the job resumes from its checkpoint,
-    once there are slots."""
+    """Limit for a group that lacks workers to get slots. After that, the job resumes from its
+    checkpoint once slots are free."""
     grow_limit_s: float = 10.0
-    """For Ray to give slots that were free a moment ago."""
+    """Limit for Ray to reserve slots that were free a moment ago."""
     ready_limit_s: float = 180.0
-    """For a newcomer to be ready for its place, which reads the data first."""
+    """Limit until a newcomer, which reads the data first, is ready for a rank."""
     ready_period_s: float = 0.05
-    """Between two observations of a newcomer."""
+    """Time between two observations of a newcomer."""
     give_back_pause_s: float = 5.0
-    """Before slots are looked at again whose processes were not gone in time."""
+    """Pause before the next check of slots whose processes did not end in time."""
     whole_limit_s: float = 150.0
-    """From the announcement of a round to its first step: a replacement may have to read the data
-    anew. Also for the ranks of the first group to connect, once all of them are there."""
+    """Limit from the announcement of a round to its first step: a replacement may have to read the
+    data again. Also the limit for the ranks of the first round to connect, once all have joined."""
     holders_limit_s: float = 10.0
-    """For the nodes to report which ranks hold the state, where none is known that does."""
+    """Limit for the nodes to report which ranks hold the state, while no such rank is known."""
 
     # Hangs, at the usual pace.
     hang_s: Mapping[RankPhase, float] = field(
@@ -100,59 +101,59 @@ class Timings:
             RankPhase.FINISH: 300.0,
         }
     )
-    """For which a rank may always be in a phase: a machine may be busy, a store far away, a disk
+    """The least limit of a rank in each phase: a machine may be busy, a store far away, a disk
     slow."""
     forming_hang_s: float = 10.0
-    """For which a rank may connect to the others while some of them are not there yet."""
+    """Limit for a rank to connect to the others while some of them have not joined yet."""
     first_step_hang_s: float = 60.0
-    """The same before the first step of a round, in which kernels are chosen and buffers made."""
+    """The least limit until the first step of a round, which chooses kernels and makes buffers."""
     stopped_hang_s: float = 5.0
-    """For which a stopped process may be in any phase, whatever the pace."""
+    """Limit for a stopped process in any phase, whatever the pace."""
     script_hang_s: float = 900.0
-    """For which a script may report nothing, or stand still, if its user has set no limit."""
+    """How long a script may report nothing, or be idle, if its user has set no limit."""
     script_look_period_s: float = 5.0
-    """Between two looks at what the processes of a script do."""
+    """Time between two looks at the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
-    """Between two looks at the stacks of a script that may hang."""
+    """Time between two looks at the stacks of a script that may hang."""
     sure_s: float = 1.0
-    """For which a culprit must be observed to stand still: after the whole machine was stopped, all
-    ranks look as still until they go on."""
+    """How long a culprit must be observed to hang: after the whole machine was stopped, all ranks
+    seem to hang until they continue."""
 
     # Calls of the node agents, at the usual pace.
     answer_limit_s: float = 3.0
-    """After which a node that does not answer is passed over."""
+    """Time after which a node that does not answer is skipped."""
     stacks_wait_s: float = 4.0
-    """For which an agent waits for the stacks of its ranks."""
+    """How long an agent waits for the stacks of its ranks."""
     files_answer_limit_s: float = 30.0
-    """The same for the list of a script's files, of which there may be many."""
+    """Limit for the answers about a script's files, of which there may be many."""
     ask_again_pause_s: float = 0.2
-    """After an agent failed at once, as an agent does that restarts."""
+    """Pause after an agent failed immediately, for example because it restarts."""
 
     # Silent processes.
     ping_period_s: float = 2.0
-    """Between two questions to the rank actors and the rendezvous store."""
+    """Time between two pings of the rank actors and of the rendezvous store."""
     ping_limit_s: float = 2.0
-    """For the answer to one of them."""
+    """Limit for the answer to a ping."""
 
     # The worker group.
     announce_limit_s: float = 5.0
-    """For a rank actor to pass on an announcement, at the usual pace."""
+    """Limit for a rank actor to pass on an announcement, at the usual pace."""
     stop_grace_s: float = 3.0
-    """Between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
     kill_limit_s: float = 20.0
-    """For a process to be seen gone after SIGKILL: above what the forkserver itself allows
+    """Limit from SIGKILL until the end of a process is observed; above the forkserver's own limit
     (`forkserver.STUCK_S`)."""
 
     # The rank actors.
     page_limit_s: float = 600.0
-    """For a process that lives to make its heartbeat page: long enough on any machine."""
+    """Limit for a living process to create its heartbeat page; long enough on any machine."""
     page_period_s: float = 0.01
-    """Between two attempts to write to the page."""
+    """Pause between two tries to write to the page."""
     log_room_limit_s: float = 5.0
-    """For which the end of the log waits for room on the disk."""
+    """How long the end of the log waits for free space on the disk."""
     log_room_period_s: float = 1.0
-    """Between two attempts to write the end of the log."""
+    """Pause between two tries to write the end of the log."""
     drain_period_s: float = 1.0
-    """Between two attempts to write log lines that found no room on the spool."""
+    """Pause between two tries to write log lines for which the spool had no free space."""
     gauge_period_s: float = 5.0
-    """Between two updates of Ray's metrics, which Ray exports every ten seconds."""
+    """Time between two updates of Ray's metrics, which Ray exports every 10 s."""

@@ -1,4 +1,4 @@
-"""The tables. Rows only: what is done with them is in `repositories`."""
+"""The tables. `repositories` has the statements that read and write them."""
 
 from service.db.models.attempts import *
 from service.db.models.base import *

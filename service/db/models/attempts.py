@@ -1,4 +1,4 @@
-"""Attempts of jobs, the events of jobs, and what became of faults."""
+"""Attempts of jobs, events of jobs, hangs, and drills."""
 
 from __future__ import annotations
 
@@ -33,58 +33,59 @@ class AttemptRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
-    """The slots that it holds, also those of a grant: nobody else may be given them."""
+    """The slots that the attempt holds, and the slots of its newest grant."""
     carriers: Mapped[list[Any] | None]
-    """Ids of all nodes that ever were among its slices: they may have files or processes of it.
-    Unset of an attempt that never changed its size."""
+    """Ids of all nodes on which the attempt ever had slots: they may have its files or processes.
+    Unset if the attempt never changed its size."""
     held: Mapped[dict[str, Any] | None]
-    """By node id, its `labels` when the attempt got slots there, and the `slot_seconds` that these
-    were held up to `held_until`."""
+    """Maps a node id to the node's `labels` when the attempt got slots on it, and to the
+    `slot_seconds` for which it held these up to `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
-    """As of its job."""
+    """Equal to `JobRow.roles`."""
     silo_round: Mapped[dict[str, Any] | None]
-    """A round of silos that is open for long: `number`, `missing` as places of silos, `quorum` and
-    `closes_at`."""
+    """A round of silos that has been open for long: its `number`, the indices of the `missing`
+    silos, `quorum` and `closes_at`."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]
     resume_step: Mapped[int | None]
-    """Steps already done when training began; unset until a rank said so."""
+    """Steps already done when training began; unset until a rank reported the number."""
     first_metric_step: Mapped[int | None]
     first_metric_at: Mapped[datetime | None]
     last_metric_step: Mapped[int | None]
-    """The highest that rank 0 reported."""
+    """The highest step whose metrics rank 0 reported."""
     generation: Mapped[int] = mapped_column(server_default=text("0"))
-    """The rendezvous round of its group: above 0 once the group was formed again."""
+    """The rendezvous round of the group: above 0 once the group was formed again."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """How the slots of the attempt were used so far, by `TimeCategory`."""
+    """Slot-seconds of the attempt so far, by `TimeCategory`."""
     ledger_at: Mapped[datetime | None]
     """When the supervisor reported `slot_seconds`, by its clock."""
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
-    """Workers without which the group can't train on, so that it stands by for them. Gossip trains
-    while slots are asked for these."""
+    """Workers that the group waits for, because it can't train on without them. A gossip group
+    trains meanwhile."""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often the attempt was granted slots or asked to give some back: the newest number."""
+    """The number of grants and recalls of slots so far, which is the number of the newest one."""
     granted: Mapped[list[Any] | None]
-    """The slices of the newest grant, until the group has reported what it holds since."""
+    """The slices of the newest grant, until the group has reported the slots that it then holds."""
     recalled: Mapped[list[Any] | None]
-    """Slices that the group was asked to give back, until it has reported what it holds since."""
+    """The slices of the newest recall, until the group has reported the slots that it then
+    holds."""
     recalled_at: Mapped[datetime | None]
-    """When it was asked for them."""
+    """When these slots were recalled."""
     batch_size: Mapped[int | None]
-    """Global batch that goes with the newest grant or recall, where the document gives a range."""
+    """Global batch size of the newest grant or recall, if the document gives a range."""
     batch_at: Mapped[datetime | None]
-    """When a batch was chosen for it last."""
+    """When a batch size was last chosen for the attempt."""
     grow_after: Mapped[datetime | None]
-    """No slots are granted or asked back before."""
+    """No slots are granted or recalled before this time."""
     recall_after: Mapped[datetime | None]
-    """No slots are asked back before: the group kept those that it was asked for."""
+    """No slots are recalled before this time, because the group did not release the last ones."""
     grown_at: Mapped[datetime | None]
-    """When it was granted slots last beyond those that it trained on."""
+    """When the attempt was last granted slots beyond the slots on which it trained."""
     shrunk_at: Mapped[datetime | None]
-    """When slots were asked back last because others gain more by them."""
+    """When slots were last recalled because other jobs gain more from them."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
@@ -101,11 +102,11 @@ class AttemptRow(Base):
     started_at: Mapped[datetime | None]
     """When the slots were given, by the supervisor's clock."""
     running_at: Mapped[datetime | None]
-    """When it was seen to train, or a script to run, for the first time."""
+    """When the attempt was first observed to train or, for a script, to run."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """The state that the attempt restored (`service.ingest.resume_reports`); unset of one that
-    began from nothing."""
+    """The state that the attempt restored (`service.ingest.resume_reports`); unset if it restored
+    none."""
 
 
 class EventRow(Base):
@@ -135,7 +136,7 @@ class HangRow(Base):
 
 
 class DrillRow(Base):
-    """A fault that the user asked for, and its effect on the job."""
+    """A fault that the user injected, and its effect on the job."""
 
     __tablename__ = "drills"
     __table_args__ = (

@@ -1,5 +1,5 @@
-"""The deployment, its cluster and storage as last seen, who runs the loops, and sums of what is
-measured."""
+"""The deployment, its cluster and storage as last observed, the lease of the loops, and sums of
+metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.db.models.base import Base
 
 
 class DeploymentRow(Base):
-    """The one row that says which dray this is."""
+    """The id of this deployment; one row."""
 
     __tablename__ = "deployment"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -21,7 +21,7 @@ class DeploymentRow(Base):
 
 
 class ClusterRow(Base):
-    """The cluster as it was last seen; one row."""
+    """The cluster as it was last observed; one row."""
 
     __tablename__ = "cluster"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -39,24 +39,25 @@ class AutoscalingRow(Base):
     __tablename__ = "autoscaling"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     num_nodes: Mapped[int]
-    """Number of nodes that are to come."""
+    """The number of requested nodes that have not joined yet."""
     bundles: Mapped[list[Any]]
-    """The floor under the cluster's size: `[bundle, number]` pairs. Empty once it is withdrawn."""
+    """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty for none."""
     asked_at: Mapped[datetime | None]
-    """Since when nodes are to come; unset while none is."""
+    """When the nodes that have not joined yet were requested; unset if there are none."""
 
 
 class StorageStateRow(Base):
-    """How full the storage was when it was last looked at; one row."""
+    """The use of the storage when it was last measured; one row."""
 
     __tablename__ = "storage_state"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     used_bytes: Mapped[int | None]
-    """Of checkpoints, artifacts and logs by their rows; unset where no setting asks for it."""
+    """Bytes of checkpoints, artifacts and logs by their rows; unset if no setting limits them."""
     free_bytes: Mapped[int | None]
-    """Of the disk under it, the lesser of storage and database; unset of an object store."""
+    """Free bytes on the disk of the storage or of the database, whichever has less; unset for an
+    object store."""
     problem: Mapped[str | None]
-    """Why no job is taken or started; unset while there is room."""
+    """Why no job is accepted or started; unset while there is free space."""
     updated_at: Mapped[datetime]
 
 
@@ -83,12 +84,12 @@ class LeaseRow(Base):
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str]
     term: Mapped[int]
-    """Rises each time the lease is taken: the fencing token of what the loops write."""
+    """The fencing token of the loops' writes; increases each time the lease is taken."""
     expires_at: Mapped[datetime]
 
 
 class ServiceMetricRow(Base):
-    """A sum that all processes of this deployment add to: `service.domain.meter`."""
+    """A sum to which all processes of this deployment add (`service.domain.meter`)."""
 
     __tablename__ = "service_metrics"
     metric: Mapped[str] = mapped_column(String(64), primary_key=True)

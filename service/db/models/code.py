@@ -1,4 +1,4 @@
-"""Uploaded code, in parts that packs hold."""
+"""Uploaded code, and the packs that hold its parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.db.models.base import Base
 
 
 class CodeRow(Base):
-    """Code that was uploaded whole; its description is in the storage."""
+    """Code that was uploaded completely; its manifest is in the storage."""
 
     __tablename__ = "code"
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -19,15 +19,15 @@ class CodeRow(Base):
     num_files: Mapped[int]
     size_bytes: Mapped[int]
     manifest_key: Mapped[str]
-    """Where in the storage its description is, with the place of each part."""
+    """The key, in the storage, of the manifest, which has the position of each part."""
     manifest_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     used_at: Mapped[datetime]
-    """When it was last uploaded or submitted; code that no job has is deleted a while after."""
+    """When the code was last uploaded or submitted; code that no job uses is deleted later."""
 
 
 class CodePackRow(Base):
-    """One object of the storage: the parts of one request, or a description of code."""
+    """One object of the storage: the parts of one request, or a manifest."""
 
     __tablename__ = "code_packs"
     __table_args__ = (Index("ix_code_packs_owner", "owner"),)
@@ -36,11 +36,11 @@ class CodePackRow(Base):
     size_bytes: Mapped[int]
     used_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
-    """Set while the object is being deleted: its parts are gone from here."""
+    """Set while the object is being deleted; its rows of parts are deleted already."""
 
 
 class CodePartRow(Base):
-    """Where a part is: one owner's, whom alone its hash says that it is there."""
+    """The position of a part. Only its owner can find out by its hash that it exists."""
 
     __tablename__ = "code_parts"
     __table_args__ = (Index("ix_code_parts_pack", "pack"),)
@@ -52,7 +52,7 @@ class CodePartRow(Base):
 
 
 class CodeUseRow(Base):
-    """Which packs hold parts of some code."""
+    """A pack that holds parts of some code."""
 
     __tablename__ = "code_uses"
     __table_args__ = (

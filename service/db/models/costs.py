@@ -1,4 +1,4 @@
-"""How slots were used, and what that cost."""
+"""How slots were used, and their cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.db.models.base import Base
 
 
 class SlotSecondsRow(Base):
-    """Slot-seconds of all jobs that ever were, by category; they only grow."""
+    """Slot-seconds of all jobs, including deleted ones, by category; they only grow."""
 
     __tablename__ = "slot_seconds"
     slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -32,19 +32,19 @@ class AttemptCostRow(Base):
     queue: Mapped[str] = mapped_column(String(64))
     owner: Mapped[str] = mapped_column(String(255))
     since: Mapped[datetime]
-    """When its slots were given."""
+    """When the attempt got its slots."""
     until: Mapped[datetime]
-    """Up to when they are counted here: the attempt's newest report, or its end."""
+    """The end of the counted time: the attempt's newest report, or its end."""
     currency: Mapped[str] = mapped_column(String(16))
     slot_seconds: Mapped[float]
     total: Mapped[float]
     useful: Mapped[float]
     unreported: Mapped[float]
-    """Of time whose use nobody can say; what is left of the total is wasted."""
+    """The cost of time whose use is unknown. The rest of the total is wasted."""
 
 
 class DeletedAttemptRow(Base):
-    """The slots of an ended attempt whose job was deleted: its user has used them all the same."""
+    """The slots of an ended attempt whose job was deleted. They count as used by its user."""
 
     __tablename__ = "deleted_attempts"
     __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)

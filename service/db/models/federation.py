@@ -1,4 +1,4 @@
-"""The rounds of federated jobs whose clients are outside of the cluster, and these clients."""
+"""The rounds of federated jobs with clients outside of the cluster, and these clients."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from service.db.models.base import Base, job_key
 
 
 class FederatedRoundRow(Base):
-    """The newest round of a job, as the rank that aggregates has reported it."""
+    """The newest round of a job, as reported by the rank that aggregates."""
 
     __tablename__ = "federated_rounds"
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int]
     number: Mapped[int]
     name: Mapped[str] = mapped_column(String(64))
-    """That of its folder in the storage."""
+    """The name of the round's folder in the storage."""
     is_open: Mapped[bool]
     clients: Mapped[list[Any] | None]
-    """The clients that are asked for an update; None for all."""
+    """The clients that are asked for an update; None means all."""
     quorum: Mapped[int]
     closes_at: Mapped[datetime]
-    """From then on a quorum ends the round."""
+    """From this time on, a quorum ends the round."""
     num_elements: Mapped[int]
     awaits: Mapped[str] = mapped_column(String(32))
-    """The thing that clients are to send: `round_files.UPDATE`, or with secure aggregation their
-    answer in this phase."""
+    """The kind of message that clients must send: `round_files.UPDATE`, or with secure aggregation
+    the answer of this phase."""
     update_bytes: Mapped[int]
-    """The size of the update that they send in parts."""
+    """The size of an update, which clients send in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))
     model_size_bytes: Mapped[int]
     form_sha256: Mapped[str] = mapped_column(String(64))
@@ -39,22 +39,22 @@ class FederatedRoundRow(Base):
 
 
 class FederatedClientRow(Base):
-    """A client that was invited. A database that is read by somebody else lets them in nowhere: it
-    has the hash of the client's token."""
+    """An invited client. The row has only a hash of the client's token, so that a reader of the
+    database can't join as the client."""
 
     __tablename__ = "federated_clients"
     __table_args__ = (UniqueConstraint("job_id", "number"),)
     token_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     number: Mapped[int]
-    """From 0; its name in rounds, logs and files. A job has each once."""
+    """The client's number in its job, from 0; its name in rounds, logs and files."""
     invited_by: Mapped[str] = mapped_column(String(255))
     created_at: Mapped[datetime]
     joined_at: Mapped[datetime | None]
     """When the token was first used."""
     sent_round: Mapped[str | None] = mapped_column(String(64))
-    """The name of the round of its newest update; with secure aggregation, and the phase of its
-    newest answer after a slash."""
+    """The name of the round of the client's newest update. With secure aggregation, a slash and the
+    phase of its newest answer follow."""
     sent_sha256: Mapped[str | None] = mapped_column(String(64))
     sent_at: Mapped[datetime | None]
     num_sent: Mapped[int]

@@ -1,4 +1,4 @@
-"""Jobs, with their labels, dependencies and keys of idempotency; arrays and sweeps."""
+"""Jobs, with their labels, dependencies and idempotency keys; arrays and sweeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.db.models.base import Base, job_key
 from service.db.types import BigId
 
 FIRST_POSITIONS = "position <= 20"
-"""The jobs that an explanation names of those ahead. They alone are in an index by their position,
-since each start changes the positions of all."""
+"""The jobs that an explanation names as jobs ahead. Only these are indexed by position, because
+each start changes the positions of all jobs."""
 
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
@@ -82,54 +82,56 @@ class JobRow(Base):
     queue: Mapped[str] = mapped_column(String(64))
     priority: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default=text("0"))
-    """Among jobs of one priority a lower one goes first: each move to the front takes the next."""
+    """Orders jobs of equal priority, lowest first. A move to the front takes the next lower
+    rank."""
     held_by: Mapped[str | None] = mapped_column(String(255))
-    """Name of the caller who holds the waiting job: it does not start."""
+    """Name of the caller who holds the waiting job, so that it does not start."""
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
     min_workers: Mapped[int | None]
-    """With how few an elastic one may start and train on; unset of one that keeps its size."""
+    """The fewest workers with which an elastic job starts and trains; unset if it is not
+    elastic."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
     roles: Mapped[list[Any] | None]
-    """`role`, `first_rank`, `number` and `bundle` of each role with resources of its own."""
+    """`role`, `first_rank`, `number` and `bundle` of each role that has its own resources."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
-    """The level of the topology of which one domain must hold it; unset if none must."""
+    """The topology level of which one domain must hold the whole job; unset if none must."""
     homes: Mapped[list[Any] | None]
-    """Of each worker but the first, the labels of its node: `placement.homes.Homes`."""
+    """The labels of the node of each worker but the first: `placement.homes.Homes`."""
     silo_sources: Mapped[list[Any] | None]
-    """URLs of the data of federated silos, in their order; null for one that its node names. The
-    document lacks them, and each goes to the rank of its silo alone."""
+    """URLs of the data of federated silos, in their order; null if the silo's node names it. The
+    document lacks them, and each is sent only to the rank of its silo."""
     init_from: Mapped[dict[str, Any] | None]
     """The checkpoint that `spec.init_from` meant when the job was submitted:
     `init_from.InitFromCheckpoint`."""
     init_from_job: Mapped[str | None] = mapped_column(String(64))
     code: Mapped[str | None] = mapped_column(String(64))
-    """The id of the uploaded code that it runs, among its owner's."""
+    """The id of the uploaded code that the job runs; unique only for one owner."""
     array_id: Mapped[str | None] = mapped_column(String(64))
-    """The array that the job belongs to; unset of one that is alone."""
+    """The array that the job belongs to; unset if it belongs to none."""
     array_index: Mapped[int | None]
     array_head: Mapped[str | None] = mapped_column(String(64))
-    """As `array_id`, of the one job that stands for its array in lists."""
+    """Equal to `array_id` in the one job that represents its array in lists; else unset."""
     array_max_running: Mapped[int | None]
-    """As many jobs of the array may have slots at a time; unset: any number."""
+    """The most jobs of the array that may have slots at a time; unset means any number."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
     reason_message: Mapped[str]
     position: Mapped[int | None]
-    """The place of a waiting job in the newest plan, from 1."""
+    """The position of a waiting job in the newest plan, from 1."""
     blocked_by: Mapped[list[Any]]
     kept_back_s: Mapped[float] = mapped_column(server_default=text("0"))
-    """Seconds in which the waiting job was held, waited for others to end, or for its array."""
+    """Seconds for which the waiting job was held, or waited for other jobs or for its array."""
     kept_back_since: Mapped[datetime | None]
-    """Since when it is kept back now."""
+    """When the present such period began."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
     yields: Mapped[bool] = mapped_column(server_default=text("false"))
-    """It saves its state when it is asked to leave its slots, and goes on from there."""
+    """Whether the job saves its state when it is asked to leave its slots, and resumes from it."""
     event_seq: Mapped[int]
     """Number of the newest event."""
 
@@ -139,25 +141,25 @@ class JobRow(Base):
     preemptions: Mapped[int]
     max_user_retries: Mapped[int]
     max_infra_retries: Mapped[int]
-    """The service's setting when the job was submitted, as is `log_limit_bytes`."""
+    """The service's setting when the job was submitted, like `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
     """How often a group of the job recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """Of all attempts of the job, by `TimeCategory`; unset until one reported it."""
+    """Sum over all attempts of the job, by `TimeCategory`; unset until an attempt reported it."""
     cost: Mapped[dict[str, Any] | None]
-    """Sum over its attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
-    slots of it were priced."""
+    """Sum over all attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
+    slots of the job were priced."""
 
     progress: Mapped[dict[str, Any] | None]
     step_times: Mapped[dict[str, Any] | None]
-    """Of an elastic recipe (`service.ingest.step_times`): `alike`, `batch_size` in force,
-    `micro_batch_size`, `times`, each [workers, nodes, batch size, seconds], and where the document
-    has a range for the batch `batch_range`, and `noise_scale` once that was measured."""
+    """Step times of an elastic recipe (`service.ingest.step_times`): `alike`, the current
+    `batch_size`, `micro_batch_size`, and `times`, each [workers, nodes, batch size, seconds]. If
+    the document has a range for the batch, also `batch_range`, and `noise_scale` once measured."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
-    """Shown with the job until its end and after: each a code and a message."""
+    """Warnings that are shown with the job, each with a code and a message."""
     num_metric_keys: Mapped[int]
     log_bytes: Mapped[int]
     log_limit_bytes: Mapped[int]
@@ -168,7 +170,7 @@ class JobRow(Base):
     first_step_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
-    """Set while a deletion is under way: the job is no longer shown."""
+    """Set while the job is being deleted; it is no longer shown."""
 
 
 class JobLabelRow(Base):
@@ -180,10 +182,10 @@ class JobLabelRow(Base):
 
 
 class JobDependencyRow(Base):
-    """A job or array that has not ended, and one that starts after it.
+    """A job or array that has not ended, and a job or array that starts after it.
 
-    The row is deleted in the transaction that settles it. So a job with such a row has never
-    started, and whatever it waits for has not ended."""
+    The row is deleted in the transaction that settles it. So `waiter` has never started, and
+    `after_id` has not ended."""
 
     __tablename__ = "job_dependencies"
     __table_args__ = (Index("ix_job_dependencies_after_id", "after_id"),)
@@ -191,7 +193,7 @@ class JobDependencyRow(Base):
     """Id of a job, or of an array for all its jobs."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed; else it must only end."""
+    """Whether `after_id` must succeed; otherwise it must only end."""
 
 
 class IdempotencyRow(Base):
@@ -206,7 +208,7 @@ class IdempotencyRow(Base):
     )
     """Checked at the commit: the key is reserved before its job is written."""
     drill_id: Mapped[str | None] = mapped_column(String(64))
-    """Set where the request was one for a drill of that job."""
+    """Set if the request was for a drill of that job."""
     created_at: Mapped[datetime]
 
 
@@ -218,7 +220,7 @@ class SweepRow(Base):
     sweep: Mapped[dict[str, Any]]
     """`dray.spec.Sweep`"""
     base: Mapped[dict[str, Any]]
-    """The document that the values of a trial are put into, as the user wrote it."""
+    """The document as the user wrote it, into which the values of each trial are put."""
     num_trials: Mapped[int]
 
 
@@ -233,16 +235,16 @@ class TrialRow(Base):
     array_id: Mapped[str] = mapped_column(String(64))
     array_index: Mapped[int]
     parameters: Mapped[dict[str, Any] | None]
-    """Its values by name; unset until the sampler was asked for them."""
+    """The trial's values by name; unset until the sampler was asked for them."""
     value: Mapped[float | None]
-    """Of the metric, by the sweep's `by`."""
+    """The value of the metric, chosen by the sweep's `by`."""
     value_step: Mapped[int | None]
     last_step: Mapped[int | None]
     rung: Mapped[int | None]
 
 
 class TrialRungRow(Base):
-    """The value by which a trial was judged on a rung of successive halving."""
+    """The value by which a trial was compared on a rung of successive halving."""
 
     __tablename__ = "trial_rungs"
     array_id: Mapped[str] = mapped_column(String(64), primary_key=True)

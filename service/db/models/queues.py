@@ -1,4 +1,4 @@
-"""Queues, forecasts, and what the scheduler decided."""
+"""Queues, forecasts, and decisions of the scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QueueRow(Base):
 class ForecastRow(Base):
     """When an attempt was expected to start or to end, and when it did.
 
-    A row that is still open is of an attempt that has not started, or ended, yet.
+    `came_at` is unset until the attempt has started, or ended.
     """
 
     __tablename__ = "forecasts"
@@ -54,47 +54,48 @@ class ForecastRow(Base):
     )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """The one that starts or ends; of a waiting job the one after its newest."""
+    """The attempt that starts or ends; for a waiting job, the attempt after its newest."""
     of: Mapped[str] = mapped_column(String(8), primary_key=True)
     """`start` or `end`."""
     expected_at: Mapped[datetime | None]
     earliest_at: Mapped[datetime | None]
     latest_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
-    """Where no time is known, until when the forecast has reached."""
+    """If no time is known, the end of the time that the forecast covered."""
     code: Mapped[str | None] = mapped_column(String(64))
-    """With `message` why no time is known."""
+    """Why no time is known, like `message`."""
     message: Mapped[str | None]
     num_assumed: Mapped[int]
-    """Jobs of unknown length that the forecast made an assumption for."""
+    """The number of jobs for which the forecast assumed a length."""
     made_at: Mapped[datetime]
     first_expected_at: Mapped[datetime | None]
-    """The first time that was told; its error is measured."""
+    """The first forecast time, whose error is measured."""
     first_made_at: Mapped[datetime | None]
     came_at: Mapped[datetime | None]
 
 
 class OutlookRow(Base):
-    """The situation that the newest forecast began with, and errors of earlier ones; one row."""
+    """The situation with which the newest forecast began, and errors of earlier forecasts; one
+    row."""
 
     __tablename__ = "outlook"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     made_at: Mapped[datetime]
     situation: Mapped[bytes]
-    """`service.outlook.codec`; of many waiting jobs those that come first."""
+    """`service.outlook.codec`; if many jobs wait, only the first ones."""
     errors: Mapped[dict[str, Any]]
     """`views.ForecastErrors`."""
 
 
 class DecisionRow(Base):
-    """A round of the scheduler that changed something, kept for some hours."""
+    """A round of the scheduler that changed something; kept for some hours."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})
     number: Mapped[int] = mapped_column(BigId, primary_key=True)
     made_at: Mapped[datetime]
     summary: Mapped[dict[str, Any]]
-    """Jobs that started, grew and left, and how many waited."""
+    """The jobs that started, grew and left, and the number of waiting jobs."""
     size_bytes: Mapped[int]
     record: Mapped[bytes]
     """The situation and the decisions: `service.outlook.codec`."""

@@ -1,4 +1,4 @@
-"""Reports of attempts, the files that attempts leave, and links to download a file."""
+"""Reports of attempts, files of attempts, and links to download a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.db.types import BigId
 
 
 class MetricChunkRow(Base):
-    """Up to `series.CHUNK_POINTS` points of one series of one attempt, steps rising."""
+    """Up to `series.CHUNK_POINTS` points of one series of one attempt, by rising step."""
 
     __tablename__ = "metric_chunks"
     __table_args__ = (
@@ -31,7 +31,7 @@ class MetricChunkRow(Base):
     attempt: Mapped[int]
     rank: Mapped[int]
     is_open: Mapped[bool]
-    """True of the newest chunk of a series: its last step bounds what may follow."""
+    """Whether this is the newest chunk of its series: later points must have a higher step."""
     count: Mapped[int]
     first_step: Mapped[int]
     first_value: Mapped[float | None]
@@ -44,14 +44,14 @@ class MetricChunkRow(Base):
     max_value: Mapped[float | None]
     nan_step: Mapped[int | None]
     outline: Mapped[bytes | None]
-    """Extremes of each `series.BLOCK_POINTS` points; unset of a chunk that an older dray wrote."""
+    """Extremes of each `series.BLOCK_POINTS` points; unset if an older dray wrote the chunk."""
     points: Mapped[bytes]
 
 
 class RecentMetricsRow(Base):
-    """The newest points of all series of an attempt, from one reply, until chunks take them.
+    """The newest points of all series of an attempt, from one reply, until they move to chunks.
 
-    Rows begin no series: its first points are in a chunk. They come in the order of `id`.
+    The first points of a series are always in a chunk. Rows are in the order of `id`.
     """
 
     __tablename__ = "recent_metrics"
@@ -60,7 +60,7 @@ class RecentMetricsRow(Base):
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     attempt: Mapped[int]
     last_step: Mapped[int]
-    """The highest of its steps."""
+    """The highest step of these points."""
     points: Mapped[bytes]
     """`service.domain.series`"""
 
@@ -73,14 +73,14 @@ class SystemMetricsRow(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     first_rank: Mapped[int]
-    """The first of the ranks that may be in it (`service.domain.system_metrics.RANKS_OF_ROW`)."""
+    """The first rank that the row may have (`service.domain.system_metrics.RANKS_OF_ROW`)."""
     is_lone: Mapped[bool]
-    """It has one sample as it came, and is joined with others later."""
+    """Whether the row has one original sample, and will be joined with others."""
     mean_of: Mapped[int]
-    """How many samples as they came one of it is the mean of."""
+    """The number of original samples of which each sample is the mean."""
     num_samples: Mapped[int]
     last_time: Mapped[int]
-    """Unix seconds of its newest sample."""
+    """Unix seconds of the newest sample."""
     points: Mapped[bytes]
     """`service.domain.system_metrics.pack`"""
 
@@ -104,21 +104,22 @@ class LogChunkRow(Base):
     num_lines: Mapped[int]
     size_bytes: Mapped[int]
     incarnation: Mapped[int]
-    """Of the process that wrote the last line."""
+    """The incarnation of the process that wrote the last line."""
     next_number: Mapped[int]
-    """The number that process gives its next line; a higher one tells of lines that were lost."""
+    """The number that this process gives its next line. A higher number means that lines were
+    lost."""
     text: Mapped[str | None]
-    """One JSON array `[time, line]` in each line, or `[time, note, lost]` where lines were lost."""
+    """JSON arrays, one per line: `[time, line]`, or `[time, note, lost]` where lines were lost."""
     storage_key: Mapped[str | None]
     left_out: Mapped[int | None]
-    """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
-    out before them. None for the lines before the limit."""
+    """The number of lines left out before the rank's newest lines, which are kept once the job's
+    log has reached its limit. None for the lines before the limit."""
     refused_at: Mapped[datetime | None]
-    """When the storage refused the chunk, which is closed all the same and stays in `text` until
-    the storage takes it."""
+    """When the storage refused the chunk. The chunk is closed, and stays in `text` until the
+    storage accepts it."""
     dropped_bytes: Mapped[int | None]
-    """Of a refused chunk whose lines were dropped for want of room, those of the ones before it
-    included: `text` is a note of it."""
+    """The bytes of lines that were dropped from this refused chunk, and from earlier ones, because
+    no space was free; `text` is a note about it."""
 
 
 class CheckpointRow(Base):
@@ -146,17 +147,17 @@ class ArtifactRow(Base):
 
 
 class DownloadLinkRow(Base):
-    """A link that has not been used. A database that is read by somebody else gives them no file:
-    it has the hash of the link's secret."""
+    """A link that has not been used. The row has only a hash of the link's secret, so that a reader
+    of the database can't download the file."""
 
     __tablename__ = "download_links"
     secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     owner: Mapped[str] = mapped_column(String(255))
-    """The name of the caller who asked for it."""
+    """The name of the caller who requested the link."""
     token_id: Mapped[str | None] = mapped_column(String(64))
-    """Says which token the caller had; empty on a server without tokens. None of a token that was
-    removed meanwhile, which makes the link of no use."""
+    """The id of the caller's token; empty on a server without tokens. None if the token was removed
+    since, which makes the link useless."""
     target: Mapped[dict[str, Any]]
     """The `DownloadRequest`."""
     expires_at: Mapped[datetime]

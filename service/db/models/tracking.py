@@ -1,4 +1,4 @@
-"""Tags, notes, experiments, exports to MLflow, and the values that searches go by."""
+"""Tags, notes, experiments, exports to MLflow, and the values that searches use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.db.models.base import Base, job_key
 
 
 class JobTagRow(Base):
-    """A word that somebody marked a job with."""
+    """A tag of a job."""
 
     __tablename__ = "job_tags"
     __table_args__ = (Index("ix_job_tags_tag_job_id", "tag", "job_id"),)
@@ -21,35 +21,35 @@ class JobTagRow(Base):
 
 
 class JobAnnotationRow(Base):
-    """Notes about a job, and who changed them or its tags last."""
+    """Notes about a job, and the user who last changed them or the job's tags."""
 
     __tablename__ = "job_annotations"
     job_id: Mapped[str] = job_key()
     notes: Mapped[str]
     """Markdown"""
     revision: Mapped[int]
-    """Number of changes so far, of notes and tags together."""
+    """The number of changes of notes and tags so far."""
     updated_at: Mapped[datetime]
     updated_by: Mapped[str] = mapped_column(String(255))
 
 
 class ExperimentRow(Base):
-    """The baseline of an experiment, whose jobs are those with its label."""
+    """The baseline of an experiment. The experiment's jobs have its label."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     baseline: Mapped[str | None] = mapped_column(
         String(64), ForeignKey("jobs.id", ondelete="SET NULL"), index=True
     )
-    """The job that the others are compared with."""
+    """The job with which the others are compared."""
 
 
 class DocumentValueRow(Base):
-    """A value of a document by its place, to search by.
+    """A value of a document and its JSON pointer, for searches.
 
-    A job shares the values of another holder, and has rows only where its document differs: so an
-    array of ten thousand jobs costs little more than one. `service.domain.tracking.document_values`
-    says how a value is stored.
+    A job shares the values of another holder, and has rows only where its document differs, so that
+    an array of ten thousand jobs needs few more rows than one job.
+    `service.domain.tracking.document_values` defines how a value is stored.
     """
 
     __tablename__ = "document_values"
@@ -58,9 +58,9 @@ class DocumentValueRow(Base):
         {"sqlite_with_rowid": False},
     )
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Id of a job or of an array, or of defaults that jobs share."""
+    """Id of a job, of an array, or of defaults that jobs share."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """Empty in the row of a job whose `text` is the holder of the values that it shares."""
+    """Empty in the row of a job whose `text` is the holder of the shared values."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 
@@ -68,7 +68,7 @@ class DocumentValueRow(Base):
 class MetricSummaryRow(Base):
     """The newest value of a series of rank 0 and its extremes, over all steps that count.
 
-    While the job runs, the rows may be some seconds behind its newest points.
+    While the job runs, the rows may be some seconds older than its newest points.
     """
 
     __tablename__ = "metric_summaries"
@@ -91,7 +91,7 @@ class MetricSummaryRow(Base):
 
 
 class MlflowExportRow(Base):
-    """How far a job was written to MLflow (`service.tracking.mlflow`)."""
+    """The progress of a job's export to MLflow (`service.tracking.mlflow`)."""
 
     __tablename__ = "mlflow_exports"
     __table_args__ = (
@@ -105,23 +105,23 @@ class MlflowExportRow(Base):
     )
     job_id: Mapped[str] = job_key()
     number: Mapped[int]
-    """The job's, by which jobs without a row are found."""
+    """`JobRow.number`, by which jobs without a row are found."""
     run_id: Mapped[str | None] = mapped_column(String(255))
-    """Unset until the run and its parameters are there."""
+    """Unset until the run and its parameters exist."""
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))
-    """The newest event of the job whose state the run shows."""
+    """The newest event whose state the run shows."""
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    """That of the job's tags and notes that the run shows."""
+    """The revision of the job's tags and notes that the run shows."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
     """Points of higher steps are read next."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """By the name of a metric, the last step that the run has."""
+    """Maps the name of a metric to the last step that the run has."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """By its id, the SHA-256 of each artifact that the run has."""
+    """Maps the id of each artifact that the run has to its SHA-256."""
     failures: Mapped[int] = mapped_column(server_default=text("0"))
-    """In a row."""
+    """The number of failures in a row."""
     not_before: Mapped[datetime | None]
-    """After a failure, when the next try may be."""
+    """The earliest time of the next try after a failure."""
     problem: Mapped[str | None]
     is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
-    """The job is over, and the run has all of it. A later change of tags or notes unsets it."""
+    """Whether the job has ended and the run has all of it. A change of tags or notes unsets it."""

@@ -13,7 +13,7 @@ from service.db.types import BigId
 
 
 class WebhookRow(Base):
-    """An address that is told when jobs come to certain states."""
+    """An address that is notified when jobs enter certain states."""
 
     __tablename__ = "webhooks"
     __table_args__ = (
@@ -33,26 +33,26 @@ class WebhookRow(Base):
     queue: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, Any]]
     all_users: Mapped[bool]
-    """It is notified of the jobs of all, not of its owner's alone."""
+    """Whether it is notified of the jobs of all users, not only of its owner's."""
     secret: Mapped[str]
-    """The key of its messages' signatures."""
+    """The key with which its messages are signed."""
     failures: Mapped[int]
-    """Tries in a row that the receiver did not take."""
+    """The number of tries in a row that the receiver did not accept."""
     failing_since: Mapped[datetime | None]
     paused_until: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
     disabled_code: Mapped[str | None] = mapped_column(String(64))
     disabled_message: Mapped[str | None]
     enabled_by: Mapped[str | None] = mapped_column(String(255))
-    """The admin who enabled it, if it was not its owner."""
+    """The admin who enabled it, if that was not its owner."""
     created_at: Mapped[datetime]
 
 
 class WebhookDeliveryRow(Base):
-    """A message for a webhook, written in the transaction of the change that it is about.
+    """A message for a webhook, written in the transaction of the change that it reports.
 
-    It names its webhook without a foreign key: a change of a job never waits for, nor fails by,
-    somebody who deletes the webhook. Messages without a webhook are deleted now and then.
+    The webhook is no foreign key, so that a change of a job never waits for a deletion of the
+    webhook, nor fails because of it. Messages without a webhook are deleted periodically.
     """
 
     __tablename__ = "webhook_deliveries"
@@ -69,15 +69,15 @@ class WebhookDeliveryRow(Base):
     number: Mapped[int] = mapped_column(BigId, primary_key=True)
     webhook_id: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str | None] = mapped_column(String(64))
-    """Unset of a test."""
+    """Unset for a test message."""
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
-    """The message about the job, which may change or go meanwhile."""
+    """The content of the message; the job itself may change or be deleted meanwhile."""
     status: Mapped[str] = mapped_column(String(16))
     tries: Mapped[int]
     created_at: Mapped[datetime]
     next_try_at: Mapped[datetime | None]
-    """Set while it waits."""
+    """Set while the message waits to be sent."""
     tried_at: Mapped[datetime | None]
     answer_status: Mapped[int | None]
     answer_body: Mapped[str | None]

@@ -161,7 +161,7 @@ async def test_writes_that_wait_for_the_writer_share_a_commit(
 
 async def test_of_writes_that_share_a_commit_one_that_fails_fails_alone(sqlite_url: str) -> None:
     held = await Held.on(sqlite_url)
-    told: list[frozenset[str] | None] = []
+    changed: list[frozenset[str] | None] = []
 
     def refused(session: Session) -> None:
         add(session, "half")
@@ -172,12 +172,12 @@ async def test_of_writes_that_share_a_commit_one_that_fails_fails_alone(sqlite_u
         add(session, "good")
         notify(session, "job-01arz3ndektsv4rrffq69g5fav")
 
-    held.database.on_commit(told.append)
+    held.database.on_commit(changed.append)
     first, second = await held.let_go(held.write(refused), held.write(good))
     assert isinstance(first, ValueError)
     assert second is None
     assert names(held.database) == ["good"]
-    assert told == [None, frozenset({"job-01arz3ndektsv4rrffq69g5fav"})]
+    assert changed == [None, frozenset({"job-01arz3ndektsv4rrffq69g5fav"})]
     held.database.close()
 
 
@@ -346,10 +346,10 @@ def test_a_sender_is_known_by_its_mark_whatever_process_of_the_server_sends() ->
     announcer = notifications.PostgresAnnouncer("")
     listener = notifications.PostgresListener("", Signals(), own=announcer)
     payloads = [f"{announcer.mark} own", "from:elsewhere other", "of an older release"]
-    told: Any = SimpleNamespace(
+    connection: Any = SimpleNamespace(
         notifies=lambda timeout: (psycopg.Notify("dray", each, 1) for each in payloads)
     )
-    found = list(itertools.islice(listener._topics(told), 6))
+    found = list(itertools.islice(listener._topics(connection), 6))
     assert [topic for topic in found if not topic.startswith("from:")] == [
         *("other", "of", "an", "older", "release")
     ]

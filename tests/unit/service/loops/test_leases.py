@@ -109,7 +109,7 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
         assert not two.leader.leads
         readiness = await two.ready()
         assert readiness.ok
-        assert readiness.checks["loops"] == f"standing by: {one.leader.name} runs them"
+        assert readiness.checks["loops"] == f"standby: {one.leader.name} runs the loops"
         await postgres_world.drop(one)
         await leads(two)
     assert f"{one.leader.name} runs the loops from now on, in term 1" in caplog.text

@@ -28,7 +28,7 @@ def timed(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Hooked]
 
 @pytest.fixture
 def guarded(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Hooked]:
-    """The same with a file of tokens: ann is an admin, bob is none."""
+    """A service with webhooks and a file of tokens: ann is an admin, bob is none."""
     tokens = tmp_path / "tokens"
     set_tokens(tokens, "ann:admin", "bob")
     yield from _timed(sqlite_url, storage, tmp_path, tokens_file=tokens)

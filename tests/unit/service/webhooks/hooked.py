@@ -1,4 +1,4 @@
-"""A service with webhooks, their sender, and a receiver that answers as the test says."""
+"""A service with webhooks, their sender, and a receiver that answers as the test states."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Sent:
 
 
 class Hooked(Service):
-    """Its receivers take everything, but for those in `answers`."""
+    """Its receivers accept everything, except receivers in `answers`."""
 
     def __init__(self, database: Database, storage: Storage, home: Path, **settings: Any) -> None:
         super().__init__(database, storage, home, webhook_private_hosts=["127.0.0.1"], **settings)
         self.webhooks = Webhooks(database, self.settings, clock=lambda: self.now)
         self.answers: dict[str, Answer | Callable[[], Awaitable[Answer]]] = {}
-        """By URL."""
+        """The answers of receivers by URL."""
         self.sent: list[Sent] = []
         self.sender = self.new_sender()
 

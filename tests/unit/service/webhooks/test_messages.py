@@ -1,4 +1,4 @@
-"""Each change of a job's state leaves a message for each webhook that is told of it, or neither."""
+"""A change of a job's state is stored with a message for each notified webhook, or not at all."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_start_and_an_end_in_one_report_are_two_messages(hooked: Hooked)
 
 
 @ON_SQLITE
-async def test_the_message_tells_of_the_job_as_it_came_to_the_state(hooked: Hooked) -> None:
+async def test_the_message_shows_the_job_as_it_entered_the_state(hooked: Hooked) -> None:
     await hooked.queue("night")
     await hooked.hook(states=["FAILED"])
     job_id = await hooked.submit(
@@ -92,7 +92,7 @@ async def test_the_message_tells_of_the_job_as_it_came_to_the_state(hooked: Hook
     assert job["link"] == f"http://127.0.0.1:8420/#/jobs/{job_id}"
 
 
-async def test_what_is_not_stored_is_not_told(hooked: Hooked) -> None:
+async def test_a_change_that_is_not_stored_sends_no_message(hooked: Hooked) -> None:
     await hooked.hook(states=ALL)
     await hooked.jobs.dry_run(spec(), owner="ann")
     await hooked.queue("small", limit={"CPU": 1})
@@ -102,7 +102,7 @@ async def test_what_is_not_stored_is_not_told(hooked: Hooked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filters", "is_told"),
+    ("filters", "is_notified"),
     [
         ({}, True),
         ({"states": ["FAILED"]}, False),
@@ -117,18 +117,18 @@ async def test_what_is_not_stored_is_not_told(hooked: Hooked) -> None:
     ],
 )
 @ON_SQLITE
-async def test_a_webhook_is_told_of_what_its_filters_let_through(
-    hooked: Hooked, filters: dict[str, Any], is_told: bool
+async def test_a_webhook_is_notified_of_jobs_that_its_filters_match(
+    hooked: Hooked, filters: dict[str, Any], is_notified: bool
 ) -> None:
     await hooked.queue("night")
     await hooked.hook(**filters)
     job_id = await hooked.submit(queue="night", labels={"team": "vision", "run": "2"})
     await hooked.jobs.cancel(job_id)
-    assert hooked.written() == ([("job.cancelled", job_id)] if is_told else [])
+    assert hooked.written() == ([("job.cancelled", job_id)] if is_notified else [])
 
 
 @ON_SQLITE
-async def test_a_disabled_webhook_is_told_nothing_and_an_enabled_one_what_comes(
+async def test_a_disabled_webhook_gets_nothing_and_an_enabled_one_later_changes(
     hooked: Hooked,
 ) -> None:
     hook = await hooked.hook()
@@ -140,15 +140,15 @@ async def test_a_disabled_webhook_is_told_nothing_and_an_enabled_one_what_comes(
     assert (
         await hooked.webhooks.set_enabled(hook.id, enabled=True, owner="ann", actor="ann")
     ).enabled
-    told = await hooked.submit()
-    await hooked.jobs.cancel(told)
+    later_job = await hooked.submit()
+    await hooked.jobs.cancel(later_job)
     await hooked.round()
-    assert [sent.data["id"] for sent in hooked.sent] == [told]
+    assert [sent.data["id"] for sent in hooked.sent] == [later_job]
     assert (await hooked.webhooks.deliveries(hook.id, owner="ann")).items[1].status == "dropped"
 
 
 @ON_SQLITE
-async def test_where_nobody_has_a_webhook_a_change_costs_one_statement(service: Service) -> None:
+async def test_without_webhooks_a_change_costs_one_statement(service: Service) -> None:
     job_id = await service.submit()
     statements: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Webhooks stop when nobody who has a token stands behind them any more."""
+"""Webhooks stop when no user with a token owns or has enabled them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def disabled(hooked: Hooked) -> None:
     await hooked.round()
 
 
-async def test_nothing_is_sent_for_somebody_who_has_no_token_any_more(guarded: Hooked) -> None:
+async def test_nothing_is_sent_for_a_user_whose_token_was_removed(guarded: Hooked) -> None:
     hook = await guarded.hook(owner="bob")
     set_tokens(tokens_of(guarded), "ann:admin")
     await cancelled(guarded)
@@ -43,11 +43,11 @@ async def test_nothing_is_sent_for_somebody_who_has_no_token_any_more(guarded: H
     assert (await shown(guarded, hook)).enabled, "the line may come back"
     guarded.advance(600)
     await guarded.round()
-    told = await shown(guarded, hook)
-    assert (told.enabled, told.num_waiting) == (False, 0)
-    assert told.disabled_reason is not None
-    assert told.disabled_reason.code == "no_token"
-    assert told.disabled_reason.message == "bob has no token any more"
+    view = await shown(guarded, hook)
+    assert (view.enabled, view.num_waiting) == (False, 0)
+    assert view.disabled_reason is not None
+    assert view.disabled_reason.code == "no_token"
+    assert view.disabled_reason.message == "bob has no token any more"
 
 
 async def test_messages_go_when_the_token_is_back(guarded: Hooked) -> None:
@@ -65,7 +65,7 @@ async def test_messages_go_when_the_token_is_back(guarded: Hooked) -> None:
     assert (await shown(guarded, hook)).enabled, "the ten minutes begin anew"
 
 
-async def test_one_that_tells_the_jobs_of_all_needs_an_admin(guarded: Hooked) -> None:
+async def test_a_webhook_for_the_jobs_of_all_users_needs_an_admin(guarded: Hooked) -> None:
     hook = await guarded.hook(owner="ann", all_users=True)
     own = await guarded.hook("b", owner="ann")
     set_tokens(tokens_of(guarded), "ann", "bob:admin")
@@ -82,8 +82,8 @@ async def test_an_admin_may_stand_behind_it_instead(guarded: Hooked) -> None:
     hook = await guarded.hook(owner="bob")
     set_tokens(tokens_of(guarded), "ann:admin", "eve:admin")
     await disabled(guarded)
-    told = await guarded.webhooks.set_enabled(hook.id, enabled=True, owner=None, actor="ann")
-    assert (told.enabled, told.owner, told.enabled_by) == (True, "bob", "ann")
+    view = await guarded.webhooks.set_enabled(hook.id, enabled=True, owner=None, actor="ann")
+    assert (view.enabled, view.owner, view.enabled_by) == (True, "bob", "ann")
     await cancelled(guarded)
     await disabled(guarded)
     assert len(guarded.sent) == 1, "still of the jobs of bob"
@@ -106,7 +106,7 @@ async def test_nothing_is_sent_or_disabled_while_the_file_can_not_be_read(guarde
     assert len(guarded.sent) == 1
 
 
-async def test_loops_without_the_file_say_so_once(
+async def test_loops_without_the_file_log_this_once(
     timed: Hooked, caplog: pytest.LogCaptureFixture
 ) -> None:
     await timed.hook(owner="default")
@@ -116,5 +116,5 @@ async def test_loops_without_the_file_say_so_once(
         await timed.hook("b", owner="bob")
         await timed.round()
         await timed.round()
-    (said,) = caplog.messages
-    assert "DRAY_TOKENS_FILE is not set for the process that runs the loops" in said
+    (logged,) = caplog.messages
+    assert "DRAY_TOKENS_FILE is not set for the process that runs the loops" in logged

@@ -120,7 +120,7 @@ async def test_a_message_is_posted_as_json_with_its_headers() -> None:
     ],
     ids=["500", "410", "redirect", "nothing", "garbage", "hangs", "drips", "long head"],
 )
-async def test_whatever_a_receiver_does_ends_soon_and_is_told(
+async def test_whatever_a_receiver_does_ends_soon_and_is_reported(
     behaviour: Behaviour, status: int | None, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posting, "LIMIT_S", 0.3)
@@ -193,7 +193,7 @@ async def test_the_address_is_checked_that_the_name_has_when_the_connection_is_m
     assert looked_up == ["hooks.example.org"] * 2
 
 
-async def test_a_name_that_nobody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

@@ -36,13 +36,15 @@ async def test_messages_are_sent_in_order_and_once_when_they_are_taken(hooked: H
     await hooked.round()
     await hooked.round()
     assert [sent.data["id"] for sent in hooked.sent] == ended
-    told = await hooked.webhooks.deliveries(hook.id, owner="ann", limit=5)
-    assert [each.job_id for each in told.items] == ended[:-6:-1]
-    assert {(each.status, each.tries) for each in told.items} == {("delivered", 1)}
-    answer = told.items[0].answer
+    first = await hooked.webhooks.deliveries(hook.id, owner="ann", limit=5)
+    assert [each.job_id for each in first.items] == ended[:-6:-1]
+    assert {(each.status, each.tries) for each in first.items} == {("delivered", 1)}
+    answer = first.items[0].answer
     assert answer is not None
     assert (answer.status, answer.body, answer.error) == (200, "ok", None)
-    page = await hooked.webhooks.deliveries(hook.id, owner="ann", limit=50, cursor=told.next_cursor)
+    page = await hooked.webhooks.deliveries(
+        hook.id, owner="ann", limit=50, cursor=first.next_cursor
+    )
     assert [each.job_id for each in page.items] == ended[-6::-1]
 
 
@@ -139,7 +141,7 @@ async def test_a_message_under_way_when_the_service_dies_is_sent_again(hooked: H
 async def test_a_database_that_takes_no_answer_has_no_message_sent_again_at_once(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk that is full. A receiver would get the message as often as the loop turns."""
+    """Simulates a full disk. The receiver would get the message in each pass of the loop."""
     await hooked.hook()
     await cancelled(hooked)
     monkeypatch.setattr(hooked.sender, "_settle", Mock(side_effect=OSError("the disk is full")))
@@ -178,11 +180,13 @@ async def test_only_so_many_are_under_way_at_once_and_all_have_their_turn(
         await timed.round()
     assert max(at_once) <= 2
     urls = [sent.url[-1] for sent in timed.sent]
-    assert set(urls[:6]) == set("abcde"), "nobody has a second one while others wait for a first"
+    assert set(urls[:6]) == set("abcde"), (
+        "no webhook gets a second message while others wait for a first"
+    )
     assert sorted(urls) == sorted("aabbccddee")
 
 
-async def test_a_webhook_that_fails_for_a_day_is_disabled_and_says_so(timed: Hooked) -> None:
+async def test_a_webhook_that_fails_for_a_day_is_disabled_and_reports_it(timed: Hooked) -> None:
     hook = await timed.hook()
     other = await timed.hook("b")
     timed.answers[A] = BUSY
@@ -200,10 +204,10 @@ async def test_a_webhook_that_fails_for_a_day_is_disabled_and_says_so(timed: Hoo
     assert timed.now - START < timedelta(hours=26)
     assert len([sent for sent in timed.sent if sent.url == A]) < 40
     assert (await timed.webhooks.get(other.id, owner="ann")).enabled
-    (told,) = await events_of(timed, job_id, "webhook")
-    assert told.code == "webhook_disabled"
-    assert hook.id in told.message
-    assert told.data["why"] == "failing"
+    (event,) = await events_of(timed, job_id, "webhook")
+    assert event.code == "webhook_disabled"
+    assert hook.id in event.message
+    assert event.data["why"] == "failing"
     sent = len(timed.sent)
     timed.advance(24 * 3600)
     await timed.round()
@@ -217,9 +221,9 @@ async def test_a_receiver_that_is_gone_is_believed_at_once(timed: Hooked) -> Non
     await cancelled(timed)
     await timed.round()
     assert len(timed.sent) == 1
-    told = await timed.webhooks.get(hook.id, owner="ann")
-    assert told.disabled_reason is not None
-    assert (told.disabled_reason.code, told.num_waiting) == ("gone", 0)
+    view = await timed.webhooks.get(hook.id, owner="ann")
+    assert view.disabled_reason is not None
+    assert (view.disabled_reason.code, view.num_waiting) == ("gone", 0)
     (event,) = await events_of(timed, job_id, "webhook")
     assert event.data["dropped"] == 2
 
@@ -241,8 +245,8 @@ async def test_one_message_that_is_refused_holds_up_no_other_and_is_given_up(
         timed.advance(seconds)
         await timed.round()
     await timed.round()
-    told = await timed.webhooks.get(hook.id, owner="ann")
-    assert told.enabled, "it takes the others"
+    view = await timed.webhooks.get(hook.id, owner="ann")
+    assert view.enabled, "it takes the others"
     last, first, given_up = (await timed.webhooks.deliveries(hook.id, owner="ann")).items
     assert (last.status, first.status) == ("delivered", "delivered")
     assert (given_up.status, given_up.next_try_at) == ("failed", None)
@@ -271,9 +275,9 @@ async def test_a_webhook_that_nothing_waits_for_does_not_fail_on(timed: Hooked) 
     timed.advance(3 * 24 * 3600)
     await cancelled(timed)
     await timed.round()
-    told = await timed.webhooks.get(hook.id, owner="ann")
-    assert told.enabled, "it failed to take one test, and days later one message"
-    assert (told.failing_since, told.num_waiting) == (timed.now, 1)
+    view = await timed.webhooks.get(hook.id, owner="ann")
+    assert view.enabled, "it failed to take one test, and days later one message"
+    assert (view.failing_since, view.num_waiting) == (timed.now, 1)
 
 
 async def test_a_slow_receiver_has_a_turn_of_some_seconds_and_not_of_ten_messages(
@@ -314,9 +318,9 @@ async def test_a_receiver_that_is_too_slow_for_its_messages_is_disabled(
     for _ in range(3):
         await cancelled(timed)
     await timed.sender._sweep()
-    told = await timed.webhooks.get(hook.id, owner="ann")
-    assert told.disabled_reason is not None
-    assert told.disabled_reason.code == "too_slow"
+    view = await timed.webhooks.get(hook.id, owner="ann")
+    assert view.disabled_reason is not None
+    assert view.disabled_reason.code == "too_slow"
 
 
 def test_pauses_double_up_to_an_hour_and_are_scattered() -> None:

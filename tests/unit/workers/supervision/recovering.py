@@ -34,7 +34,7 @@ SPEC = attempt_spec(
 
 
 def of(document: dict[str, Any]) -> AttemptSpec:
-    """The same attempt of another job."""
+    """The spec of the same attempt, of another job."""
     return replace(SPEC, spec=document, traits=traits(document))
 
 
@@ -109,7 +109,7 @@ class SlowGroup(WorkerGroup):
         """The members of each round that was announced, by rank."""
         self.batch_sizes: list[int | None] = []
         self.adds: asyncio.Event | None = None
-        """What new slots wait for; None if Ray has none to give."""
+        """The event for which new slots wait; None if Ray has no free slots."""
 
     def vanish(self, *members: Member, monkeypatch: pytest.MonkeyPatch) -> None:
         """These members are gone with their node."""

@@ -49,14 +49,14 @@ async def test_only_code_that_another_try_may_get_is_the_clusters_fault(
         (CodeProblem("fatal: timed out", is_final=False), CodeUnavailable),
     ],
 )
-async def test_a_node_says_whether_another_try_may_help(
+async def test_a_node_reports_whether_another_try_may_help(
     monkeypatch: pytest.MonkeyPatch, problem: CodeProblem, kind: type[Exception]
 ) -> None:
     async def answer(_limit_s: float, asked: CodeProblem | None) -> CodeProblem | None:
         return asked
 
-    def agent(said: CodeProblem | None) -> Any:
-        return SimpleNamespace(put_code=SimpleNamespace(remote=lambda *_: said))
+    def agent(problem: CodeProblem | None) -> Any:
+        return SimpleNamespace(put_code=SimpleNamespace(remote=lambda *_: problem))
 
     monkeypatch.setattr(node_clients, "result_within", answer)
     code = CodeRef("code-1", "file:///a", "0" * 64)

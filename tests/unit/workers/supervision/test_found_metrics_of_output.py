@@ -1,4 +1,4 @@
-"""What a rank's process prints is searched for metrics on its way to the log."""
+"""The output of a rank's process is searched for metrics on its way to the log."""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ class GossipGroup(SlowGroup):
     def __init__(self, num_ranks: int = 2) -> None:
         super().__init__(num_ranks, lost=0)
         self.failures: list[Exception] = []
-        """Of the next starts."""
+        """The failures of the next starts."""
         self.num_started = 0
         self.asked_to_leave: list[int] = []
-        """The seats of those who were rank 0 then."""
+        """The seats of members that were rank 0 then."""
 
     async def ask_to_leave(self) -> None:
         self.asked_to_leave += [member.seat for member in self.running if member.rank == 0]
@@ -64,10 +64,10 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     group.failures = [ForkFailed("not now")]
     job = Recovering(spec=GOSSIP, group=group)
     job.nodes.seen = [observation(1)]
-    assert await job.recover(), "its replacement is not there yet"
+    assert await job.recover(), "its replacement is not ready yet"
     assert group.seats == [[1]]
-    (told,) = job.reports.of(FrameKind.REGROUPING)
-    assert told["message"] == "rank 0 was killed by SIGKILL; the others go on"
+    (report,) = job.reports.of(FrameKind.REGROUPING)
+    assert report["message"] == "rank 0 was killed by SIGKILL; the others go on"
     watching = job.watch()
     job.nodes.seen = [observation(1, round_number=1, first_at=6.5)]
     await job.until(lambda: job.recovery.state.regrouping is None)
@@ -147,8 +147,8 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
     assert [second, group.lost] == group.running
     assert await job.recover(first)
     assert group.seats == [[2, 0]]
-    (told,) = job.reports.of(FrameKind.RESIZED)
-    assert told["message"] == "takes in the replacement of a lost worker: 2 workers"
+    (report,) = job.reports.of(FrameKind.RESIZED)
+    assert report["message"] == "adds the replacement of a lost worker: 2 workers"
     await job.recovery.stop()
 
 
@@ -171,7 +171,7 @@ async def test_of_gossip_a_node_that_turns_out_dead_takes_its_placed_ranks_along
     alive.remove("m")
     await job.until(lambda: len(group.seats) == 2)
     assert group.seats == [[1, 2], [1]]
-    assert [told["ranks"] for told in job.reports.of(FrameKind.REGROUPING)] == [[0], [1]]
+    assert [report["ranks"] for report in job.reports.of(FrameKind.REGROUPING)] == [[0], [1]]
     assert job.recovery.state.regrouping is not None
     await job.recovery.stop()
 
@@ -234,8 +234,8 @@ async def test_of_gossip_two_that_die_at_once_are_replaced_each() -> None:
     first, second = group.seats[1:]
     assert first == [2, second[1]]
     assert sorted(second) == [0, 1, 2]
-    told = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]
-    takes_in = "takes in the replacement of a lost worker"
-    assert told == [f"{takes_in}: 2 workers, and starts 1 more", f"{takes_in}: 3 workers"]
+    messages = [report["message"] for report in job.reports.of(FrameKind.RESIZED)]
+    adds = "adds the replacement of a lost worker"
+    assert messages == [f"{adds}: 2 workers, and starts 1 more", f"{adds}: 3 workers"]
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

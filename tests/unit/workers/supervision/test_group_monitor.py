@@ -203,8 +203,8 @@ async def test_a_stopped_rank_that_is_not_replaced_is_reported_and_ends_the_atte
     waiting = [observation(rank, RankPhase.EXCHANGE, 6.0, collective=6) for rank in range(culprit)]
     group.seen = [*waiting, observation(culprit, age_s=6.0, state="T")]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    said = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
-    assert outcome == Outcome.of(Cause.WORKER_LOST, said, culprit)
+    message = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.WORKER_LOST, message, culprit)
     assert group.signals == [(culprit, signal.SIGKILL)]
     (bundle,) = reports.of(FrameKind.HANG)
     assert (bundle["culprits"], bundle["phase"], bundle["step"]) == ([culprit], "compute", 10)
@@ -238,7 +238,7 @@ async def test_a_rank_that_hangs_is_ended_also_if_it_has_another_number_by_then(
     monkeypatch.setattr(monitor._recovery, "recover", recover)
     await asyncio.wait_for(monitor.watch(), PATIENCE_S)
     assert group.signals == [(2, signal.SIGKILL)]
-    assert kinds == [(LossKind.HANG, [2], set())], "nobody is being ended any more"
+    assert kinds == [(LossKind.HANG, [2], set())], "no rank is being ended any more"
 
 
 async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
@@ -259,7 +259,7 @@ async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
     ("document", "is_prepared", "state", "is_spared"),
     [
         (SCRIPT, False, "S", True),
-        (SCRIPT, True, "S", False),  # its steps count, as those of a recipe
+        (SCRIPT, True, "S", False),  # its steps count like a recipe's
         (SCRIPT, False, "T", False),  # how long it is stopped is to be known
         (RECIPE, False, "S", False),
     ],
@@ -285,7 +285,7 @@ async def test_a_script_that_is_not_prepared_is_observed_less_often(
     watching.cancel()
 
 
-async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
+async def test_without_culprits_the_attempt_ends_too() -> None:
     reports = Reports()
     group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], reports)
     group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
@@ -382,7 +382,7 @@ async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_
         (3, -signal.SIGKILL, True),  # a server has a part of the weights
         (0, -signal.SIGKILL, True),
         (1, 1, True),  # it would fail again
-        (1, None, True),  # nobody holds its port
+        (1, None, True),  # no actor holds its port
         (1, -signal.SIGKILL, False),
     ],
 )
@@ -439,7 +439,7 @@ async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_ov
     message = f"asked to leave its slots; it did not end by itself within {grace_s:g} s"
     assert outcome == Outcome.of(Cause.PREEMPTED, message)
     assert group.asked_to_leave.is_set()
-    assert group.running, "ending what is left is for the supervisor"
+    assert group.running, "the supervisor ends the rest"
 
 
 async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
@@ -478,7 +478,7 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
         (False, Outcome.of(Cause.PREEMPTED, "left its slots before it started")),
     ],
 )
-async def test_a_group_that_ends_before_it_trains_says_whether_it_was_stopped_or_left(
+async def test_a_group_that_ends_before_it_trains_reports_whether_it_was_stopped_or_left(
     is_stopped: bool, expected: Outcome
 ) -> None:
     monitor = monitor_of(RECIPE, Standing(1), Reports())
@@ -539,7 +539,7 @@ async def test_a_recipe_whose_ranks_end_while_it_is_asked_who_is_left_has_succee
     async def refuse(_recovery: RecoveryController, _lost: Sequence[Any], **_: Any) -> bool:
         group.end(0, 0)
         group.end(2, 0)
-        return False  # nobody is left who holds the state
+        return False  # no running rank holds the state
 
     monkeypatch.setattr(RecoveryController, "recover", refuse)
     watching = asyncio.ensure_future(monitor_of(SERVED, group, Reports()).watch())
@@ -697,7 +697,7 @@ async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
     coming = [observation(rank, step=0, first_at=0.0) for rank in range(num_trained, 3)]
     group.seen = trained + coming
     recovery = monitor._recovery
-    recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is to be taken in
+    recovery.state = recovery.state.begin([], 0.0, 10)  # rank 2 is being added
     await monitor.observe()
     watching = asyncio.ensure_future(monitor.watch())
     for rank in (0, 1):
@@ -718,8 +718,8 @@ async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
     group.stack_of = {0: waits}
     group.seen = [observation(rank, age_s=1000.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    said = "rank 1 stood still for 1000.0 s in compute, and was ended"
-    assert outcome == Outcome.of(Cause.USER_ERROR, said, 1)
+    message = "rank 1 stood still for 1000.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.USER_ERROR, message, 1)
     (bundle,) = reports.of(FrameKind.HANG)
     assert (bundle["culprits"], bundle["limit_s"]) == ([1], limit_s or 900.0)
     assert [rank["stack"] for rank in bundle["ranks"]] == [waits, STACK]
@@ -739,8 +739,8 @@ async def test_a_mute_script_is_ended_with_the_rank_that_has_not_joined_a_collec
     }
     group.busy = {0}
     outcome = await asyncio.wait_for(monitor.watch(), PATIENCE_S)
-    said = "rank 1 stood still for 950.0 s in compute, and was ended"
-    assert outcome == Outcome.of(Cause.USER_ERROR, said, 1)
+    message = "rank 1 stood still for 950.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.USER_ERROR, message, 1)
     (bundle,) = reports.of(FrameKind.HANG)
     assert bundle["ranks"][1]["stack"].endswith(
         "Has not joined collective 3 (nccl:all_reduce) of group 0, in which rank 0 waits.\n"
@@ -752,8 +752,8 @@ async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_wh
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    said = "all ranks stood still at the same place for 61.0 s"
-    assert outcome == Outcome.of(Cause.USER_ERROR, said)
+    message = "all ranks stood still at the same place for 61.0 s"
+    assert outcome == Outcome.of(Cause.USER_ERROR, message)
     assert group.signals == []
 
 
@@ -768,7 +768,7 @@ async def test_a_script_that_is_silent_and_shows_no_other_sign_goes_on() -> None
     assert (group.signals, reports.all) == ([], [])
 
 
-async def test_the_rank_that_the_others_lost_has_time_to_say_why() -> None:
+async def test_the_rank_that_the_others_lost_has_time_to_report_why() -> None:
     group, watching = watched(SCRIPT, Reports())
     echo = {"cause": "worker_lost", "message": "Connection closed by peer"}
     group.left = [Frame(0, 0, FrameKind.ERROR, 1.0, {**echo, "seat": 0, "incarnation": 0})]

@@ -36,7 +36,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 async def pump(directory: Path, num_lines: int) -> LogPump:
-    """The pump of a process that printed so many lines and is gone."""
+    """The pump of a process that printed this many lines and is gone."""
     source, sink = os.pipe()
     log = LogPump(
         directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings(log_room_limit_s=0.0)
@@ -65,7 +65,7 @@ async def test_of_more_than_the_spool_takes_the_newest_lines_arrive(directory: P
     assert head >= 20
     assert kept[head:] == list(range(1000 - len(kept[head:]), 1000))
     assert len(kept[head:]) == 30
-    assert await log.lines_lost_at_the_end() == 0, "the numbers tell of the gap"
+    assert await log.lines_lost_at_the_end() == 0, "the numbers show the gap"
 
 
 async def test_empty_lines_fill_no_more_memory_than_others(directory: Path) -> None:
@@ -174,7 +174,7 @@ async def test_the_end_waits_for_no_process_that_writes_on(
     most, read, refills = 1000, os.read, 0
 
     def read_and_refill(descriptor: int, num_bytes: int) -> bytes:
-        """As beside a process that left its session and writes as fast as it is read."""
+        """Simulates a process that left its session and writes as fast as it is read."""
         nonlocal refills
         data = read(descriptor, num_bytes)
         if descriptor == source and refills < most:

@@ -22,13 +22,13 @@ from tests.wire import attempt_spec
 
 
 class Agent:
-    """Observes one rank, on a machine that is so many times slower than usual."""
+    """Observes one rank, on a machine that is `slowness` times slower than usual."""
 
     def __init__(self, rank: int, slowness: float) -> None:
         self._ranks: tuple[RankObservation, ...] = (observation(rank),)
         self._slowness = slowness
         self.asked: list[bool] = []
-        """Of each observation, whether the pace was asked along."""
+        """Whether each observation also asked for the pace."""
         self.asked_metrics: list[bool] = []
         self.observe = SimpleNamespace(remote=self._observe)
 

@@ -45,11 +45,11 @@ def test_on_a_cluster_of_others_they_are_imported_before_they_are_needed() -> No
 @pytest.mark.parametrize("leads_already", [False, True])
 def test_each_worker_of_an_embedded_ray_leads_a_session(leads_already: bool) -> None:
     code = "import os, ray_workers.supervision.preload_minimal; print(os.getsid(0) == os.getpid())"
-    said = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         start_new_session=leads_already,
     )
-    assert said.stdout.split() == ["True"]
+    assert ended.stdout.split() == ["True"]

@@ -127,7 +127,7 @@ async def test_slots_whose_processes_are_not_gone_stay_the_groups_until_they_are
     assert (body["world_size"], body["slices"]) == (1, both)
     job.resizing.recall(Recall(2, (Slice("n", 2),), None))
     await until(lambda: len(reports.all) == 2)
-    assert reports.all[-1][1]["slices"] == both, "nothing is asked of those that go already"
+    assert reports.all[-1][1]["slices"] == both, "a recall ignores slots that are going"
     group.stuck.set()
     await until(lambda: len(reports.all) == 3)
     assert reports.all[-1][1]["slices"] == both[1:]
@@ -165,7 +165,7 @@ async def test_a_script_gives_slots_back_once_it_is_prepared() -> None:
         ({"seen": [observation(9)] + [observation(s, step=0) for s in range(3)]}, Slice("m", 1)),
     ],
 )
-async def test_a_group_that_can_not_give_slots_back_says_what_it_holds(
+async def test_a_group_that_can_not_release_slots_reports_what_it_holds(
     changes: dict[str, Any], asked: Slice
 ) -> None:
     job, group, reports = spread(**changes)

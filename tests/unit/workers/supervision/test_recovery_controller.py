@@ -57,17 +57,17 @@ async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slown
 
 
 async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_of_a_rank() -> None:
-    """Others are filed under its number: of a newcomer without a place, by its seat, and of an
-    older process that was the same rank."""
+    """Errors of others have its number, too: a newcomer without a rank is named after its seat, and
+    an older process may have had the same rank."""
     job = Recovering()
     job.group.replaced.set()
     job.group.lost.seat, job.group.lost.incarnation = 5, 2
-    told = {"cause": "user_error", "message": "m"}
+    error = {"cause": "user_error", "message": "m"}
     others = {"seat": 1, "incarnation": 3}, {"seat": 1, "incarnation": 0}, {}
-    job.nodes.left = [Frame(1, 3, FrameKind.ERROR, 1.0, {**told, **each}) for each in others]
+    job.nodes.left = [Frame(1, 3, FrameKind.ERROR, 1.0, {**error, **each}) for each in others]
     assert await job.recover()
     job = Recovering()
-    own = {**told, "seat": 1, "incarnation": 0}
+    own = {**error, "seat": 1, "incarnation": 0}
     job.nodes.left = [Frame(0, 7, FrameKind.ERROR, 1.0, own)]
     assert not await job.recover()
 
@@ -162,7 +162,7 @@ async def test_a_parameter_server_is_replaced_if_another_has_its_replica() -> No
 async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as make the quorum, and the aggregator."""
+    """The quorum of silos, and the aggregator."""
     assert least_ranks(of(silos(quorum=1))) == 2
     assert least_ranks(of(silos(quorum=3))) == 4
     assert least_ranks(SPEC) == SPEC.world_size
@@ -178,7 +178,7 @@ async def test_the_rounds_of_silos_go_on_without_one_whose_node_is_lost(
 
 
 async def test_a_silo_that_is_replaced_costs_no_step() -> None:
-    """What it has sent of the open round counts, though the next one begins with that round."""
+    """The silo's part of the open round counts, though its next process begins with that round."""
     job = Recovering(spec=of(silos()))
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
@@ -191,7 +191,7 @@ async def test_a_silo_that_is_replaced_costs_no_step() -> None:
 
 
 async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> None:
-    """The others, whose first step was long before the loss, say nothing of the recovery."""
+    """The others, whose first step was long before the loss, show nothing about the recovery."""
     job = Recovering(spec=of(silos()))
     job.group.replaced.set()
     job.nodes.seen = [observation(r, round_number=0, step=10) for r in (0, 1)]
@@ -238,7 +238,7 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
     assert answer["grants"] == 1
-    assert "could not take more slots in (it took more than 40 s)" in answer["message"]
+    assert "could not add more slots (it took more than 40 s)" in answer["message"]
     assert not job.recovery.state.is_taking_in
     watching.cancel()
 
@@ -250,7 +250,7 @@ async def test_a_node_has_the_code_before_workers_start_there() -> None:
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
-    assert "could not take more slots in (the code can't be put on the node m" in answer["message"]
+    assert "could not add more slots (the code can't be put on the node m" in answer["message"]
     assert job.prepared == [["m"]]
     job.unprepared, job.group.adds = None, asyncio.Event()
     job.resizing.grow(Grant(2, ON_M, None))
@@ -272,7 +272,7 @@ async def test_a_late_answer_of_the_node_that_holds_the_state_is_waited_for() ->
 
 
 @pytest.mark.parametrize("slowness", [1.0, 20.0])
-async def test_a_node_that_does_not_say_who_holds_the_state_is_excused_by_its_pace(
+async def test_a_node_that_does_not_report_who_holds_the_state_is_excused_by_its_pace(
     slowness: float,
 ) -> None:
     job = Recovering(slowness)

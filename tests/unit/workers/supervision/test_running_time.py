@@ -56,10 +56,10 @@ async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep
 
 
 @pytest.mark.parametrize("left", ["b", "ab"])
-async def test_an_attempt_whose_node_has_just_left_is_charged_to_nobody(
+async def test_an_attempt_whose_node_has_just_left_is_charged_to_no_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str
 ) -> None:
-    """As an autoscaler may take a node at the moment at which a job is launched on it."""
+    """An autoscaler may remove a node at the moment at which a job is launched on it."""
     one = Ended(monkeypatch, tmp_path, left=left).supervisor
     one._outcome = None
     for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
@@ -68,7 +68,7 @@ async def test_an_attempt_whose_node_has_just_left_is_charged_to_nobody(
     one._group.members = []
     await RUN(one)
     assert one._outcome.cause is Cause.NODE_LOST
-    said = f"no agent of dray answers to its name on {', '.join(left)}"
-    assert one._outcome.message == said
+    message = f"no agent of dray answers to its name on {', '.join(left)}"
+    assert one._outcome.message == message
     reply = await one.poll({}, 0.0, 1 << 20)
     assert (reply.phase, reply.outcome) == (Phase.ENDED, one._outcome)

@@ -88,7 +88,7 @@ async def test_a_node_that_the_group_grows_onto_has_folders_too() -> None:
     assert nodes.asked[-1] == ("c", "keep_output", ["log"], 2)
 
 
-async def test_names_that_two_nodes_use_are_told_to_the_later_one() -> None:
+async def test_names_that_two_nodes_use_are_reported_to_the_later_one() -> None:
     nodes = Nodes(
         a_output_sizes=[{"log": 1, "model": 100}],
         b_output_sizes=[TimeoutError(), {"log": 2, "more": 3}],
@@ -121,7 +121,7 @@ async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:
     assert await folders(nodes).keep(none, never) == none
 
 
-def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None:
+def test_lost_files_end_a_success_and_left_out_files_are_reported() -> None:
     full = FilesKept(1, "no space left", "", "")
     outcome = with_files(DONE, [KEPT, full])
     assert outcome.cause is Cause.INFRASTRUCTURE
@@ -129,12 +129,12 @@ def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None
     failed = with_files(FAILED, [full])
     assert (failed.cause, failed.rank) == (Cause.USER_ERROR, 1)
     assert failed.message.startswith("KeyError; the files in the script's folders")
-    told = with_files(
+    outcome = with_files(
         DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'", "")]
     )
-    assert told.cause is Cause.SUCCEEDED
-    assert told.message == DONE.message
-    assert told.left_behind == "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
+    assert outcome.cause is Cause.SUCCEEDED
+    assert outcome.message == DONE.message
+    assert outcome.left_behind == "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
 
 
 @pytest.mark.parametrize("outcome", [DONE, FAILED])

@@ -110,7 +110,7 @@ async def test_gpus_of_two_nodes_are_counted_apart(monkeypatch: pytest.MonkeyPat
     assert [slots.part.node_id for slots in by_rank] == ["a", "a", "b"]
 
 
-async def test_gpus_that_do_not_suffice_are_told_and_every_slot_can_be_given_back(
+async def test_gpus_that_do_not_suffice_are_reported_and_every_slot_can_be_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = SharedCluster(monkeypatch, {"a": PackingNode(1.0, 0.2)}, (Slice("a", 2),), 0.5)

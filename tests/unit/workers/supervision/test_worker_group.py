@@ -1,4 +1,4 @@
-"""A slot is given back only when the process that used it is seen gone; without Ray."""
+"""A slot is released only when the end of its process is observed; without Ray."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
 
 
 class Actor:
-    """Of a rank: its process ends with it."""
+    """The actor of a rank, whose process ends with it."""
 
     def __init__(self, starts: list[Any], problem: BaseException | None = None) -> None:
         async def start(task: Any, socket_path: str, secret: bytes) -> int:
@@ -186,7 +186,7 @@ async def test_a_member_keeps_its_actor_as_long_as_that_lives(
 async def test_an_actor_that_did_not_answer_a_start_is_not_asked_for_another(
     monkeypatch: pytest.MonkeyPatch, problem: BaseException
 ) -> None:
-    """It may be gone, or start the process still, beside the next one."""
+    """It may be gone, or still start a process in addition to the next one."""
     job = Replacing(monkeypatch)
     job.ends_with(-9)
     silent = job.member.actor = Actor(job.starts, problem)

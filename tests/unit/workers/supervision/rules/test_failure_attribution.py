@@ -17,7 +17,7 @@ from ray_workers.supervision.rules.failure_attribution import (
 )
 
 
-def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
+def error_of(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
     body = {"cause": str(cause), "type": "E", "message": message, "traceback": ""}
     return {rank: Frame(rank, 0, FrameKind.ERROR, 0.0, body)}
 
@@ -33,9 +33,9 @@ def test_a_group_whose_ranks_all_end_well_succeeded() -> None:
 
 def test_the_rank_with_a_reason_of_its_own_is_named_before_those_that_lost_it() -> None:
     errors = (
-        said(0, Cause.WORKER_LOST, "peer is gone")
-        | said(1, Cause.USER_ERROR, "the sky is red")
-        | said(2, Cause.WORKER_LOST, "peer is gone")
+        error_of(0, Cause.WORKER_LOST, "peer is gone")
+        | error_of(1, Cause.USER_ERROR, "the sky is red")
+        | error_of(2, Cause.WORKER_LOST, "peer is gone")
     )
     outcome = judge(exits(1, 1, 1), errors)
     assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
@@ -43,26 +43,28 @@ def test_the_rank_with_a_reason_of_its_own_is_named_before_those_that_lost_it() 
 
 
 def test_a_rank_that_died_without_an_error_is_named_before_those_that_lost_it() -> None:
-    errors = said(0, Cause.WORKER_LOST, "peer is gone") | said(2, Cause.WORKER_LOST, "peer is gone")
+    errors = error_of(0, Cause.WORKER_LOST, "peer is gone") | error_of(
+        2, Cause.WORKER_LOST, "peer is gone"
+    )
     outcome = judge(exits(1, -9, 1), errors)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, -9)
     assert outcome.message == "the process of rank 1 was killed by signal 9"
 
 
-def test_a_kill_where_memory_was_short_says_what_to_do() -> None:
+def test_a_kill_with_low_memory_names_what_to_do() -> None:
     outcome = judge([replace(RankExit.of(0, -9), memory_kills=2)], {})
     assert "ended 2 processes for want of memory)" in outcome.message
 
 
 def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
-    outcome = judge(exits(3, 1), said(1, Cause.USER_ERROR, "the sky is red"))
+    outcome = judge(exits(3, 1), error_of(1, Cause.USER_ERROR, "the sky is red"))
     assert (outcome.rank, outcome.message) == (1, "the sky is red")
 
 
-def failing(rank: int, at: float, *, said_at: float | None = None) -> dict[int, Frame]:
-    """An error of its own that a rank raised, and reported at `said_at`."""
+def failing(rank: int, at: float, *, reported_at: float | None = None) -> dict[int, Frame]:
+    """An error of its own that a rank raised, and reported at `reported_at`."""
     body = {"cause": "user_error", "type": "E", "message": f"E of {rank}", "traceback": ""}
-    frame_at = at if said_at is None else said_at
+    frame_at = at if reported_at is None else reported_at
     return {rank: Frame(rank, 0, FrameKind.ERROR, frame_at, {**body, "raised_at": at})}
 
 
@@ -71,8 +73,8 @@ def test_of_several_errors_the_one_that_was_raised_first_is_named(first: int) ->
     errors = {}
     for rank in range(3):
         # The traceback of the first takes so long that its report comes last.
-        at, said_at = (100.0, 160.0) if rank == first else (101.0 + rank, 102.0 + rank)
-        errors |= failing(rank, at, said_at=said_at)
+        at, reported_at = (100.0, 160.0) if rank == first else (101.0 + rank, 102.0 + rank)
+        errors |= failing(rank, at, reported_at=reported_at)
     outcome = judge(exits(1, 1, 1), errors, is_script=True)
     assert (outcome.rank, outcome.message) == (first, f"E of {first}")
 
@@ -97,7 +99,7 @@ def test_no_rank_can_claim_another_time_than_a_past_one(claimed: object) -> None
 
 def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() -> None:
     left = replace(RankExit.of(1, 0), ended_at=100.0)
-    errors = said(0, Cause.WORKER_LOST, "Connection closed by peer")
+    errors = error_of(0, Cause.WORKER_LOST, "Connection closed by peer")
     errors[0] = replace(errors[0], time=100.2)
     outcome = judge([RankExit.of(0, 1), left], errors, is_script=True)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 0)
@@ -111,31 +113,31 @@ def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() 
 
 
 def test_only_ranks_that_all_lost_a_peer_failed_by_echo() -> None:
-    echo = said(0, Cause.WORKER_LOST, "peer is gone")
+    echo = error_of(0, Cause.WORKER_LOST, "peer is gone")
     assert failed_by_echo(exits(1), echo)
     assert not failed_by_echo(exits(1, -9), echo)
-    assert not failed_by_echo(exits(1, 1), echo | said(1, Cause.USER_ERROR, "the sky is red"))
+    assert not failed_by_echo(exits(1, 1), echo | error_of(1, Cause.USER_ERROR, "the sky is red"))
 
 
 def test_where_all_lost_someone_the_first_is_named() -> None:
-    errors = said(0, Cause.WORKER_LOST, "peer 1") | said(1, Cause.WORKER_LOST, "peer 0")
+    errors = error_of(0, Cause.WORKER_LOST, "peer 1") | error_of(1, Cause.WORKER_LOST, "peer 0")
     outcome = judge(exits(1, 1), errors)
     assert (outcome.cause, outcome.rank, outcome.message) == (Cause.WORKER_LOST, 0, "peer 1")
 
 
 @pytest.mark.parametrize("code", [STORAGE_EXIT_CODE, -signal.SIGBUS])
-def test_a_rank_that_found_no_room_to_say_why_is_not_the_users_error(code: int) -> None:
+def test_a_rank_that_could_not_report_its_error_is_not_the_users_error(code: int) -> None:
     outcome = judge(exits(0, code), {})
     assert (outcome.cause, outcome.rank) == (Cause.INFRASTRUCTURE, 1)
 
 
 def test_bad_data_stays_bad_data() -> None:
-    outcome = judge(exits(1, 1), said(1, Cause.BAD_DATA, "a sample is torn"))
+    outcome = judge(exits(1, 1), error_of(1, Cause.BAD_DATA, "a sample is torn"))
     assert (outcome.cause, outcome.rank) == (Cause.BAD_DATA, 1)
 
 
 def test_a_vanished_worker_explains_whatever_else_failed() -> None:
-    outcome = judge(exits(1, None), said(0, Cause.USER_ERROR, "a broken pipe"))
+    outcome = judge(exits(1, None), error_of(0, Cause.USER_ERROR, "a broken pipe"))
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, None)
 
 
@@ -164,15 +166,15 @@ def test_a_rank_that_nccls_watchdog_aborts_lost_its_peers() -> None:
     assert "NCCL's watchdog" in outcome.message
     assert judge(exits(-6, -11), {}, under_nccl=True).rank == 1
     assert judge(exits(-6, 3), {}, under_nccl=True).cause is Cause.USER_ERROR
-    told = said(1, Cause.USER_ERROR, "device-side assert triggered")
-    outcome = judge(exits(-6, -6), told, under_nccl=True)
+    errors = error_of(1, Cause.USER_ERROR, "device-side assert triggered")
+    outcome = judge(exits(-6, -6), errors, under_nccl=True)
     assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
     assert judge(exits(-11), {}, under_nccl=True).cause is Cause.USER_ERROR
 
 
 def test_the_end_of_a_nodes_forkserver_is_nobodys() -> None:
     lost = replace(RankExit.of(1, None), lost_forkserver=True)
-    outcome = judge([RankExit.of(0, 1), lost], said(0, Cause.WORKER_LOST, "peer is gone"))
+    outcome = judge([RankExit.of(0, 1), lost], error_of(0, Cause.WORKER_LOST, "peer is gone"))
     assert (outcome.cause, outcome.rank) == (Cause.NODE_LOST, 1)
     assert "forkserver" in outcome.message
     assert judge([RankExit.of(0, None)], {}).cause is Cause.WORKER_LOST

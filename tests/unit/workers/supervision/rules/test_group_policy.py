@@ -154,7 +154,7 @@ def script(state: str, **fields: Any) -> GroupObservation:
     return seen(*ranks, **fields)
 
 
-def test_a_running_script_is_not_judged_for_it_does_not_say_what_it_does() -> None:
+def test_a_running_script_is_not_judged_because_it_reports_no_phases() -> None:
     assert decide(script("S"), at=[0.0, 9.0, 1000.0], policy=SCRIPT) == []
 
 
@@ -266,33 +266,33 @@ def test_a_group_has_recovered_once_every_rank_has_taken_a_step_in_the_new_round
     assert decide(missing, at=[1.0]) == []
 
 
-def beside_servers(newcomer: RankObservation, **fields: Any) -> GroupObservation:
+def with_servers(newcomer: RankObservation, **fields: Any) -> GroupObservation:
     """Rank 0 was not lost, and is in a long step of the first round."""
     return seen(observation(0, age_s=1e6), newcomer, recovery=ANNOUNCED, **fields)
 
 
-def test_beside_servers_a_newcomer_that_has_taken_a_step_is_a_recovery() -> None:
+def test_with_servers_a_newcomer_that_has_taken_a_step_is_a_recovery() -> None:
     """The others never notice, and may be done meanwhile."""
-    trains = beside_servers(observation(1, round_number=1))
+    trains = with_servers(observation(1, round_number=1))
     assert decide(trains, at=[1.0], policy=SERVED) == [Confirm()]
     alone = seen(observation(1, round_number=1), num_placed=2, num_through=1, recovery=ANNOUNCED)
     assert decide(alone, at=[1.0], policy=SERVED) == [Confirm()]
-    over = beside_servers(observation(1, RankPhase.FINISH, round_number=1, first_at=0.0))
+    over = with_servers(observation(1, RankPhase.FINISH, round_number=1, first_at=0.0))
     assert decide(over, at=[1.0], policy=SERVED) == [Confirm()]
     for other in (
-        beside_servers(observation(1, round_number=1, first_at=0.0)),
-        beside_servers(observation(1)),
-        beside_servers(observation(1, RankPhase.FINISH, first_at=0.0)),  # it came too late
+        with_servers(observation(1, round_number=1, first_at=0.0)),
+        with_servers(observation(1)),
+        with_servers(observation(1, RankPhase.FINISH, first_at=0.0)),  # it came too late
         seen(observation(0), num_placed=2, recovery=ANNOUNCED),
     ):
         assert decide(other, at=[1.0], policy=SERVED) == []
 
 
-def test_beside_servers_a_newcomer_may_take_long_for_its_step_but_not_for_coming() -> None:
+def test_with_servers_a_newcomer_may_take_long_for_its_step_but_not_to_join() -> None:
     late = TIMINGS.whole_limit_s + 0.1
-    waits = beside_servers(observation(1, RankPhase.UPDATE, round_number=1, first_at=0.0))
+    waits = with_servers(observation(1, RankPhase.UPDATE, round_number=1, first_at=0.0))
     assert decide(waits, at=[late], policy=SERVED) == []
-    comes = beside_servers(observation(1, RankPhase.JOINING, first_at=0.0))
+    comes = with_servers(observation(1, RankPhase.JOINING, first_at=0.0))
     (end,) = decide(comes, at=[late], policy=SERVED)
     assert isinstance(end, End)
 

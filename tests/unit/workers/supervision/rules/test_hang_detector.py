@@ -39,7 +39,7 @@ def test_the_rank_that_the_others_wait_for_is_to_blame() -> None:
     assert culprits(*waiting, observation(1, RankPhase.UPDATE, LONG, step=9)) == [1]
 
 
-def test_nobody_is_to_blame_before_it_has_been_too_long() -> None:
+def test_no_rank_is_to_blame_before_the_limit() -> None:
     waiting = observation(0, RankPhase.EXCHANGE, LONG, collective=6)
     assert culprits(waiting, observation(1, RankPhase.COMPUTE, LEAST_S[RankPhase.COMPUTE])) is None
     assert culprits(waiting, observation(1, RankPhase.DATA, LONG)) is None
@@ -57,7 +57,7 @@ def test_where_all_stand_at_the_same_place_it_is_the_one_that_is_stopped() -> No
     assert culprits(*same, observation(2, RankPhase.EXCHANGE, LONG, state="T")) == [2]
 
 
-def test_where_all_stand_at_the_same_place_and_nobody_is_stopped_it_may_just_take_long() -> None:
+def test_if_all_are_at_the_same_point_and_none_is_stopped_it_may_just_take_long() -> None:
     """Ending that costs the way back to the checkpoint, so it is waited for ten times as long."""
     for phase in (RankPhase.EXCHANGE, RankPhase.EVALUATE):
         long = LEAST_S[phase] * PATIENCE
@@ -171,7 +171,7 @@ def test_a_rank_that_connects_to_a_dead_one_is_left_behind() -> None:
 
 @pytest.mark.parametrize("of_all", [True, False])
 def test_a_rank_that_goes_on_meanwhile_is_not_suspected_for_longer(of_all: bool) -> None:
-    """As after the whole machine was stopped."""
+    """Simulates ranks whose whole machine was stopped."""
 
     def suspect(suspicion: Suspicion, began_at: float, now: float) -> Suspicion:
         group = [observation(rank, age_s=LONG, since=began_at) for rank in (0, 1)]
@@ -186,7 +186,7 @@ def test_a_rank_that_goes_on_meanwhile_is_not_suspected_for_longer(of_all: bool)
 STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
 
 
-def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
+def test_a_bundle_names_the_culprits_and_the_phase_of_every_rank() -> None:
     waits = observation(0, RankPhase.EXCHANGE, 6.5, collective=6)
     stuck = observation(1, RankPhase.DATA, 7.0, step=9)
     bundle = hang_report(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK}).body()
@@ -217,7 +217,7 @@ def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
     }
 
 
-def test_a_bundle_without_a_culprit_says_what_all_were_at() -> None:
+def test_a_bundle_without_a_culprit_names_the_common_phase() -> None:
     everyone = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     bundle = hang_report(Hang((), 41.0, 60.0), everyone, {}).body()
     assert (bundle["culprits"], bundle["step"], bundle["phase"]) == ([], 10, "update")

@@ -1,4 +1,4 @@
-"""Who is in the next round of a group, and what has to be done before."""
+"""The members of a group's next round, and the steps before it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_server_that_is_lost_takes_its_part_of_the_weights_along() -> None:
     limits: dict[str, Any] = {"num_holders": 2, "without_a_step": 0, "servers": {2, 3}}
     assert recovery_rules.refused(killed[:1], {}, **limits) is None
     reason = recovery_rules.refused(killed, {}, **limits)
-    assert reason == "rank 3 is a server, and nobody else holds its part of the state"
+    assert reason == "rank 3 is a server, and no other rank holds its part of the state"
 
 
 def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() -> None:
@@ -87,7 +87,7 @@ def test_a_server_with_a_replica_is_replaced_unless_the_replica_is_lost_too() ->
 
 def test_without_a_survivor_there_is_no_state_left() -> None:
     reason = refused(RankExit.of(0, -9), RankExit.of(1, -9), survivors=0)
-    assert reason == "nobody is left who holds the state"
+    assert reason == "no running rank holds the state"
 
 
 def process(seat: int, incarnation: int, step: int) -> RankObservation:
@@ -106,7 +106,7 @@ def test_what_a_lost_node_had_done_is_not_forgotten() -> None:
     assert holders([process(1, 1, 0)], {(1, 1)}, furthest_step=41) == 0
 
 
-def test_before_the_first_step_nobody_has_a_state_to_lose() -> None:
+def test_before_the_first_step_no_rank_has_a_state_to_lose() -> None:
     assert holders([process(0, 0, 0), process(1, 0, 0)], {(1, 0)}) == 1
     assert holders([], {(1, 0)}) == 1
 
@@ -148,15 +148,15 @@ def test_the_wait_for_slots_begins_when_the_first_worker_is_lacking() -> None:
         (-99, "rank 3 was killed by signal 99"),
     ],
 )
-def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
+def test_the_end_of_a_rank_is_described(code: int | None, words: str) -> None:
     assert recovery_rules.how(RankExit.of(3, code)) == words
     named = words.replace("rank 3", "rank 3 (ps 0)")
     assert recovery_rules.how(RankExit.of(3, code), ["", "", "", "ps 0"]) == named
 
 
-def test_where_memory_was_short_a_kill_says_so() -> None:
-    said = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
-    assert said.startswith(
+def test_a_kill_with_low_memory_is_described() -> None:
+    text = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
+    assert text.startswith(
         "rank 3 was killed by SIGKILL (meanwhile the kernel of its node ended 1 "
     )
     assert (

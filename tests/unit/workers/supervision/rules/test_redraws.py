@@ -1,4 +1,4 @@
-"""Of lines that a program draws again and again the log has one state a second, and the last."""
+"""The log has one state per second, and the last state, of lines that a program redraws."""
 
 from __future__ import annotations
 

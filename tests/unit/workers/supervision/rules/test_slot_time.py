@@ -27,7 +27,7 @@ def rank(
     alive: bool = True,
     phase: RankPhase = RankPhase.COMPUTE,
 ) -> RankObservation:
-    """Of a script; it has reported a step if it does anything of use now."""
+    """An observation of a script, which has reported a step if it does useful work now."""
     has_reported = now is not TimeCategory.UNREPORTED
     step, first_at = (7, 1e9) if has_reported else (0, 0.0)
     uses = dict.fromkeys(TIME_CATEGORIES, 0.0) | uses
@@ -42,7 +42,7 @@ def books(
     held_s: float,
     otherwise: TimeCategory = TimeCategory.IDLE,
 ) -> dict[str, float]:
-    """The categories that are not 0, of an attempt that held its slots for so long."""
+    """The categories that are not 0, of an attempt that held its slots for this long."""
     ledger = SlotTimeLedger()
     ledger.hold(num_slots, now=0.0)
     ledger.hold(num_slots, now=held_s)

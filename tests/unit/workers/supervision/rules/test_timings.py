@@ -1,4 +1,4 @@
-"""The limits of the supervisor, beside those of the ranks."""
+"""The limits of the supervisor, compared with the limits of the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ray_workers.training.elastic import rendezvous
 
 
 def test_a_rank_never_gives_a_round_up_before_the_supervisor_would() -> None:
-    """The rank does not know the pace of its machine, and could not say that it is the reason."""
+    """The rank does not know the speed of its machine, and could not report it as the reason."""
     timings = Timings()
     whole_s = MAX_SLOWNESS * timings.whole_limit_s
     assert min(rendezvous.FORMING_LIMIT_S, rendezvous.MEETING_LIMIT_S) > whole_s
