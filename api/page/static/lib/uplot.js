@@ -4,7 +4,7 @@ await new Promise((resolve, reject) => {
   const script = document.createElement('script');
   script.src = new URL('../vendor/uplot.js', import.meta.url);
   script.onload = resolve;
-  script.onerror = () => reject(new Error('uPlot can't be loaded'));
+  script.onerror = () => reject(new Error('uPlot could not be loaded'));
   document.head.append(script);
 });
 
