@@ -39,9 +39,9 @@ class Visit:
     first_s: float
     """Until the first contentful paint."""
     ready_s: float
-    """Until the page showed what it is for."""
+    """Seconds until the page showed its content."""
     num_bytes: int
-    """Of all answers as they came over the wire, with their heads."""
+    """Bytes of all answers on the wire, including heads."""
     num_requests: int
 
 
