@@ -37,7 +37,7 @@ class Visit:
     """Seconds since the navigation began, and what the page fetched."""
 
     first_s: float
-    """Until the first contentful paint."""
+    """Seconds until the first contentful paint."""
     ready_s: float
     """Seconds until the page showed its content."""
     num_bytes: int

@@ -1,4 +1,4 @@
-"""How soon the page shows 10,000 jobs, and a job with 20 long series; beside MLflow's own page."""
+"""Time to show 10,000 jobs, or a job with 20 long series, compared with MLflow's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The price of 50 open pages: the service's processor time, and the steps of the jobs beside."""
+"""The cost of 50 open pages: processor time of the service, and steps of concurrent jobs."""
 
 from __future__ import annotations
 

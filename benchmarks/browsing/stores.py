@@ -1,4 +1,4 @@
-"""The same jobs and the same series in dray's database and in MLflow's, each on SQLite."""
+"""Fills dray's and MLflow's databases, each on SQLite, with the same jobs and series."""
 
 from __future__ import annotations
 

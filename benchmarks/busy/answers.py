@@ -1,4 +1,4 @@
-"""How late the processes that look after ranks answer beside thirty busy ranks a core.
+"""How late the processes that supervise ranks answer with thirty busy ranks per core.
 
 The limits on silence (`DRAY_SILENCE_LIMIT_S`) judge how long a question stays unanswered. So the
 figure is the longest time from a question to its answer, asked from a process of its own, as the

@@ -1,5 +1,5 @@
-"""Rounds of 200 clients over HTTP: how many a minute, what they cost the service, and whether a job
-beside them notices."""
+"""Rounds of 200 clients over HTTP: rounds per minute, their cost for the service, and their effect
+on a concurrent job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most memory that one rank of a job takes in a step, as torch's memory tracker counts it."""
+"""Peak memory of one rank of a job in a step, as counted by torch's memory tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay: a cluster of 16 nodes with 4 GPUs, and jobs that train as their traces say."""
+"""The replay: a cluster of 16 nodes with 4 GPUs, and jobs that train according to their traces."""
 
 from __future__ import annotations
 
