@@ -11,9 +11,9 @@ from service.domain.scheduling.elastic.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
-MOST_NOISE = 1e9
-"""A trace may have gradients of no size."""
 """Seconds between two decisions of a policy."""
+MOST_NOISE = 1e9
+"""Bound for traces with gradients of no size."""
 RESTART_S = 30.0
 """Seconds for which each allocation holds its GPUs before the job trains."""
 
