@@ -85,7 +85,7 @@ async def events(
 
 
 def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
-    """The number of the last event that the client has, 0 without an id; None if the id is unknown."""
+    """The last event that the client has, 0 without an id; None if the id is unknown."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
