@@ -1,4 +1,4 @@
-"""The HTTP edge: it parses a request, authorises it, calls one function of the service and answers.
+"""The HTTP layer: parses and authorises a request, calls one function of the service and answers.
 
 It contains no SQL and no Ray.
 """

@@ -1,4 +1,4 @@
-"""`python -m api`: the server, and in the embedded mode the service's loops with it."""
+"""`python -m api`: the server, which in the embedded mode also runs the service's loops."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from service.domain.errors import DomainError
 from service.runtime import Runtime, tune_interpreter
 
 BACKLOG = 1024
-"""Connections that the system queues until they are accepted."""
+"""Most connections that the operating system queues until they are accepted."""
 STOP_WITHIN_S = 5
-"""Seconds that downloads under way get to end; long polls are answered at once."""
+"""Seconds that downloads have to finish after a stop; long polls are answered at once."""
 
 
 class CannotStart(StartRefused):
-    """The server must not or can't start; the message says what to do."""
+    """The server must not or can't start; the message states what to do."""
 
 
 class Server(uvicorn.Server):
@@ -42,9 +42,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            bound.listen(
-                BACKLOG
-            )  # asyncio used the number that it accepts at once as the backlog, too
+            # asyncio has set the backlog to the number of connections that it accepts at once.
+            bound.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +51,10 @@ class Server(uvicorn.Server):
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse an address that others can reach without tokens: a job can run any code here."""
+    """Raise CannotStart if other machines can reach the address and there are no tokens.
+
+    A caller can run any code here, as a job.
+    """
     if settings.tokens_file is None and not is_loopback(settings.host):
         raise CannotStart(
             f"DRAY_HOST is {settings.host}, which others can reach, and there are no tokens: set "
@@ -60,14 +62,11 @@ def check_exposure(settings: Settings) -> None:
             "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
         )
     if settings.tokens_file is not None:
-        load_tokens(
-            settings.tokens_file
-        )  # so that a mistake in it is reported before Ray is started
+        load_tokens(settings.tokens_file)  # reports an error in it before Ray is started
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Bind the port before anything is started; connections are accepted once the server
-    listens."""
+    """Bind the port, before anything is started. The server accepts connections once it listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -89,16 +88,21 @@ def address_of(bound: socket.socket) -> str:
 
 
 def sign_in_link(settings: Settings, address: str) -> str | None:
-    """The link that signs a browser in with the token in the home, which the first start writes;
-    None for a server that doesn't take that token. Raises HomeTokenUnusable."""
+    """The link that signs a browser in with the token in the home, which the first start writes.
+
+    None for a server that doesn't accept that token. Raises HomeTokenUnusable.
+    """
     if settings.tokens_file is not None or settings.open_to_local_users:
         return None
-    # Browsers send what follows `#` to no server.
+    # Browsers do not send the part after `#` to a server.
     return f"{settings.public_url or address}/#token={tokens_file.ensure(settings.home)}"
 
 
 async def serve(settings: Settings, *, loops: bool) -> None:
-    """Run until SIGTERM or SIGINT, then let jobs save and stop; a second signal doesn't wait."""
+    """Run until SIGTERM or SIGINT, then wait until jobs have saved and stopped.
+
+    A second signal ends that wait.
+    """
     check_exposure(settings)
     with contextlib.closing(bind(settings)) as bound:
         stop = asyncio.Event()
@@ -114,19 +118,19 @@ async def serve(settings: Settings, *, loops: bool) -> None:
             app = create_app(settings, runtime)
             tune_interpreter()
             await _answer(app, runtime, settings, bound, stop, link)
-            await runtime.clear_cluster(stop, _say)
+            await runtime.clear_cluster(stop, _print)
         finally:
             await runtime.stop()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
     """The runtime, or None if the server was asked to stop while the runtime was opening.
 
-    The start is allowed to finish and is then undone in order, so that nothing of it is left.
+    The runtime first opens completely and is then stopped, so that no part of it remains.
     """
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -175,8 +179,10 @@ async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> Non
 
 
 async def _announce(runtime: Runtime, address: str, link: str | None, server: Server) -> None:
-    """Print the address of the API, the link to sign in, and the Ray dashboard's address once Ray
-    answers. The link is a secret, and no line of the log."""
+    """Print the API's address, the sign-in link, and the Ray dashboard's address once Ray answers.
+
+    The link is a secret, so it is printed and not logged.
+    """
     with runtime.signals.subscribe(QUEUE) as woken:
         while not server.started:
             await asyncio.sleep(0.02)

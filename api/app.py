@@ -28,7 +28,7 @@ from service.config.settings import Settings
 from service.runtime import Runtime
 
 FIRST = (status.router, jobs.router)
-"""Most requests are for these, and paths are compared in the order of the routers."""
+"""These routers come first: they answer most requests, and paths are compared in this order."""
 
 
 def _routers() -> list[APIRouter]:
@@ -44,11 +44,10 @@ ROUTERS = _routers()
 def create_app(
     settings: Settings, runtime: Runtime | None = None, *, loops: bool = True
 ) -> FastAPI:
-    """The application.
+    """Create the application. Raises BadTokensFile.
 
-    The application opens a runtime when it starts and closes it when it ends, with the service's
-    loops unless `loops` is False. A runtime passed as an argument is left to its owner to close.
-    Raises BadTokensFile.
+    At its start the application opens a runtime, with the service's loops unless `loops` is False,
+    and closes it at its end. It does not close a runtime that is passed as an argument.
     """
     telemetry = Telemetry()
     authority = Authority.of(settings)
@@ -73,7 +72,7 @@ def create_app(
         version=dray.__version__,
         description="Submit training jobs, and read back their metrics, logs and models.",
         lifespan=lifespan,
-        openapi_url=None,  # `api.routes.server.reference` has both
+        openapi_url=None,  # `api.routes.server.reference` serves the description and the page
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

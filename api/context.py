@@ -1,4 +1,4 @@
-"""The running service and the caller, which every route is given."""
+"""The dependencies of routes: the running service and the caller."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Context:
     telemetry: Telemetry
     turns: Turns
     uploads: Turns
-    """The same for the updates of clients of federated jobs, whose parts are held in memory."""
+    """Rate limiter for updates from clients of federated jobs, whose parts are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server was asked to stop: long polls should answer now."""
+    """Set when the server is asked to stop: long polls then answer at once."""
 
 
-# The dependencies are coroutines, though they wait for nothing: FastAPI runs a plain function in
-# a thread, which costs more than the function itself.
+# The dependencies are coroutines although they do not wait: FastAPI runs a plain function in a
+# thread, which costs more than the function itself.
 
 
 async def context(request: Request) -> Context:
@@ -66,35 +66,35 @@ async def actor(request: Request) -> str:
 
 
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
-    """Refused unless the caller is an admin; `may` is what they ask for."""
+    """Raise Refused unless the caller is an admin. `may` describes the action, for the message."""
     if not context.authority.is_admin(caller):
         hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; the operator adds it"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 
 async def admin(request: Request) -> str:
-    """Name of the caller for records; Refused unless the caller may change queues."""
+    """Name of the caller for records; raises Refused unless the caller may change queues."""
     name, context = caller_of(request), context_of(request)
     refuse_unless_admin(context, name, "change queues")
     return context.authority.actor(name)
 
 
 async def page_caller(request: Request) -> str:
-    """Name of the caller of a page, for which a browser asks its user for the token."""
+    """Name of the caller of a web page, for which the browser asks its user for the token."""
     name = context_of(request).authority.reader(request)
     request.state.caller = name
     return name
 
 
 async def no_parameters(request: Request) -> None:
-    """Refuse any query parameter: one that is ignored would mislead."""
+    """Refuse any query parameter: ignoring one would mislead the caller."""
     for name in request.query_params:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 
 
 def use_cases(of: Callable[[Runtime], Any]) -> Any:
-    """Return the dependency of a route on its use cases. `of` takes them from the running service,
-    or makes them if they keep no state between requests."""
+    """Return the dependency of a route on its use cases. `of` gets them from the running service,
+    or creates them if they keep no state between requests."""
 
     async def found(request: Request) -> Any:
         return of(context_of(request).runtime)
@@ -114,13 +114,13 @@ NoParameters = Depends(no_parameters)
 
 
 class Query(BaseModel):
-    """Base of a route's query parameters: unknown ones are refused."""
+    """Base of a route's query parameters; unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class PageQuery(Query):
-    """Which page of a list is asked for."""
+    """Query parameters that select a page of a list."""
 
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None

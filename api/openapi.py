@@ -1,6 +1,6 @@
-"""The OpenAPI description: every operation with its examples and the problems it may answer.
+"""The OpenAPI description: every operation with its examples and possible problems.
 
-`make openapi` writes the agreed description anew; a test compares the current one with it.
+`make openapi` writes the stored description; a test compares the current description with it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ JOB_SPEC_BODY: dict[str, Any] = {
 """The body of a submit: FastAPI can't derive it, since `api.http.body` reads it."""
 
 BODIES: list[type[BaseModel]] = []
-"""The bodies that routes described by `json_body`."""
+"""The bodies that routes have described with `json_body`."""
 
 
 def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """Description of the body for a route that reads a `kind`."""
+    """Describe the body of a route that reads a `kind`."""
     name = kind.__name__
     BODIES.append(kind)
     content = {
@@ -67,7 +67,7 @@ _NOT_MODIFIED = {"description": "The caller already has this answer, by its `If-
 
 
 def install(app: FastAPI) -> None:
-    """Serve the description that `describe` makes."""
+    """Make `app.openapi` return the result of `describe`."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -123,14 +123,14 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """Replace FastAPI's own 422 and add the problems that any call may answer."""
+    """Replace FastAPI's own 422, and add the problems that any call may answer with."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:
         return
-    codes = [code for said in responses.values() for code in said.get(CODES, ())]
-    for status, said in declare(*sorted({*codes, *EVERYWHERE})).items():
-        responses[str(status)] = said
+    codes = [code for answer in responses.values() for code in answer.get(CODES, ())]
+    for status, answer in declare(*sorted({*codes, *EVERYWHERE})).items():
+        responses[str(status)] = answer
 
 
 def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> None:
@@ -145,8 +145,10 @@ def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> N
 
 
 def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
-    """Have those of the path in its order, whichever dependencies take them; and remove null from
-    the types of optional ones: a URL can't hold null."""
+    """Sort the path's parameters by their order in the path, and remove null from all types.
+
+    FastAPI lists parameters in the order of dependencies. A URL can't hold null.
+    """
     parameters, places = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
     parameters.sort(key=lambda one: [*places, one["name"]].index(one["name"]))
     for parameter in parameters:
@@ -158,9 +160,9 @@ def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
 
 
 def _give_examples(responses: dict[str, Any]) -> None:
-    for said in responses.values():
-        for media_type, content in said.get("content", {}).items():
-            if codes := said.get(CODES):
+    for answer in responses.values():
+        for media_type, content in answer.get("content", {}).items():
+            if codes := answer.get(CODES):
                 reference = "#/components/examples/{}"
                 content["examples"] = {code: {"$ref": reference.format(code)} for code in codes}
             elif media_type in PLAIN_EXAMPLES:

@@ -1,7 +1,7 @@
-"""From errors to answers: RFC 9457 problem+json.
+"""Turns errors into answers in problem+json (RFC 9457).
 
-A code always means the same status, which the classes of `dray.errors` have. Codes of the domain
-come from `service.domain.errors`; codes that only HTTP has are raised as `Refused`.
+Each code has one status, defined by its class in `dray.errors`. Codes of the domain come from
+`service.domain.errors`; codes that only HTTP has are raised as `Refused`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STATUS: Mapping[str, int] = {code: kind.http_status for code, kind in errors.COD
 
 RETRY_AFTER_S = 1
 RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})
-"""Codes that are worth a retry, besides all of status 503."""
+"""Codes after which a retry may succeed, besides all codes of status 503."""
 
 
 @dataclass
 class Refused(Exception):
-    """The edge refuses a request before any use case is called."""
+    """A request is refused before any use case is called."""
 
     code: str
     detail: str
@@ -106,10 +106,10 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Answer for a parameter at fault; FastAPI validates no bodies, which `api.http.body` reads."""
+    """Answer for an invalid parameter. Bodies are validated by `api.http.body`, not by FastAPI."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
-    name = str((*first["loc"], "?")[1])  # before it "query" or "path", after it an index
+    name = str((*first["loc"], "?")[1])  # after "query" or "path"
     if first["type"] == "extra_forbidden":
         known = _query_names(request)
         hint = f"it takes {', '.join(known)}" if known else None
@@ -129,7 +129,7 @@ def _query_names(request: Request) -> Sequence[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that the router refuses by itself."""
+    """Answer for paths and methods that the router itself refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -145,7 +145,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """All methods of this path; the router names only those of the first route it found."""
+    """All methods of this path; the router lists only the methods of the first matching route."""
     found: set[str] = set()
     for route in request.app.state.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -154,8 +154,8 @@ def _methods(request: Request) -> set[str]:
 
 
 def unexpected(request: Request) -> Response:
-    """Answer for a bug in dray: the log has the traceback, the caller gets none of it."""
-    detail = "dray failed to answer this request; the server's log says why"
+    """Answer for a bug in dray. The traceback is logged, and not sent to the caller."""
+    detail = "dray failed to answer this request; the server's log shows the error"
     return problem(
         request, "internal_error", detail, hint="its lines there have the same request_id"
     )
@@ -171,11 +171,11 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 CODES = "x-problem-codes"
-"""Key under which the description of an answer lists its problem codes, for programs."""
+"""Key of the list of problem codes in the description of an answer, for programs."""
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The problems that a route may answer, for OpenAPI, besides those of every route."""
+    """Problems that a route may answer with, for OpenAPI, besides the problems of every route."""
     schema = {"$ref": "#/components/schemas/Problem"}
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
@@ -206,4 +206,4 @@ EVERYWHERE = (
     "unavailable",
     "database_unavailable",
 )
-"""Problems that any call under /v1, and /metrics, may answer."""
+"""Problems that any call under /v1, and /metrics, may answer with."""

@@ -1,6 +1,7 @@
 """The reference page of the API, rendered on the server from the OpenAPI description.
 
-The page loads nothing and runs no script; its Content-Security-Policy names its one style by hash.
+The page loads no files and runs no script. Its Content-Security-Policy allows its only style by
+hash.
 """
 
 from __future__ import annotations
@@ -112,12 +113,12 @@ def parts_of_call(operation: Mapping[str, Any]) -> Iterator[str]:
     yield _table(
         ("Status", "Answer", ""),
         [
-            (f"<code>{status}</code>", _content(said.get("content", {})), _description(said))
-            for status, said in operation["responses"].items()
+            (f"<code>{status}</code>", _content(answer.get("content", {})), _description(answer))
+            for status, answer in operation["responses"].items()
         ],
     )
-    for said in operation["responses"].values():
-        yield _example(said.get("content", {}))
+    for answer in operation["responses"].values():
+        yield _example(answer.get("content", {}))
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> str:
@@ -126,7 +127,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def fields_of(schema: Mapping[str, Any]) -> str:
-    """The fields of a document or answer as a table; the type of one that has no fields."""
+    """The fields of a document or answer as a table; for a schema without fields, its type."""
     required = schema.get("required", ())
     rows = [
         (
@@ -160,15 +161,15 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _content(content: Mapping[str, Any]) -> str:
-    said = [
+    kinds = [
         _kind(part.get("schema", {})) + f" <span class='soft'>{escape(media_type)}</span>"
         for media_type, part in content.items()
     ]
-    return ", or ".join(said)
+    return ", or ".join(kinds)
 
 
-def _description(said: Mapping[str, Any]) -> str:
-    text = said.get("description", "")
+def _description(answer: Mapping[str, Any]) -> str:
+    text = answer.get("description", "")
     return "" if text == "Successful Response" else _text(text)
 
 

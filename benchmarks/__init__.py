@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers; each prints ratios and says how they were taken."""
+"""Side-by-side measurements against peers; each prints ratios and how they were measured."""

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _possible() -> list[str]:
-    """All but those that need what is not here, which are named."""
+    """The measurements that can run here. Reports each other one with what it needs."""
     import torch
 
     from benchmarks.browsing.browser import lacks_browser

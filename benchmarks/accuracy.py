@@ -47,7 +47,7 @@ def compared(
     goal_points: float,
     progress: Callable[[str], None],
 ) -> Result:
-    """Each contender with each seed, beside the first.
+    """Run each contender with each seed, and compare it with the first contender.
 
     contenders: by name, whether it is claimed to come within the goal; None for no claim.
     """

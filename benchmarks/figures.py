@@ -62,7 +62,7 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 def ratio_of_percentiles(
     ours: Sequence[float], theirs: Sequence[float], percentile: float
 ) -> Ratio:
-    """The same of another percentile than the median."""
+    """The ratio of another percentile than the median."""
     generator = np.random.default_rng(SEED)
     drawn = []
     for side in (_array(ours), _array(theirs)):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class BenchmarkError(RuntimeError):
-    """A measurement could not be taken; the message says which and why."""
+    """A measurement failed; the message names it and the reason."""
 
 
 def describe() -> dict[str, str]:

@@ -21,7 +21,7 @@ class JobPages:
         self._folder: Path | None = None
 
     def observe(self) -> list[RankObservation]:
-        """Every process of the attempt, also dead ones; empty before the first is there."""
+        """Every process of the attempt, including dead ones; empty before the first has started."""
         if self._folder is None:
             self._folder = next(paths.machine_root().glob(self._pattern), None)
         return [] if self._folder is None else heartbeat.observe_ranks(self._folder)

@@ -25,7 +25,7 @@ CHECK_S = 0.1
 def running(
     command: Sequence[str], environment: Mapping[str, str], log_path: Path, *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a session of its own; what is left of it at the end is ended."""
+    """Run a command in a session of its own; processes that remain at the end are killed."""
     pipe = subprocess.PIPE if pipes else None
     with log_path.open("a") as log:
         process = subprocess.Popen(
@@ -54,9 +54,9 @@ def running(
 def service(
     home: Path, *, num_slots: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Client]:
-    """Start `python -m api` with an embedded Ray of so many slots; end it afterwards.
+    """Start `python -m api` with an embedded Ray with `num_slots` slots; end it afterwards.
 
-    environment: variables besides.
+    environment: additional variables.
     """
     port = free_port()
     whole = {

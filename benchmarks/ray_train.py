@@ -32,7 +32,7 @@ class Driver:
         self._log = log
 
     def begin(self, folder: Path) -> None:
-        """Have it train; the ranks leave what they have to say in the folder."""
+        """Start the training; the ranks write their results into the folder."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n")
         self._process.stdin.flush()

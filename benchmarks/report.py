@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One ratio, its goal, and what the same method says of a thing against itself."""
+    """One ratio, its goal, and the ratio that the same method gives for identical contenders."""
 
     label: str
     n: int
@@ -48,12 +48,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot, in a file of its own beside the page."""
+    """A plot, in a file of its own next to the page."""
 
     name: str
-    """Of the file, without `.svg`."""
+    """Name of the file, without `.svg`."""
     caption: str
-    """Says what it shows."""
+    """Describes the plot."""
     svg: str
 
 
@@ -158,7 +158,7 @@ def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As markdown."""
+    """The table as Markdown."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     lines = [columns, ["-" * max(width, 3) for width in widths], *rows]
     return "\n".join(

@@ -13,7 +13,7 @@ from benchmarks.processes import torchrun_command
 
 
 def torchrun(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s: float) -> None:
-    """Run the module as so many ranks to their end. BenchmarkError if they fail."""
+    """Run the module as `num_ranks` ranks and wait for them. Raises BenchmarkError if they fail."""
     command = torchrun_command("-m", module, *arguments, num_ranks=num_ranks)
     ended = subprocess.run(
         command,

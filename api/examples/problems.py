@@ -132,8 +132,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray preempt {JOB_ID}` makes it leave its slots and wait again",
     },
     "too_many_requests": {
-        "detail": "2 questions of this kind are answered of a caller at a time, and 16 more wait",
-        "hint": "ask again when some of them are answered",
+        "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
+        "more wait",
+        "hint": "try again when some of them have been answered",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
@@ -258,7 +259,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
-        "detail": "dray failed to answer this request; the server's log says why",
+        "detail": "dray failed to answer this request; the server's log shows the error",
         "hint": "its lines there have the same request_id",
     },
     "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
@@ -269,8 +270,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that differ between the examples of problems, by code. The detail of a problem that is
-not here is the description of its exception in the SDK."""
+"""The fields that differ between the examples of problems, by code.
+
+For a code that is not listed here, the detail is the docstring of its exception in the SDK."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:

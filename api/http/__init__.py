@@ -1,1 +1,1 @@
-"""Helpers of HTTP that several routes share: bodies, ranges, caching, downloads, connections."""
+"""HTTP helpers that routes share: bodies, ranges, caching, downloads, connections."""

@@ -1,4 +1,4 @@
-"""The body of a request: read within its limit, parsed strictly, checked, and hashed."""
+"""Reads the body of a request up to a limit, parses it strictly, checks it, and hashes it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dray.spec import JobSpec
 
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
-"""A larger body, which no job needs, is parsed in a thread, so that other requests don't wait."""
+"""Larger bodies are parsed in a thread, so that other requests don't wait. No job needs one."""
 SWEEP = b'"sweep"'
-"""So is one with a sweep, of which each value is checked."""
+"""A body with a sweep is parsed in a thread too, since each of its values is checked."""
 
 
 async def read_as(
@@ -52,7 +52,7 @@ async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
 
 
 async def read_bytes(request: Request, limit_bytes: int, kinds: Sequence[str]) -> tuple[bytes, str]:
-    """The body as it is, and which of these media types it has.
+    """The raw body, and its media type, which is one of `kinds`.
 
     Raises Refused if the body is too large or of another type.
     """
@@ -97,7 +97,7 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object in UTF-8; each key may occur once, and texts must fit a database.
+    """Parse a JSON object in UTF-8. Each key may occur once, and the database can store all texts.
 
     NaN and Infinity, which are not JSON, are read as numbers, so that the error names their field.
     """
@@ -110,7 +110,7 @@ def parse(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise Refused("malformed_request", f"the body is not JSON: {error.msg} ({where})") from None
-    except ValueError:  # int() accepts no longer numbers, and no document needs one
+    except ValueError:  # int() refuses longer numbers, and no document needs one
         detail = "a number in the body has more than 4,300 digits"
         raise Refused("malformed_request", detail) from None
     if not isinstance(document, dict):
@@ -148,6 +148,6 @@ def _refused(fault: Fault) -> Refused:
 
 
 def fingerprint(document: Mapping[str, Any]) -> str:
-    """SHA-256 of the document in canonical form, which is stored with an idempotency key."""
+    """SHA-256 of the document in canonical form, stored with an idempotency key."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""ETags and conditional requests (RFC 9110, section 13): an unchanged answer is not sent again; and
-whether an answer may be compressed."""
+"""ETags and conditional requests (RFC 9110, section 13), which avoid sending an unchanged answer
+again, and the check whether an answer may be compressed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag_of(body: bytes) -> str:
-    """A strong ETag. Hashing an answer costs microseconds; making one costs a transaction."""
+    """A strong ETag. Hashing an answer takes microseconds; making it takes a transaction."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
@@ -35,7 +35,7 @@ def is_known(request: Request, etag: str) -> bool:
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Whether the caller takes content that is compressed by gzip (RFC 9110, 12.5.3)."""
+    """Whether the caller accepts content compressed with gzip (RFC 9110, 12.5.3)."""
     weights: dict[str, float] = {}
     for coding in request.headers.get("accept-encoding", "").lower().split(","):
         match = _CODING.fullmatch(coding.strip())
@@ -45,14 +45,15 @@ def accepts_gzip(request: Request) -> bool:
 
 
 def revision_tag(revision: int) -> dict[str, str]:
-    """The header of an answer that has a revision, by which it can be changed conditionally."""
+    """The ETag of a revision, which a caller sends back in `If-Match` for a conditional change."""
     return {"ETag": f'"{revision}"'}
 
 
 def wanted_revision(if_match: str | None) -> int | None:
-    """The revision that the caller wants to change, by the header; None if any will do.
+    """The revision in `If-Match` that the caller wants to change; None accepts any revision.
 
-    Refused for a tag that no answer had: to ignore it would change what the caller has not read.
+    Raises Refused for a malformed tag: ignoring it would change a version that the caller has not
+    read.
     """
     header = (if_match or "*").strip()
     if header == "*":
@@ -81,7 +82,7 @@ def answer(request: Request, view: View, headers: Mapping[str, str] | None = Non
 def answer_json(
     request: Request, body: bytes, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """As `answer`, for a view that is already serialised."""
+    """The serialised view with its ETag, or 304; see `answer`."""
     etag = (headers or {}).get("ETag") or etag_of(body)
     if is_known(request, etag):
         return not_modified(etag, headers)
@@ -93,7 +94,7 @@ def answer_json(
 
 
 def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON, as the answer to a change; the answer must not be cached."""
+    """The view as JSON, in answer to a change. Caches must not store it."""
     return Response(
         view.model_dump_json(),
         status_code=status,

@@ -1,8 +1,8 @@
-"""Limits on connections: uvicorn's HTTP protocol with bounds on time, headers and number.
+"""Limits on connections: uvicorn's HTTP protocol with bounds on times, headers and connections.
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
-them; its `limit_concurrency` counts idle connections as well as busy ones. Here a connection that
-waits for its caller is closed after a timeout, or earlier if a new connection needs its place.
+them, and its `limit_concurrency` counts idle connections as well as busy ones. Here a connection
+that waits for its caller is closed after a timeout, or earlier to make space for a new connection.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from service.config.settings import Settings
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that asyncio accepts in one turn of its loop, before it reads any of them."""
+"""Connections that asyncio accepts in one iteration of its loop, before it reads any of them."""
 RESERVED_DESCRIPTORS = 512
-"""File descriptors for the database, files, pipes, and connections that are yet to be refused."""
+"""File descriptors for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Most descriptors to ask for: some systems allow a billion, and some programs walk through all."""
+"""Most descriptors to request: some systems allow a billion, and some programs iterate over all."""
 SPARE = 32
-"""Connections above the limit: a caller needs one to receive the 503."""
+"""Connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10
 MAX_PIPELINED = 16
 
@@ -47,29 +47,29 @@ class Limits:
     connections: int = 2048
     per_client: int = 1024
     head_bytes: int = 64 << 10
-    """Most bytes of a request line and headers; the framing of a chunked body counts as well."""
+    """Most bytes of a request line and headers. The framing of a chunked body counts too."""
     num_headers: int = 128
     head_within_s: float = 20.0
     """Seconds for the head of a request, from the opening of the connection or from the first byte
     of a later request."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
-    """Seconds for which a caller may read nothing of its answer."""
+    """Seconds that a caller may go without reading from its answer."""
     linger_s: float = 2.0
-    """Seconds for which a refused caller is still read from: closing the socket with unread bytes
-    would reset the connection before the answer arrives."""
+    """Seconds that the server keeps reading from a refused caller: closing the socket with unread
+    bytes would reset the connection before the answer arrives."""
     keep_alive_s: int = 75
     """Seconds that an idle connection stays open: longer than the pause between two polls, so that
     each poll does not open a connection."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """The limits of the settings, reduced to the descriptors that this process may open."""
+        """The limits in the settings, reduced to the descriptors that this process may open."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             descriptors = DESCRIPTORS
-        room = max(descriptors - RESERVED_DESCRIPTORS, SPARE)
-        connections = min(settings.max_connections, room)
+        available = max(descriptors - RESERVED_DESCRIPTORS, SPARE)
+        connections = min(settings.max_connections, available)
         per_client = settings.max_connections_per_client or max(connections // 2, 1)
         return cls(connections=connections, per_client=min(per_client, connections))
 
@@ -90,7 +90,7 @@ class Connections:
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Connections without a request in progress, by client, the longest waiting one first."""
+        """Connections without a request in progress, by client; the longest waiting comes first."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
         """Count a new connection, which has no request in progress."""
@@ -99,10 +99,10 @@ class Connections:
         self.wait(connection)
 
     def make_room(self, client: str) -> None:
-        """Close the longest waiting connection if the new one of `client` exceeds a limit.
+        """Close the connection that has waited longest if a new one of `client` exceeds a limit.
 
-        The connection closed is one of the same client, or else of the client with the most
-        connections, so that a client never loses a place to one that takes more.
+        It closes a connection of the same client, or of the client with the most waiting
+        connections, so that a client never loses a connection to a client that has more.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -111,12 +111,12 @@ class Connections:
             self._evict(max(self._waiting, key=lambda one: len(self._waiting[one])))
 
     def wait(self, connection: BoundedProtocol) -> None:
-        """The connection has no request in progress."""
+        """Mark a connection as having no request in progress: it may be closed."""
         if (client := self._open.get(connection)) is not None:
             self._waiting.setdefault(client, {})[connection] = None
 
     def work(self, connection: BoundedProtocol) -> None:
-        """The connection has a request in progress, so it stays."""
+        """Mark a connection as having a request in progress: it stays open."""
         client = self._open.get(connection, "")
         if waiting := self._waiting.get(client):
             waiting.pop(connection, None)
@@ -140,8 +140,8 @@ class Connections:
 
 
 class Admission:
-    """Counts the requests in progress of one application, which answers 503 to any beyond the
-    limit."""
+    """Counts the requests in progress of one application, and refuses requests above the limit with
+    503."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -149,7 +149,7 @@ class Admission:
         self._of_client: Counter[str] = Counter()
 
     def enter(self, client: str) -> Refused | None:
-        """Count a request; returns the refusal if there are too many already."""
+        """Count a request. Returns the refusal if there are too many requests already."""
         self._num += 1
         self._of_client[client] += 1
         if self._num > self._limits.connections:
@@ -177,7 +177,7 @@ class Awaited(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Connections of a subclass made by `config` share its `connections`."""
+    """One connection. `config` makes a subclass, whose connections are counted in its `shared`."""
 
     shared: ClassVar[Connections]
 
@@ -190,15 +190,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False
         """Whether a part of a request has arrived."""
         self._num_unused = 0
-        """Bytes that arrived since a head or a piece of a body was last completed."""
+        """Bytes received since the last complete head or piece of a body."""
         self._num_head = 0
         """Bytes of this request's target and headers."""
         self._is_of_own_user: bool | None = None
         self._await(Awaited.HEAD, self._limits.head_within_s)
         client = self.client[0] if self.client else ""
         self.shared.add(self, client)
-        # Two turns of the loop later, when all connections that were accepted together have been
-        # read once: to close one with unread bytes would reset it instead of answering 503.
+        # Two iterations of the loop later, all connections that were accepted together have been
+        # read once. Closing one with unread bytes would reset it instead of answering 503.
         self.loop.call_soon(self.loop.call_soon, self.shared.make_room, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,8 +211,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # In slices, so that bytes of one request hardly count for the next one. Parsed bytes are
-        # counted exactly, and bytes not parsed yet to a slice.
+        # Slices keep the bytes of one request from counting for the next one: parsed bytes are
+        # counted exactly, and unparsed bytes to within a slice.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
                 return
@@ -231,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await(Awaited.HEAD, self._limits.head_within_s)
 
     def is_of_own_user(self) -> bool:
-        """Whether a process of this user, or of root, on this machine has opened the connection."""
+        """Whether a process of this user or of root on this machine has opened the connection."""
         if self._is_of_own_user is None:
             connection = self.transport.get_extra_info("socket")
             self._is_of_own_user = peer_credentials.is_own_peer(connection, or_roots=True)
@@ -243,7 +243,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._awaited is Awaited.BODY:
-            return  # a trailer must not become one of the headers
+            return  # a trailer must not become a header
         self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
@@ -275,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_unused = 0
         self._begun = False
         self._await(Awaited.NOTHING)
-        if self.cycle.response_complete:  # before the body was
+        if self.cycle.response_complete:  # before the body was complete
             self._await(Awaited.HEAD, self._limits.keep_alive_s)
             self.shared.wait(self)
 
@@ -285,7 +285,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._call(self._limits.send_within_s, self.transport.abort)
         elif self._awaited is Awaited.BODY:  # the answer did not need the body
             self._await(Awaited.BODY, self._limits.linger_s)
-        elif self.cycle.response_complete:  # and so are the answers to all earlier requests
+        elif self.cycle.response_complete:  # then earlier requests have been answered too
             if self._awaited is Awaited.NOTHING:
                 self._await(Awaited.HEAD)
             self.shared.wait(self)
@@ -304,15 +304,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse("malformed_request", "the request is not HTTP/1.1 as it is written")
+        self._refuse("malformed_request", "the request is not valid HTTP/1.1")
 
     def give_way(self) -> None:
-        """Close, to make room for another connection."""
+        """Close this connection, to make space for another one."""
         if self._begun and not self._refused:
             detail = "the server has too many connections; this one was slow to send its request"
             self.transport.write(_answer("unavailable", detail))
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the caller reads no answer either
+            self.transport.abort()  # the caller does not read its answer either
         else:
             self._close()
 
@@ -324,7 +324,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _time_is_up(self) -> None:
         answered = self._awaited is Awaited.BODY and self.cycle.response_complete
-        if self.flow.read_paused:  # the server paused: the caller may have sent everything
+        if self.flow.read_paused:  # the server stopped reading: the caller may have sent everything
             self._await(self._awaited, self._limits.linger_s)
         elif self._begun and not answered:
             self._refuse_slow()
@@ -345,7 +345,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, code: str, detail: str) -> None:
-        """Answer a request that does not reach the application, and read on for `linger_s`."""
+        """Answer a request that does not reach the application, and keep reading for `linger_s`."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -354,7 +354,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or self.pipeline:
-                self.transport.abort()  # an answer here would be read as part of another one
+                self.transport.abort()  # an answer here would be read as a part of another
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -374,9 +374,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Why a request has no one host (RFC 9112, 3.2); None if it has one, or names none.
+    """The reason why the host of a request is ambiguous (RFC 9112, 3.2); None if it is not.
 
-    The server and a proxy before it, or two parts of the server, would go by different ones.
+    The server and a proxy before it, or two parts of the server, would use different hosts.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:
@@ -384,12 +384,12 @@ def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> st
     if b"://" in target.partition(b"?")[0]:  # in absolute form
         netloc = urlsplit(target.lower()).netloc
         if netloc and hosts and netloc != hosts[0]:
-            return "the request is addressed to another host than its Host header names"
+            return "the request is addressed to a different host than the one in its Host header"
     return None
 
 
 def _answer(code: str, detail: str) -> bytes:
-    """A whole response, after which the connection is closed."""
+    """A complete response, after which the connection is closed."""
     status = STATUS[code]
     body = {
         "type": f"urn:dray:problem:{code}",
@@ -409,7 +409,7 @@ def _answer(code: str, detail: str) -> bytes:
     return STATUS_LINE[status] + "\r\n".join([*lines, "", ""]).encode() + content
 
 
-_TOLD_ELSEWHERE = (
+_LOGGED_ELSEWHERE = (
     "Invalid HTTP request received",
     "Unsupported upgrade request",
     "No supported WebSocket library",
@@ -417,16 +417,18 @@ _TOLD_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's log says something new. A request that is refused here, or that
-    asks for another protocol and is answered in HTTP/1.1, is logged elsewhere."""
-    return not str(record.msg).startswith(_TOLD_ELSEWHERE)
+    """Whether a record of uvicorn's log is new. A request that is refused here, or that asks for
+    another protocol and is answered in HTTP/1.1, is logged elsewhere."""
+    return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 
 def config(
     app: ASGIApp, limits: Limits, *, stop_within_s: int, proxies: Sequence[str] = ()
 ) -> uvicorn.Config:
-    """uvicorn's configuration to serve `app` within `limits`. Only of these proxies, by address or
-    network, is it believed for whom they call: uvicorn itself would believe all of this machine.
+    """uvicorn's configuration to serve `app` within `limits`.
+
+    proxies: addresses or networks of the proxies whose forwarding headers are trusted. By default
+    uvicorn would trust every process of this machine.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     protocol = type("Connection", (BoundedProtocol,), {"shared": Connections(limits)})

@@ -1,4 +1,4 @@
-"""Files out of storage, whole or by ranges (RFC 9110, section 14)."""
+"""Downloads of stored files, complete or by range (RFC 9110, section 14)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BINARY = "application/octet-stream"
 _CONTENT = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": _CONTENT},
-    206: {"description": "The range of the file that was asked for.", "content": _CONTENT},
+    206: {"description": "The requested range of the file.", "content": _CONTENT},
     304: {"description": "The caller already has this version, by its `If-None-Match`."},
 }
 """Answers of a download besides problems, for OpenAPI."""
@@ -34,20 +34,20 @@ DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that was found in the storage."""
+    """A file in the storage."""
 
     key: str
     size_bytes: int
     sha256: str
     """Hash of the whole file, which is its ETag."""
     name: str
-    """File name to save the content under, the last part of a path."""
+    """Path of the file; a browser saves the content under its last part."""
 
 
 def download(request: Request, storage: Storage, file: StoredFile) -> Response:
-    """The file, a range of it, or for HEAD what a GET would say of it.
+    """The file or a range of it; for HEAD, only the headers.
 
-    Refused with `range_not_satisfiable` if it has no byte in the range.
+    Raises Refused with `range_not_satisfiable` if the file has no byte in the range.
     """
     etag = f'"{file.sha256}"'
     if is_known(request, etag):
@@ -69,7 +69,7 @@ def download(request: Request, storage: Storage, file: StoredFile) -> Response:
 
 
 def attachment(path: str) -> dict[str, str]:
-    """Headers of content that a browser saves, under the last part of this path."""
+    """Headers that make a browser save the content under the last part of this path."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "X-Content-Type-Options": "nosniff",
@@ -78,7 +78,8 @@ def attachment(path: str) -> dict[str, str]:
 
 
 def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
-    """None for all of it, also when `If-Range` names another version (RFC 9110, 13.1.5)."""
+    """The requested range; None for the whole file, also if `If-Range` has another version's ETag
+    (RFC 9110, 13.1.5)."""
     if request.method != "GET" or request.headers.get("if-range", etag) != etag:
         return None
     try:
@@ -113,9 +114,9 @@ class Unsatisfied(Exception):
 
 
 def parse_range(header: str | None, size: int) -> Range | None:
-    """The range that was asked for; None means the whole file.
+    """The requested range; None means the whole file.
 
-    As the RFC allows, a header that is no range of bytes, or that asks for several, is ignored.
+    A header that is not a range of bytes, or has several ranges, is ignored, as the RFC allows.
     Raises Unsatisfied.
     """
     match = re.fullmatch(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*", header or "")

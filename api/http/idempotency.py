@@ -1,4 +1,4 @@
-"""The `Idempotency-Key` of a request that makes something."""
+"""The `Idempotency-Key` of a request that creates something."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.jobs.idempotency import IdempotencyKey
 
 PATTERN = r"^[!-~](?:[ -~]{0,253}[!-~])?$"
 SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": 255, "pattern": PATTERN}
-"""Said to readers of the description; the code of a bad key is its own, so it is checked here."""
+"""The key's schema, for the API's description only: `check_key` answers with a code of its own."""
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", json_schema_extra=SCHEMA)]
 
@@ -20,7 +20,7 @@ PROBLEMS = ("bad_idempotency_key", "idempotency_key_reused", "idempotency_in_fli
 
 
 def check_key(key: str | None) -> str | None:
-    """Before anything else of the request is looked at."""
+    """Return the key; raises Refused if it is malformed. Routes call this first."""
     if key is None or re.fullmatch(PATTERN, key):
         return key
     raise Refused(
@@ -31,5 +31,5 @@ def check_key(key: str | None) -> str | None:
 
 
 def named(key: str | None, fingerprint: str) -> IdempotencyKey | None:
-    """The request by its key, if it has one."""
+    """The key with the fingerprint of its request; None for a request without a key."""
     return None if key is None else IdempotencyKey(key, fingerprint)

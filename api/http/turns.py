@@ -1,8 +1,8 @@
-"""Turns at questions that take long to answer, such as when a job would start.
+"""A rate limiter for requests that take long to answer, such as when a job would start.
 
-Each of them plays the scheduler, in one of the few threads that read the database for everybody. So
-a caller has some answered at once, has some more wait, and is refused any further ones; and all
-callers together leave threads for other requests.
+Each of these requests simulates the scheduler, in one of the few threads that read the database for
+all requests. So the server answers a few requests of a caller at a time, a few more wait, and
+further requests are refused. All callers together leave threads free for other requests.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ TOO_MANY = "too_many_requests"
 
 @dataclass(frozen=True)
 class TurnLimits:
-    """Questions that are answered, or wait, at one time."""
+    """Limits on the requests that are answered, or wait, at a time."""
 
     at_once: int = 4
-    """Of all callers: half of the threads that read the database."""
+    """Requests of all callers: half of the threads that read the database."""
     of_caller: int = 2
     waiting_of_caller: int = 16
 
 
 class Turns:
-    """The questions of one application."""
+    """The rate limiter of one application."""
 
     def __init__(self, limits: TurnLimits) -> None:
         self._limits = limits
@@ -40,14 +40,14 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Wait for the caller's turn, in the order of asking; Refused if too many wait already."""
+        """Wait for the caller's turn, first come first served. Raises Refused if too many wait."""
         limits = self._limits
         if self._asked[caller] >= limits.of_caller + limits.waiting_of_caller:
             detail = (
-                f"{limits.of_caller} questions of this kind are answered of a caller at a time, "
-                f"and {limits.waiting_of_caller} more wait"
+                f"the server answers {limits.of_caller} requests of this kind per caller at a "
+                f"time, and {limits.waiting_of_caller} more wait"
             )
-            raise Refused(TOO_MANY, detail, None, "ask again when some of them are answered")
+            raise Refused(TOO_MANY, detail, None, "try again when some of them have been answered")
         self._asked[caller] += 1
         mine = self._of_caller.setdefault(caller, asyncio.Semaphore(limits.of_caller))
         try:

@@ -1,7 +1,7 @@
-"""Long polls, and waits for a turn.
+"""Long polls, and waits for a turn of the rate limiter.
 
 A wait ends when there is something to answer, when its time is up, when the server is asked to stop
-(so that a stop takes no longer than a request), or when the caller has disconnected.
+(so that stopping takes no longer than a request), or when the caller has disconnected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def unless_over(
 ) -> T | None:
     """The result of `work`; None if the server stops or the caller disconnects first.
 
-    Without a request, disconnection is not watched here.
+    Without a request, it does not watch whether the caller disconnects.
     """
     wanted = asyncio.ensure_future(work)
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(context.stopping.wait())]
@@ -58,9 +58,10 @@ async def long_poll(
     *,
     is_of_client: bool = False,
 ) -> T:
-    """The result of `look` as soon as it is `enough`, or when `wait_s` seconds are over.
+    """The first result of `look` that is `enough`, or the last one after `wait_s` seconds.
 
-    is_of_client: a client of a federated job asks, whose token `look` checks."""
+    is_of_client: the caller is a client of a federated job, whose token `look` checks.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     every = (topics,) if isinstance(topics, str) else topics
@@ -74,15 +75,15 @@ async def long_poll(
             if await unless_over(context, request, pause) is None:
                 return found
             if not is_of_client:
-                context.authority.caller(request)  # raises Refused once the token was removed
+                context.authority.caller(request)  # raises Refused if the token was removed
 
 
 @asynccontextmanager
 async def turn(request: Request) -> AsyncIterator[None]:
-    """The turn of the request's caller at a question that takes long to answer.
+    """Hold the caller's turn of the rate limiter for a request that takes long to answer.
 
-    A caller is the name of a token, and on a server without tokens an address. One that has
-    disconnected waits no longer, and what it had asked takes no turn.
+    A caller is the name of a token, or on a server without tokens an address. If the caller
+    disconnects, its request stops waiting and takes no turn.
     """
     context = context_of(request)
     host = request.client.host if request.client else ""
@@ -94,5 +95,5 @@ async def turn(request: Request) -> AsyncIterator[None]:
             return True
 
         if await unless_over(context, request, enter()) is None:
-            raise Refused("unavailable", "the server is asked to stop", None, "ask again soon")
+            raise Refused("unavailable", "the server is stopping", None, "try again soon")
         yield

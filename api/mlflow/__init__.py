@@ -1,1 +1,1 @@
-"""MLflow's REST API for tracking, of which reading is answered."""
+"""The read calls of MLflow's REST API for tracking."""

@@ -1,4 +1,4 @@
-"""Answers in the form of MLflow's protocol buffers as JSON (mlflow/protos/service.proto)."""
+"""Answers in the JSON form of MLflow's protocol buffers (mlflow/protos/service.proto)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BY_STATUS = {
 
 
 class MlflowRoute(APIRoute):
-    """A route whose errors have MLflow's form, since MLflow's client reads no other."""
+    """A route whose errors have MLflow's form, the only form that MLflow's client reads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -58,7 +58,7 @@ class MlflowRoute(APIRoute):
 
 
 def _status(code: str) -> int:
-    """MLflow has no 422: a value that is wrong is 400."""
+    """The status of a problem code. MLflow has no 422; it answers 400 for an invalid value."""
     return 400 if HTTP_STATUS[code] == 422 else HTTP_STATUS[code]
 
 
@@ -87,8 +87,11 @@ def experiment(found: MlflowExperiment) -> dict[str, Any]:
 def run(
     job: views.Job, notes: str | None, last: Mapping[str, views.Series] | None = None
 ) -> dict[str, Any]:
-    """`notes`: None of a job that nobody has written about. `last`: series that end with the last
-    point of each metric. Without it, the summary's values get the newest step of the job."""
+    """A job as a run.
+
+    notes: None for a job without notes. last: series that end with the last point of each metric.
+    Without it, the values come from the job's summary, with the newest step of the job.
+    """
     info = {
         "run_id": job.id,
         "run_uuid": job.id,
@@ -140,8 +143,8 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """The entries directly in a folder of the artifacts, `""` being the topmost, with paths from
-    there."""
+    """The entries directly in a folder of the artifacts; `""` is the root, to which paths are
+    relative."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""
     for artifact in artifacts:

@@ -1,4 +1,4 @@
-"""/api/2.0/mlflow: experiments, runs, metrics and artifacts for MLflow's client, to be read.
+"""/api/2.0/mlflow: experiments, runs, metrics and artifacts for MLflow's client, read-only.
 
 `MLFLOW_TRACKING_URI` is the address of the server, and `MLFLOW_TRACKING_TOKEN` the caller's token.
 """
@@ -24,7 +24,7 @@ from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries
 
 API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 
-# MLflow's client is the description of this API, so that dray's own has none of it.
+# MLflow documents this API, so that dray's description leaves it out.
 router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
 TheMlflow = Annotated[
     MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.reading))
@@ -32,7 +32,7 @@ TheMlflow = Annotated[
 
 
 class ExperimentSearch(BaseModel):
-    """Of the fields of MLflow's request those that mean something here; the others are ignored."""
+    """The fields of MLflow's request that have a meaning here; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     filter: str = ""
@@ -70,7 +70,7 @@ async def search_experiments(
 
 
 async def _experiments(request: Request, mlflow: MlflowQueries, filter_: str) -> Response:
-    """All of them on one page."""
+    """Answer with all experiments on one page."""
     async with turn(request):
         found = await mlflow.experiments(filter_)
     return JSONResponse({"experiments": [answers.experiment(one) for one in found]})
@@ -113,7 +113,7 @@ async def search_runs(
 ) -> Response:
     limit = context.runtime.settings.max_body_bytes
     asked, _document = await read_as(RunSearch, request, limit)
-    if asked.run_view_type == "DELETED_ONLY":  # a job that is deleted is gone
+    if asked.run_view_type == "DELETED_ONLY":  # deleted jobs are not kept
         return JSONResponse({"runs": []})
     async with turn(request):
         page = await mlflow.search(
@@ -145,7 +145,7 @@ async def list_artifacts(reading: TheReading, _: Caller, run_id: Text, path: Tex
 
 @router.get(ARTIFACTS)
 async def list_files(reading: TheReading, _: Caller, path: Text = "") -> Response:
-    """The same by MLflow's protocol for artifacts, with names instead of paths."""
+    """List artifacts by MLflow's artifact protocol, with names instead of paths."""
     job_id, _slash, folder = path.strip("/").partition("/")
     found = answers.files((await reading.artifacts(job_id)).items, folder)
     return JSONResponse({"files": [{**f, "path": f["path"].rpartition("/")[2]} for f in found]})
@@ -170,7 +170,7 @@ async def _artifact(reading: TheReading, job_id: str, path: str) -> views.Artifa
 
 @router.post(f"{API}/logged-models/search")
 async def search_models(_: Caller) -> Response:
-    """None: models are artifacts. MLflow's client asks for them when it lists artifacts."""
+    """Answer with no models: models are artifacts. MLflow's client calls this to list artifacts."""
     return JSONResponse({"models": []})
 
 
@@ -179,7 +179,7 @@ _WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 @router.api_route("/api/{version}/mlflow{path:path}", methods=[*_WRITES, "GET"])
 async def anything_else(request: Request, _: Caller) -> Response:
-    """Calls that would write, and those that dray has no answer to."""
+    """Refuse calls that would write, and calls that dray does not support."""
     if request.method in _WRITES and "search" not in request.url.path:
         return mlflow_error(
             403,

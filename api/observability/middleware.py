@@ -1,4 +1,4 @@
-"""Middleware around every request: the request id, the gate, the log line, counters, headers.
+"""Middleware around every request: request id, gate, access log, counters, headers.
 
 The middleware is plain ASGI, so that streams pass through unbuffered.
 """
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Paths of health checks, which are polled all the time: they are not logged, pass the gate under
-any host name, and are answered however busy the server is."""
+"""Paths of health checks. They are polled all the time, so they are not logged. They pass the gate
+under any host name, and are answered however busy the server is."""
 PAGE = "/"
-"""The web page holds nothing of any job, so that links of any site may lead to it. Its calls pass
-the gate as all others do."""
+"""Path of the web page, to which any site may link: it contains no data of jobs. The gate checks
+the page's calls like all others."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Headers that keep browsers from running, framing or embedding any answer of this server."""
+"""Headers that keep browsers from running, framing or embedding an answer of this server."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
 class Observed:
-    """ASGI middleware, the outermost of an application."""
+    """The outermost ASGI middleware of an application."""
 
     def __init__(
         self, app: ASGIApp, *, telemetry: Telemetry, gate: Gate, admission: Admission
@@ -88,11 +88,11 @@ class Observed:
             else:
                 await self._app(scope, receive, noticing)
         except ClientDisconnect:
-            pass  # the caller disconnected in the middle of its body: no answer would arrive
+            pass  # the caller disconnected while it sent its body: no answer would arrive
         except Exception:
             logger.exception("a request failed")
             if status:
-                raise  # the answer has begun, so it can only be broken off
+                raise  # the answer has begun, so it can only be aborted
             await problems.unexpected(Request(scope))(scope, receive, noticing)
         finally:
             self._admission.leave(client)

@@ -1,7 +1,7 @@
 """Prometheus metrics: requests are counted as they are answered, all else is read at each scrape.
 
-A scrape costs a few statements, whatever number of jobs there is, and its series are bounded: the
-only names in labels that people choose are those of queues, which admins make.
+A scrape costs a few SQL statements, however many jobs exist. The number of series is bounded: the
+only labels with user-defined names are queues, which admins create.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from service.runtime import Runtime
 
 WORKER_KINDS = ("CPU", "GPU")
 
-Place = TypeVar("Place", bound=tuple[str, ...])
-"""Values of a family's labels."""
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+"""Values of the labels of a family."""
 
 
 class Scrape(Collector):
-    """All that is read at a scrape; empty until the first one."""
+    """Holds the metrics read at a scrape; empty until the first scrape."""
 
     def __init__(self) -> None:
         self.families: list[Family] = []
@@ -44,7 +44,7 @@ class Scrape(Collector):
 
 
 class Telemetry:
-    """The metrics of one application; each has a registry of its own."""
+    """The metrics of one application, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -94,10 +94,12 @@ def families(
     ]
 
 
-def _gauge(name: str, help_: str, values: Mapping[Place, float], *labels: str) -> GaugeMetricFamily:
+def _gauge(
+    name: str, help_: str, values: Mapping[Labels, float], *labels: str
+) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, help_, labels=labels)
-    for place, value in values.items():
-        family.add_metric(place, value)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
@@ -123,8 +125,8 @@ def _of_queues(watched: Watched) -> Iterator[Family]:
     }
     yield _gauge(
         "dray_queue_oldest_seconds",
-        "Time since the submission of the oldest waiting job of a queue, of those that are not "
-        "held and wait for no others.",
+        "Time since the submission of the oldest waiting job of a queue, without held jobs and "
+        "jobs that wait for other jobs.",
         ages,
         "queue",
     )
@@ -161,7 +163,7 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
     quarantined = sum(each.slots for node in alive for each in node.quarantined)
     yield _gauge(
         "dray_quarantined_slots",
-        "Slots that are withheld until nothing of their last job is left on them.",
+        "Slots that are withheld until all parts of their last job have ended.",
         {(): quarantined},
     )
     yield _gauge(

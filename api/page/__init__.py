@@ -1,1 +1,1 @@
-"""The web page: static files, and the code that serves them. It uses the public API alone."""
+"""The web page: static files, and the code that serves them. The page uses only the public API."""

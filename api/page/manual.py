@@ -1,4 +1,4 @@
-"""The manual, where `make docs` has built it: files that are read when somebody asks for them."""
+"""The manual, if `make docs` has built it. Its files are read when they are requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dray
 from api.page.static_files import StaticFile
 
 FOLDER = Path(dray.__file__).parent / "_manual"
-"""`make docs` writes there, so that a wheel has the manual too."""
+"""`make docs` writes into this folder, so that a wheel contains the manual too."""
 NOT_BUILT = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>dray: manual</title></head>
@@ -23,7 +23,7 @@ of the manual are in the folder <code>docs</code>.</p>
 
 
 def find(path: str, folder: Path = FOLDER) -> StaticFile | None:
-    """The file at `path` below the folder, which must lie in it; for a folder its `index.html`."""
+    """The file at `path` in the folder, or None; for a folder, its `index.html`."""
     file = (folder / path).resolve()
     if not file.is_relative_to(folder.resolve()):
         return None

@@ -1,8 +1,8 @@
-"""The files of the page, read once and kept in memory, also compressed.
+"""The files of the page, read once and kept in memory, with a compressed copy.
 
-The address of each file has a hash of all of them in it. Browsers keep such a file for good, and an
+The address of each file contains a hash of all files. So browsers may cache a file forever, and an
 upgrade of the server never mixes files of two versions. Modules import each other by relative
-paths, so that the hash is written in one place only: `index.html`.
+paths, so that only `index.html` contains the hash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the page: nothing inline, and nothing from elsewhere."""
+"""The Content-Security-Policy of the page: nothing inline, and nothing from other origins."""
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",
@@ -56,12 +56,12 @@ class StaticFiles:
     """A hash of all files."""
     index: StaticFile
     files: Mapping[str, StaticFile]
-    """By the path below the folder."""
+    """The other files, by their path below the folder."""
 
 
 @cache
 def load(folder: Path = FOLDER) -> StaticFiles:
-    """The files of a folder. Names that begin with a dot are left out."""
+    """Read the files of a folder, except files whose name begins with a dot."""
     found = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -82,7 +82,7 @@ def load(folder: Path = FOLDER) -> StaticFiles:
 
 
 def _examples(folder: Path) -> dict[str, Any]:
-    """The job documents below a folder, by their names: the templates of the page."""
+    """The job documents below a folder, by name. The page offers them as templates."""
     paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
     documents = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     return {name: yaml.safe_load(path.read_text()) for name, path in documents.items()}

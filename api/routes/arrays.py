@@ -1,4 +1,4 @@
-"""/v1/arrays: the jobs that one document with `array` made, together."""
+"""/v1/arrays: the jobs of one document with `array`, as a group."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ router = APIRouter(prefix="/v1/arrays", tags=["jobs"])
 
 class ArrayQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when all jobs of the array are over, or after this many seconds."""
+    """Seconds to wait at most until all jobs of the array are over."""
     state: tuple[JobState, ...] = ()
-    """With `wait_s`: jobs that are in any of these states count as if they were over."""
+    """With `wait_s`: jobs in any of these states count as over."""
 
 
 @router.get(
@@ -40,8 +40,8 @@ async def get(
     array_id: str,
     query: Annotated[ArrayQuery, QueryParameters()],
 ) -> Response:
-    """Count the jobs of an array by state, at once or when all are over. `GET
-    /v1/jobs?array=ID` lists them."""
+    """Count the jobs of an array by state. With `wait_s`, wait until all are over.
+    `GET /v1/jobs?array=ID` lists the jobs."""
     array = await long_poll(
         context,
         request,

@@ -1,4 +1,4 @@
-"""/v1/code: uploads of the code that jobs bring along, and its files read back."""
+"""/v1/code: uploads the code of jobs, and reads its files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ router = APIRouter(prefix="/v1", tags=["code"])
 TheCode = Annotated[CodeUploads, use_cases(lambda runtime: runtime.jobs.code)]
 
 DESCRIPTION_BYTES = 16 << 20
-"""The largest description of an upload: some 20,000 files."""
+"""Most bytes of the description of an upload: about 20,000 files."""
 PARTS_BYTES = 16 << 20
-"""The largest body with parts."""
+"""Most bytes of a body with parts."""
 TAR = "application/x-tar"
 
 _UPLOAD = declare(
@@ -54,10 +54,10 @@ _UPLOAD = declare(
     responses={**_UPLOAD, **declare("invalid_document")},
 )
 async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
-    """Say which files the code is made of; the answer says which of their parts are missing.
+    """Describe the files of the code. The answer lists the parts that the server is missing.
 
-    Send those, and then the same description again: code with no part missing can be submitted. An
-    upload that was cut off goes on in the same way.
+    Upload these parts, and then send the same description again: code without missing parts can be
+    submitted. An interrupted upload is resumed in the same way.
     """
     wanted, _document = await body.read_as(CodeRequest, request, DESCRIPTION_BYTES)
     files = [
@@ -85,8 +85,8 @@ async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
     responses=_UPLOAD,
 )
 async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Response:
-    """Send parts: one as `application/octet-stream`, or several as `application/x-tar`, each a file
-    that has its SHA-256 as its name. At most 4 MiB a part and 16 MiB a request."""
+    """Upload parts: one as `application/octet-stream`, or several as `application/x-tar`, in which
+    each file is a part, named by its SHA-256. At most 4 MiB per part and 16 MiB per request."""
     content, kind = await body.read_bytes(request, PARTS_BYTES, (BINARY, TAR))
     if kind == TAR:
         parts = await asyncio.to_thread(_members, content)
@@ -103,12 +103,12 @@ def _members(content: bytes) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
                 if not re.fullmatch("[0-9a-f]{64}", member.name):
-                    problem = "is no SHA-256: a part has it as its name"
-                # A sparse file of some bytes here may have any size when it is read.
+                    problem = "is not a SHA-256: the name of a part is its hash"
+                # A sparse file of a few bytes may have any size when it is read.
                 elif not member.isreg() or member.issparse():
-                    problem = "is no regular file"
+                    problem = "is not a regular file"
                 elif not 0 <= member.size <= PART_BYTES:
-                    problem = f"has {member.size} bytes, and a part at most {PART_BYTES}"
+                    problem = f"has {member.size} bytes; a part may have {PART_BYTES}"
                 else:
                     packed = archive.extractfile(member)
                     assert packed is not None, "a regular file has content"
@@ -123,7 +123,7 @@ def _members(content: bytes) -> dict[str, bytes]:
         OverflowError,
         RecursionError,
     ) as error:
-        raise Refused("bad_upload", f"the body is no whole tar archive: {error}") from None
+        raise Refused("bad_upload", f"the body is not a complete tar archive: {error}") from None
     return found
 
 
@@ -143,7 +143,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 async def job_code(
     request: Request, code: TheCode, reading: TheReading, _: Caller, job_id: str
 ) -> Response:
-    """The files that the job runs, as they were uploaded."""
+    """List the files of the code of a job, as uploaded."""
     owner, identity = await reading.code_of(job_id)
     files = await code.files(owner, identity)
     items = [
@@ -170,7 +170,7 @@ async def job_code(
     },
 )
 async def job_code_archive(code: TheCode, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """The same files with what is in them, as a tar archive."""
+    """Download the code of a job as a tar archive."""
     owner, identity = await reading.code_of(job_id)
     files = await code.files(owner, identity)
     headers = {

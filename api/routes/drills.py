@@ -48,7 +48,7 @@ async def drill(
     job_id: str,
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Kill or stall a rank of a job that trains, or preempt the job, and report how it recovers."""
+    """Kill or stall a rank of a running job, or preempt the job, and report how it recovers."""
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
@@ -78,7 +78,7 @@ async def drills(request: Request, faults: TheFaults, _: Caller, job_id: str) ->
 
 class DrillQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when the drill is over, or after this many seconds."""
+    """Seconds to wait at most until the drill is over."""
 
 
 @router.get(
@@ -96,7 +96,7 @@ async def one(
     drill_id: str,
     query: Annotated[DrillQuery, QueryParameters()],
 ) -> Response:
-    """Show one drill, at once or when it is over."""
+    """Show one drill. With `wait_s`, wait until it is over."""
     found = await long_poll(
         context,
         request,

@@ -1,5 +1,5 @@
-"""/v1/jobs/{id}/clients: a job's owner invites clients outside of the cluster. And
-/v1/federated/{id}: the rounds of that job, for these clients, with tokens of their own."""
+"""/v1/jobs/{id}/clients: the owner of a job invites clients outside of the cluster.
+/v1/federated/{id}: the rounds of the job, for these clients, which have tokens of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = TurnLimits(at_once=32, of_caller=1, waiting_of_caller=1)
-"""Parts of updates that are received at a time: they take 128 MiB of memory at most."""
+"""Limits on parts of updates received at a time, which take 128 MiB of memory at most."""
 SMALL_BYTES = 16 << 10
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
@@ -50,7 +50,7 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Each use case looks whether the token is one of the job's clients."""
+    """Use cases with the caller's token; each checks that it belongs to a client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the address holds a NUL character")
     request.state.caller = "a client of a federated job"
@@ -65,14 +65,14 @@ Rounds = Annotated[ClientRounds, Depends(_rounds)]
 
 
 MAX_INVITED = 1000
-"""Clients in one call, which the only writer of a SQLite database stores in one transaction."""
+"""Most clients in one call, which is one transaction: a SQLite database has only one writer."""
 
 
 class InvitationRequest(Document):
     """Invite clients outside of the cluster to a federated job."""
 
     clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
-    """Number of clients to invite. Further ones take another call."""
+    """Number of clients to invite. Invite more with further calls."""
 
 
 @router.post(
@@ -87,8 +87,8 @@ class InvitationRequest(Document):
 async def invite(
     request: Request, invitations: TheInvitations, actor: Actor, job_id: str
 ) -> Response:
-    """Invite clients outside of the cluster. The answer has their tokens, which are told this once:
-    each takes part in the rounds of this job, and does nothing else."""
+    """Invite clients outside of the cluster. The answer has their tokens, which are shown only
+    once. A token is valid only for the rounds of this job."""
     wanted, _document = await body.read_as(InvitationRequest, request, SMALL_BYTES)
     return fresh(await invitations.invite(job_id, wanted.clients, by=actor), 201)
 
@@ -103,7 +103,7 @@ async def invite(
 async def list_clients(
     request: Request, invitations: TheInvitations, _: Actor, job_id: str
 ) -> Response:
-    """List the clients that were invited, and show the newest round."""
+    """List the invited clients, and show the newest round."""
     return answer(request, await invitations.clients(job_id))
 
 
@@ -118,8 +118,8 @@ async def list_clients(
 async def revoke(
     request: Request, invitations: TheInvitations, _: Actor, job_id: str, client: Number
 ) -> Response:
-    """Revoke the token of a client, which is refused from then on. Updates that it has sent stay.
-    Another client may be invited in its place."""
+    """Revoke the token of a client. The server refuses it from then on, and keeps the updates that
+    the client has sent. Another client may be invited instead."""
     await invitations.revoke(job_id, client)
     return Response(status_code=204)
 
@@ -129,7 +129,7 @@ async def revoke(
 
 class RoundQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
-    """Seconds to wait for something to do for the client, or for the end of the job."""
+    """Seconds to wait at most until the client has something to do, or the job has ended."""
 
 
 @router.get(
@@ -145,8 +145,8 @@ async def get_round(
     job_id: str,
     query: Annotated[RoundQuery, QueryParameters()],
 ) -> Response:
-    """The newest round, and whether the client that asks is to send an update. Needs a client's
-    token, as all of `/v1/federated` does."""
+    """Show the newest round, and whether the calling client should send an update. Needs a client's
+    token, like all of `/v1/federated`."""
     found = await long_poll(
         *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
         rounds.look,
@@ -164,8 +164,8 @@ async def get_round(
     responses=_FILE,
 )
 async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Response:
-    """The facts that clients know of the model and its training: columns, classes, and the fields
-    of the job document that they go by. The place of the job's own data is not among them."""
+    """Show the facts about the model and its training that clients need: columns, classes, and the
+    relevant fields of the job document. The location of the job's own data is not included."""
     return _download(request, context, await rounds.form())
 
 
@@ -179,7 +179,7 @@ async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Res
 async def get_model(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName
 ) -> Response:
-    """The weights that clients begin the open round with, as safetensors."""
+    """Download the weights with which clients begin the open round, as safetensors."""
     return _download(request, context, await rounds.model(round_name))
 
 
@@ -199,7 +199,7 @@ async def put_part(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, part: Number
 ) -> Response:
     """Send a part of an update: `part_bytes` of its float32 numbers in little-endian order, fewer
-    in the last part. Harmless to repeat until the update is sent."""
+    in the last part. A part may be sent again until the update is sent."""
     size = await rounds.size_of_part(round_name, part)
     async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, size, [BINARY])
@@ -215,15 +215,16 @@ async def put_part(
     openapi_extra=json_body(UpdateRequest),
     dependencies=[NoParameters],
     responses={
-        200: {"model": views.UpdateReceipt, "description": "The update had been sent before."},
+        200: {"model": views.UpdateReceipt, "description": "The update has been sent before."},
         **declare(*BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
     },
 )
 async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -> Response:
-    """Send the update whose parts are there. Of each client one counts in a round, the first."""
-    await rounds.look()  # a stranger is not told what is wrong with the body
-    said, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
-    receipt, is_new = await rounds.send(round_name, said)
+    """Send the update whose parts were uploaded. Only the first update of a client counts in a
+    round."""
+    await rounds.look()  # checks the token before the body: a stranger learns no errors in a body
+    update, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
+    receipt, is_new = await rounds.send(round_name, update)
     return fresh(receipt, 201 if is_new else 200)
 
 
@@ -235,7 +236,7 @@ async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -
     responses={200: DOWNLOAD[200], **declare(*_ROUND, "update_refused", "storage_unavailable")},
 )
 async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Response:
-    """With secure aggregation: the message to which the client answers in this phase."""
+    """Download the message that the client answers in this phase of secure aggregation."""
     content = await rounds.message(round_name, phase)
     return Response(content, media_type=BINARY, headers={"Cache-Control": "no-store"})
 
@@ -248,7 +249,7 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
     openapi_extra=_BYTES,
     dependencies=[NoParameters],
     responses={
-        200: {"model": views.UpdateReceipt, "description": "The answer had been sent before."},
+        200: {"model": views.UpdateReceipt, "description": "The answer has been sent before."},
         **declare(*_ROUND, "update_refused", "bad_update", "body_too_large"),
         **declare("unsupported_media_type", TOO_MANY, "storage_unavailable"),
     },
@@ -256,9 +257,9 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
 async def put_answer(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
-    """With secure aggregation: the client's answer in this phase. In `masked_input` the parts come
-    first, and the answer is their SHA-256."""
-    await rounds.look()  # a stranger is not told what is wrong with the body
+    """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
+    send the parts first; the answer is their SHA-256."""
+    await rounds.look()  # checks the token before the body
     async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])
         receipt, is_new = await rounds.answer(round_name, phase, content)

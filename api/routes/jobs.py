@@ -45,20 +45,20 @@ DEFAULT_PROJECT = "default"
 
 class ListQuery(JobFilter, Query):
     brief: bool = False
-    """Leave each job's `spec` empty, which is most of the answer."""
+    """Leave `spec` of each job empty, which makes the answer much smaller."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
 
 
 OF_A_DRY_RUN: dict[int | str, dict[str, Any]] = {
-    200: {"model": views.Explanation, "description": "Of a dry run"}
+    200: {"model": views.Explanation, "description": "The explanation of a dry run."}
 }
 
 
 class SubmitQuery(Query):
     dry_run: bool = False
-    """Answer whether and when the job would start, and store nothing."""
+    """Store nothing; answer whether and when the job would start."""
 
 
 @router.post(
@@ -103,14 +103,15 @@ async def submit(
     query: Annotated[SubmitQuery, QueryParameters()],
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job, or with `array` or `sweep` many, of which the answer is the one of index 0.
+    """Queue a job, or with `array` or `sweep` many jobs. The answer is the job, or the one with
+    index 0.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
     again answers with the job of the first request.
 
-    With `dry_run=true` the document is checked as it would be and nothing is stored: the answer is
-    200 and the explanation that the job would have, with its expected start. A caller has two such
-    questions answered at once, and more wait; beyond these the answer is 429.
+    With `dry_run=true`, the document is checked and nothing is stored: the answer is 200 with the
+    explanation of the job, including its expected start. The server answers two dry runs of a
+    caller at a time; a few more wait, and further ones are refused with 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -150,8 +151,8 @@ async def list_jobs(
 ) -> Response:
     """List jobs, newest first.
 
-    A caller has two searches by `where` answered at once, and more wait; beyond these the answer is
-    429.
+    The server answers two searches with `where` of a caller at a time; a few more wait, and further
+    ones are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with turn(request) if query.where else nullcontext():
@@ -186,11 +187,11 @@ async def change(
     request: Request, context: TheContext, changes: TheChanges, caller: Caller, job_id: str
 ) -> Response:
     """Hold or release a waiting job, move it to another queue or to the front, or change the
-    priority of a job. Repeated calls change nothing more."""
+    priority of a job. Repeated calls have no further effect."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(JobChangeRequest, request, limit_bytes)
     if wanted.first:
-        refuse_unless_admin(context, caller, "move a job before those of others")
+        refuse_unless_admin(context, caller, "move a job before the jobs of other users")
     job = await changes.change(
         job_id,
         wanted,
@@ -250,8 +251,9 @@ async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
 async def preempt(
     request: Request, context: TheContext, faults: TheFaults, actor: Actor, job_id: str
 ) -> Response:
-    """Have a job save a checkpoint, leave its slots and return to its place in the queue, from
-    where it resumes. No retry is charged. Repeated calls answer 202 until the job has left."""
+    """Make a job save a checkpoint, release its slots and return to its position in the queue, from
+    where it resumes. This does not count as a retry. Repeated calls answer 202 until the job has
+    released its slots."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
     return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
@@ -265,6 +267,6 @@ async def preempt(
     responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
 async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Explain why the job is in its state, and what it waits for."""
+    """Explain why a job is in its state, and what it waits for."""
     async with turn(request):
         return answer(request, await reading.explain(job_id))

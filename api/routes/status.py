@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}, the status of a job, which is the most frequent call."""
+"""GET /v1/jobs/{id}: the status of a job, the most frequent call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dray.views import JobState
 
 
 class StatusRoute(APIRoute):
-    """Answers a call without parameters directly, which saves FastAPI's parameter resolution."""
+    """Answers calls without parameters directly, to skip FastAPI's parameter resolution."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -40,7 +40,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StatusRoute)
 
 class GetQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when the state changes, or after this many seconds."""
+    """Seconds to wait at most until the state changes."""
     state: JobState | None = None
     """The state that the caller knows; by default the state at the time of the call."""
 
@@ -59,7 +59,7 @@ async def get(
     job_id: str,
     query: Annotated[GetQuery, QueryParameters()],
 ) -> Response:
-    """Show one job, at once or when its state changes."""
+    """Show one job. With `wait_s`, wait until its state changes."""
     job = None
     if query.wait_s > 0:
         waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)

@@ -1,4 +1,4 @@
-"""/v1/sweeps: the trials that one document with `sweep` made, and the best of them.
+"""/v1/sweeps: the trials of one document with `sweep`, and the best trial.
 
 A sweep is an array: `/v1/arrays` cancels and deletes it.
 """
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/sweeps", tags=["jobs"])
 
 class SweepQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when all trials are over, or after this many seconds."""
+    """Seconds to wait at most until all trials are over."""
 
 
 @router.get(
@@ -40,8 +40,8 @@ async def get(
     sweep_id: str,
     query: Annotated[SweepQuery, QueryParameters()],
 ) -> Response:
-    """Show a sweep with its best trial, at once or when all trials are over. Its id is that of the
-    array of its jobs, the `array_id` of each."""
+    """Show a sweep with its best trial. With `wait_s`, wait until all trials are over. The id of a
+    sweep is the `array_id` of its jobs."""
     sweep = await long_poll(
         context,
         request,
@@ -66,6 +66,6 @@ async def trials(
     sweep_id: str,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the trials of a sweep by their index, with their values; the best is marked."""
+    """List the trials of a sweep by index, with their values; the best trial is marked."""
     page = await jobs.sweeps.trials(sweep_id, limit=query.limit, cursor=query.cursor)
     return answer(request, page)

@@ -1,4 +1,4 @@
-"""/v1/compare and /v1/experiments, and what people write about jobs."""
+"""/v1/compare and /v1/experiments, and the tags and notes of jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ExperimentName = Annotated[str, Path(max_length=255)]
 
 class CompareQuery(Query):
     jobs: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Ids of up to 50 jobs, with commas between them."""
+    """Ids of up to 50 jobs, separated by commas."""
 
 
 @router.get(
@@ -46,11 +46,11 @@ async def compare(
 ) -> Response:
     """Compare jobs: the fields in which their documents differ, their metrics, times and costs.
 
-    The pinned baseline of their experiment comes first, also if it is not among them.
+    The pinned baseline of their experiment comes first, even if it is not one of these jobs.
     """
     job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
     if len(job_ids) > MAX_COMPARED:
-        detail = f"{len(job_ids)} jobs are too many to compare: {MAX_COMPARED} is the most"
+        detail = f"{len(job_ids)} jobs are too many to compare: at most {MAX_COMPARED} are allowed"
         raise Refused("invalid_parameter", detail, "/jobs")
     async with turn(request):
         return answer(request, await tracking.compare(job_ids))
@@ -68,7 +68,7 @@ async def list_experiments(
     _: Caller,
     query: Annotated[PageQuery, QueryParameters()],
 ) -> Response:
-    """List the experiments by name: the values of the label `experiment`."""
+    """List the experiments by name. An experiment is a value of the label `experiment`."""
     async with turn(request):
         return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
 
@@ -83,8 +83,8 @@ async def list_experiments(
 async def get_experiment(
     request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
 ) -> Response:
-    """Summarise an experiment: the states of its jobs, and the least and the greatest newest value
-    of each metric."""
+    """Summarise an experiment: the states of its jobs, and the minimum and maximum of the newest
+    values of each metric."""
     async with turn(request):
         return answer(request, await tracking.experiment(name))
 
@@ -93,7 +93,7 @@ class ExperimentRequest(Document):
     """Change what is stored about an experiment."""
 
     baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
-    """Id of the job of the experiment that the others are compared with; null for none."""
+    """Id of the job with which other jobs of the experiment are compared; null for none."""
 
 
 @router.patch(
@@ -111,7 +111,7 @@ async def change_experiment(
     actor: Actor,
     name: ExperimentName,
 ) -> Response:
-    """Pin the job that others of the experiment are compared with, or none."""
+    """Pin the job with which other jobs of the experiment are compared, or unpin it."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
     async with turn(request):
@@ -151,7 +151,7 @@ async def annotate(
 ) -> Response:
     """Add or remove tags, or replace the notes, in any state of the job.
 
-    With `If-Match` nothing is changed unless it is the ETag of what is there.
+    With `If-Match`, nothing is changed unless it is the ETag of the current version.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(AnnotationRequest, request, limit_bytes)

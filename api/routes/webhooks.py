@@ -1,4 +1,4 @@
-"""/v1/webhooks: addresses that are told when jobs come to certain states."""
+"""/v1/webhooks: addresses that are notified when jobs reach certain states."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ Whose = Annotated[str | None, Depends(_whose)]
 async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
 ) -> Response:
-    """Have an address notified of your jobs, or, for admins, of everybody's. The answer has the
-    secret of its signatures, which no later answer has."""
+    """Notify an address of your jobs, or, for admins, of the jobs of all users. Only this answer
+    has the secret that signs the messages."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
     if wanted.all_users:
@@ -74,7 +74,7 @@ async def create(
     responses=declare("invalid_parameter"),
 )
 async def list_webhooks(request: Request, webhooks: TheWebhooks, owner: Whose) -> Response:
-    """List your webhooks, oldest first; for admins, everybody's."""
+    """List your webhooks, oldest first; for admins, the webhooks of all users."""
     return answer(request, await webhooks.list(owner=owner))
 
 
@@ -86,7 +86,7 @@ async def list_webhooks(request: Request, webhooks: TheWebhooks, owner: Whose) -
     responses=declare(*ONE),
 )
 async def get(request: Request, webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Show a webhook, without its secret, and whether its receiver takes messages."""
+    """Show a webhook, without its secret, and whether its receiver accepts messages."""
     return answer(request, await webhooks.get(webhook_id, owner=owner))
 
 
@@ -112,8 +112,8 @@ async def change(
     owner: Whose,
     webhook_id: str,
 ) -> Response:
-    """Disable a webhook, which drops the messages that wait, or enable it: it is notified of what
-    happens from then on. Enabled by an admin, it goes on without its owner's token."""
+    """Disable a webhook, which drops its waiting messages, or enable it, which notifies it of later
+    events. A webhook that an admin has enabled works without its owner's token."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
     hook = await webhooks.set_enabled(webhook_id, enabled=wanted.enabled, owner=owner, actor=caller)
@@ -129,7 +129,7 @@ async def change(
     responses=declare(*ONE),
 )
 async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Remove a webhook with its messages, also those that wait."""
+    """Remove a webhook with its messages, including waiting ones."""
     await webhooks.delete(webhook_id, owner=owner)
     return Response(status_code=204)
 
@@ -143,8 +143,8 @@ async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Respon
     responses=declare(*ONE, "webhook_disabled"),
 )
 async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Send a message about no job, once and before those that wait. The list of deliveries
-    has the receiver's answer in a moment."""
+    """Send a test message, once and before all waiting messages. The list of deliveries shows the
+    receiver's answer shortly afterwards."""
     return fresh(await webhooks.test(webhook_id, owner=owner), 202)
 
 

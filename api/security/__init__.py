@@ -1,1 +1,1 @@
-"""Access control: tokens, and the hosts and origins that may call."""
+"""Access control: tokens, and the allowed hosts and origins."""

@@ -1,4 +1,4 @@
-"""Authentication: by bearer tokens from a file; or without a file, by whose process calls.
+"""Authentication: by bearer tokens from a file; without a file, by the user of the calling process.
 
 The hashes of the tokens are compared in constant time. A change of the file takes effect with the
 next request.
@@ -33,7 +33,7 @@ _FROM_HOME = f"{_SEND}. The token is the line in the file `token` in the server'
 
 
 class Authority:
-    """Names the caller of a request, by the current content of the tokens file.
+    """Determines the caller of a request from the current content of the tokens file.
 
     If the file is missing, all requests are refused.
     """
@@ -41,8 +41,8 @@ class Authority:
     def __init__(self, path: Path | None, local: LocalCallers | None = None) -> None:
         """Raises BadTokensFile if the file is invalid.
 
-        path: None for a server without tokens. local: who may call that one; None for every user of
-        this machine.
+        path: the tokens file; None for a server without tokens. local: the callers that may call a
+        server without tokens; None for every user of this machine.
         """
         self._file = None if path is None else TokensFile(path)
         self._tokens: Tokens = {} if path is None else load_tokens(path)
@@ -62,9 +62,10 @@ class Authority:
         return self._owner(request, _token(request), _BEARER)
 
     def reader(self, request: Request) -> str:
-        """As `caller`, for pages, where the token may also be the password of Basic authentication.
+        """Name of the caller of a web page, whose token may also be the password of Basic
+        authentication.
 
-        Other routes refuse passwords, which browsers attach to requests that foreign pages cause.
+        Other routes refuse passwords: browsers attach them to requests caused by foreign pages.
         """
         token = _token(request) or _password(request)
         return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
@@ -85,17 +86,19 @@ class Authority:
         return name
 
     def actor(self, caller: str) -> str:
-        """Name of the caller for records; `anonymous` for everybody on a server without tokens."""
+        """Name of the caller for records; on a server without tokens always `anonymous`."""
         return ANONYMOUS if self._file is None else caller
 
     def is_admin(self, caller: str) -> bool:
-        """Whether the caller may change queues; everybody on a server without tokens."""
+        """Whether the caller may change queues; on a server without tokens, every caller may."""
         known = self._tokens.get(caller)
         return self._file is None or (known is not None and known.is_admin)
 
     def token_id(self, caller: str) -> str | None:
-        """Says which token the caller has, without giving it away; None if the caller has none any
-        more. Empty on a server without tokens."""
+        """A hash that identifies the caller's token; None if the caller's token was removed.
+
+        Empty on a server without tokens.
+        """
         if self._file is None:
             return ""
         self._refresh(self._file)
@@ -114,9 +117,9 @@ class Authority:
         try:
             self._tokens = file.tokens()
         except OSError as error:
-            logger.error("nobody is let in: DRAY_TOKENS_FILE can't be read: %s", error)
+            logger.error("all requests are refused: DRAY_TOKENS_FILE can't be read: %s", error)
             detail = "the server can't read the file of its tokens"
-            raise Refused("unavailable", detail, None, "its log says why") from None
+            raise Refused("unavailable", detail, None, "its log has the error") from None
 
     def _owner_of(self, token: str) -> str | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -133,8 +136,10 @@ def _token(request: Request) -> str | None:
 
 
 def client_token(request: Request) -> str:
-    """The token of a client of a federated job; raises Refused where there is none. Whether it is
-    good for a job, the database knows."""
+    """The token of a client of a federated job; raises Refused if the request has none.
+
+    Use cases check whether the token belongs to the job.
+    """
     token = _token(request)
     if token is None:
         raise _unauthorized("this call needs the token of a client", _BEARER)
@@ -142,9 +147,12 @@ def client_token(request: Request) -> str:
 
 
 def _refuse_client(request: Request) -> None:
-    """Also on a server without tokens: who has such a token may use it for rounds alone."""
+    """Raise Refused if the token is of a client of a federated job, which is only for rounds.
+
+    This also holds on a server without tokens.
+    """
     if (_token(request) or "").startswith(JOIN_TOKEN):
-        detail = "the token is that of a client of a federated job, and for its rounds alone"
+        detail = "the token belongs to a client of a federated job, and is only for its rounds"
         raise Refused("forbidden", detail, None, "leave it out here, or send your own token")
 
 

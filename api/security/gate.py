@@ -1,10 +1,10 @@
-"""Checks of the host names and the web pages that a request comes from.
+"""Checks the host name and the origin of requests.
 
 A web page can make a browser call a server that only its user's machine can reach: directly, or
-under a name of its own that it points at 127.0.0.1 (DNS rebinding). Such a call is known by its
-headers Host, Origin or Sec-Fetch-Site, which no page can forge. Without tokens nothing else
-protects the cluster from that page, so the checks are always on; with tokens, the checks are on
-once hosts or origins are listed.
+under the page's own host name, pointed at 127.0.0.1 (DNS rebinding). Such a call shows in its Host,
+Origin or Sec-Fetch-Site header, which no page can forge. Without tokens nothing else protects the
+cluster from that page, so the checks are always on; with tokens, they are on if hosts or origins
+are configured.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Browsers mark calls without an Origin that foreign pages caused by Sec-Fetch-Site.
+            # Browsers send Sec-Fetch-Site with calls of foreign pages that have no Origin.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (
@@ -78,9 +78,9 @@ def host_name(host: str) -> str:
 
 
 def _is_local_name(name: str) -> bool:
-    """An address, or a name that every resolver keeps on this machine (RFC 6761, 6.3).
+    """Whether the name is an address, or always resolves to this machine (RFC 6761, 6.3).
 
-    Another name without a dot may be a top-level domain, or be completed by a search domain.
+    Other names without a dot may be a top-level domain, or be completed with a search domain.
     """
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -92,7 +92,7 @@ def _is_local_name(name: str) -> bool:
 
 
 def cors(origins: Iterable[str]) -> dict[str, Any]:
-    """Arguments of starlette's CORSMiddleware: pages of these origins may use the whole API."""
+    """Arguments of starlette's CORSMiddleware that let pages of these origins use the whole API."""
     return {
         "allow_origins": sorted(origins),
         "allow_methods": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],

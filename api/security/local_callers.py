@@ -1,8 +1,8 @@
-"""Callers of a server without a tokens file: the processes of its own user, and holders of the
-token in its home.
+"""Callers of a server without a tokens file: processes of its own user, and holders of the token in
+its home.
 
-Such a server runs the code of its callers as its own user. So another user of the machine, a
-container or a port that is forwarded to it must not call it unasked.
+Such a server runs its callers' code as its own user. So other users of the machine, containers and
+forwarded ports must not call it without that token.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dray import home_token
 logger = logging.getLogger(__name__)
 
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-"""Headers that a proxy adds: its own user is not the caller."""
+"""Headers that a proxy adds. The proxy's user is not the caller."""
 
 
 class LocalCallers:
-    """Decides who may call, by the connection of a request or by its token."""
+    """Decides by the connection or the token of a request whether its caller may call."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
 
     def admits(self, request: Request, token: str | None) -> bool:
-        """Whether the caller may call. token: what the request has as such, if anything."""
+        """Whether the caller may call. token: the token of the request, if it has one."""
         return is_of_own_user(request) or (token is not None and self._is_token(token))
 
     def _is_token(self, token: str) -> bool:
-        """The file is read for each call, so that deleting or replacing it takes effect at once."""
+        """Compare with the token file, which is read for each call: changes apply at once."""
         try:
             expected = home_token.read(self._home)
         except (home_token.UnsafeTokenFile, OSError) as error:
@@ -45,10 +45,10 @@ class LocalCallers:
 
 
 def is_of_own_user(request: Request) -> bool:
-    """Whether the server's own user, or root, sent the request, from this machine.
+    """Whether the server's own user, or root, sent the request from this machine.
 
-    Not so if the request has passed a proxy, or was sent to another address than this machine's
-    own: then the process at the other end of the connection has only forwarded it.
+    False if the request has passed a proxy, or was addressed to another machine: then the process
+    at the other end of the connection has only forwarded it.
     """
     if any(name in request.headers for name in _OF_PROXIES):
         return False

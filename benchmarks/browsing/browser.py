@@ -37,11 +37,11 @@ class Visit:
     """Seconds since the navigation began, and what the page fetched."""
 
     first_s: float
-    """Until the first contentful paint."""
+    """Seconds until the first contentful paint."""
     ready_s: float
-    """Until the page showed what it is for."""
+    """Seconds until the page showed its content."""
     num_bytes: int
-    """Of all answers as they came over the wire, with their heads."""
+    """Bytes of all answers on the wire, including heads."""
     num_requests: int
 
 

@@ -1,4 +1,4 @@
-"""How soon the page shows 10,000 jobs, and a job with 20 long series; beside MLflow's own page."""
+"""Time to show 10,000 jobs, or a job with 20 long series, compared with MLflow's page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from benchmarks.serving.servers import dray
 
 GOAL = 0.5
 NUM_ROWS = 10
-"""With so many rows the list of jobs counts as shown."""
+"""Number of rows with which the list of jobs counts as shown."""
 LIST_HEIGHT, JOB_HEIGHT = 860, 3600
-"""Of the window. In the higher one all curves of both pages are in view: both draw a curve once it
-is."""
+"""Heights of the window. In the higher one all curves of both pages are in view, so that both pages
+draw them all."""
 
 METHOD = (
     f"dray (`python -m api --no-loops`) and `mlflow server` with {MLFLOW_WORKERS} workers, its "

@@ -1,4 +1,4 @@
-"""The price of 50 open pages: the service's processor time, and the steps of the jobs beside."""
+"""The cost of 50 open pages: processor time of the service, and steps of concurrent jobs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WARMUP_S = 5.0
 OBSERVE_S, LOAD_S = 16.0, 5.0
 GOAL = 1.05
 MOST_MISSED, SPARE = 1.25, 2
-"""How many times as often a real page may ask for a route as its imitation, and how often beyond
-that: a poll falls into the time that it was watched or just beside it, and an event has several
-asked for at once."""
+"""A real page may call a route this many times as often as its imitation, plus this many calls: a
+poll may fall just inside or just outside the watched time, and an event triggers several calls at
+once."""
 STEP_TIME = "perf/step_time_s"
 READ_POINTS = 10_000
 RARELY = {"/v1/jobs/{job_id}/events"}
-"""Routes that a page asks for now and then, as a stream ends: they are no polls."""
+"""Routes that a page calls only when a stream ends, and does not poll."""
 GOLDEN = 0.618034
 """Multiples of it, without their whole part, are spread evenly over 0 to 1."""
 
@@ -72,7 +72,7 @@ class Turn:
     began: float
     ended: float
     cpu_s: float
-    """Of the service."""
+    """Processor time of the service."""
     steps_s: list[float] = field(default_factory=list)
 
     @property
@@ -81,7 +81,7 @@ class Turn:
 
     @property
     def share(self) -> float:
-        """Of one processor, that the service took."""
+        """Share of one processor that the service used."""
         return self.cpu_s / self.took_s
 
     @property

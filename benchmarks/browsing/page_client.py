@@ -1,7 +1,7 @@
 """The requests of an open page, made by a client of a few lines.
 
-50 tabs of a real browser would take the processors that training is to be measured on; those of
-readers are on other machines. `observe` says how much a real page asks for, to compare with.
+50 tabs of a real browser would use the processors on which training is measured; the browsers of
+readers run on other machines. `observe` counts the calls of a real page, for comparison.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADERS = (
     '"Chromium";v="150", "Not.A/Brand";v="24"\r\nsec-ch-ua-mobile: ?0\r\nsec-ch-ua-platform: '
     '"Linux"\r\n'
 )
-"""As a browser sends them."""
+"""Headers that a browser sends."""
 _ETAG = re.compile(rb"\r\netag: ([^\r]+)", re.IGNORECASE)
 
 
@@ -61,9 +61,9 @@ class Asked:
     latencies_s: list[float] = field(default_factory=list)
     num_not_modified: int = 0
     num_refused: int = 0
-    """Told to ask again later, as a page does, too."""
+    """Answers with 429, after which the client tries again later, as a page does."""
     num_bytes: int = 0
-    """Of the bodies of all answers."""
+    """Bytes of the bodies of all answers."""
 
     def add(self, target: str, status: bytes, took_s: float, num_bytes: int) -> None:
         if self.is_counted:
@@ -135,7 +135,7 @@ class OpenPage:
         self._next = answer["next_step"]
 
     async def _get(self, target: str) -> bytes:
-        """As `fetch` with the cache mode `no-cache`: what is known is asked for conditionally."""
+        """Get like `fetch` with the cache mode `no-cache`: conditionally if an answer is known."""
         known = self._tags.get(target)
         async with self._lock:
             began = time.perf_counter()

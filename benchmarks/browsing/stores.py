@@ -1,4 +1,4 @@
-"""The same jobs and the same series in dray's database and in MLflow's, each on SQLite."""
+"""Fills dray's and MLflow's databases, each on SQLite, with the same jobs and series."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NUM_JOBS, NUM_POINTS = 10_000, 1_000_000
 STEP_S = 0.05
 """Between two points of a series."""
 MLFLOW_WORKERS = 4
-"""As many as `mlflow server` starts by itself."""
+"""The default number of workers of `mlflow server`."""
 RUN_TABLES = ("runs", "params", "tags", "metrics", "latest_metrics")
-"""Those of MLflow that have rows of a run."""
+"""MLflow's tables with rows of a run."""
 
 
 def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
@@ -53,7 +53,7 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
 
 
 def _write(service: Service, job_id: str, key: str, values: Floats) -> None:
-    """Write a series whose first step is 1, in chunks like those of the service."""
+    """Write a series whose first step is 1, in chunks like the service's chunks."""
     chunks = appended(key, 0, None, list(range(1, len(values) + 1)), values.tolist())
 
     def store(session: Session) -> None:

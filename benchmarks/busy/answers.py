@@ -1,4 +1,4 @@
-"""How late the processes that look after ranks answer beside thirty busy ranks a core.
+"""How late the processes that supervise ranks answer with thirty busy ranks per core.
 
 The limits on silence (`DRAY_SILENCE_LIMIT_S`) judge how long a question stays unanswered. So the
 figure is the longest time from a question to its answer, asked from a process of its own, as the
@@ -27,7 +27,8 @@ MEASURED_S = 120.0
 START_LIMIT_S = 240.0
 PAUSE_S = 0.1
 REPORTED_S = 15.0
-"""Of a silence, by default, when a node gets no more work; at four times as much it is replaced."""
+"""Default seconds of silence after which a node gets no more work; after four times as long it is
+replaced."""
 SPIN = Path(__file__).with_name("spin.py")
 
 METHOD = (

@@ -1,4 +1,4 @@
-"""The ways to save that are compared: each begins a save and says when it is on the disk."""
+"""The compared ways to save: each begins a save, and returns the time at which it is on disk."""
 
 from __future__ import annotations
 

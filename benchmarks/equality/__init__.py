@@ -1,1 +1,1 @@
-"""The same numbers, whichever way a model is divided."""
+"""Checks that a model computes the same numbers, however it is divided."""

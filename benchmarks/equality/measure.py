@@ -1,4 +1,4 @@
-"""How far the weights of a divided model are from those of one process alone."""
+"""The distance between the weights of a divided model and of a model in one process."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 Mesh = tuple[int, dict[str, Any]]
-"""(ranks, the axes of `parallel` above 1); `data` is what is left."""
+"""(ranks, the axes of `parallel` above 1); `data` is the remaining factor."""
 
 
 def _alone(size: int) -> dict[str, Mesh]:
@@ -28,7 +28,7 @@ def _alone(size: int) -> dict[str, Mesh]:
 
 
 def _pairs(size: int) -> dict[str, Mesh]:
-    """Two axes: the first is 2, the second takes what is left."""
+    """Two axes: the first is 2, the second is the remaining factor."""
     left = size // 2
     stages = {"pipeline": left, "stages_per_rank": 2}
     ways: dict[str, dict[str, Any]] = {

@@ -1,1 +1,1 @@
-"""Rounds that federated algorithms take where clients differ most, and rounds beside Flower."""
+"""Rounds that federated algorithms need if clients differ most, and rounds compared with Flower."""

@@ -1,5 +1,5 @@
-"""Rounds of 200 clients over HTTP: how many a minute, what they cost the service, and whether a job
-beside them notices."""
+"""Rounds of 200 clients over HTTP: rounds per minute, their cost for the service, and their effect
+on a concurrent job."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _turn(is_apart: bool) -> Turn:
 
 @contextlib.contextmanager
 def _without_the_last_processor() -> Iterator[int]:
-    """Of this process and of all that it starts; it is left to the caller."""
+    """Keep this process and its children off the last processor, which is yielded to the caller."""
     *rest, last = all_of_them = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, rest)
     try:

@@ -32,8 +32,8 @@ METHOD = [
 
 
 class Cost:
-    """Of one round: processor seconds of a client in each phase, as the mean over those that are
-    there, and of the server."""
+    """Processor seconds of one round: of a client in each phase, as the mean over the remaining
+    clients, and of the server."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -112,7 +112,7 @@ def cost_of_round(num_clients: int) -> Cost:
 
 
 def _seconds_of_masks(num_clients: int) -> float:
-    """Of the masks of one client."""
+    """Processor seconds for the masks of one client."""
     began = time.process_time()
     for _ in range(num_clients):
         for _ in keys.keystream(bytes(32), 8 * (VALUES + 1)):

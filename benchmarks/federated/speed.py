@@ -1,4 +1,4 @@
-"""The seconds of a round of 1,000 simulated clients, beside Flower's simulation with Ray."""
+"""Seconds of a round of 1,000 simulated clients, compared with Flower's simulation with Ray."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class Dray:
         self._client = client
 
     def recipe(self) -> Turn:
-        """The job document. Its first step is what the API says, by the worker's clock."""
+        """The job document. Its first step is the one that the API reports, by the worker's
+        clock."""
         asked, job, seen = self._run(recipe_job())
         if job.first_step_at is None:
             raise BenchmarkError(f"job {job.id} trained, but has no first_step_at")

@@ -60,7 +60,7 @@ def load_images() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(folder: Path, entered: float) -> None:
-    """Train in the process group that there is, or in the one that the environment describes."""
+    """Train in the existing process group, or else in a group that the environment describes."""
     marks = {"entered": entered, "imported": time.time()}
     if not dist.is_initialized():
         dist.init_process_group("gloo")

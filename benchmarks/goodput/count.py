@@ -98,7 +98,7 @@ def classes(entries: Sequence[Entry], edges: Sequence[float]) -> dict[str, float
 
 
 def _between(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[Entry, Entry]]:
-    """The entries nearest to the edges, two by two: the ledger is reported only now and then."""
+    """Pairs of the entries nearest to the edges: the ledger is reported only every few seconds."""
     at_edges = [min(entries, key=lambda entry: abs(entry.at - edge)) for edge in edges]
     return list(pairwise(at_edges))
 

@@ -31,7 +31,7 @@ EARLIEST_S, LATEST_S = 15.0, 45.0
 kill too."""
 SAMPLE_S = 0.1
 KEEP_EVERY = 20
-"""Every so many samples one is kept in the results."""
+"""The results keep every n-th sample."""
 ASK_S = 1.0
 """Pause between two requests for the ledger, which changes every ten seconds."""
 WARMUP_S = 15.0
@@ -70,7 +70,7 @@ class Seen:
     edges: list[float] = field(default_factory=list)
     """Edges of the minutes, the first of which is without a kill."""
     recoveries_s: list[float] = field(default_factory=list)
-    """As the job's events report them."""
+    """Recovery times reported by the job's events."""
 
 
 def schedule(num_minutes: int, *, seed: int = SEED) -> list[tuple[float, int]]:

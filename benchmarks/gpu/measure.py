@@ -1,4 +1,4 @@
-"""Throughput of dray's loop on one GPU, beside a bare program's; and what part of it is used."""
+"""Throughput of dray's loop on one GPU, compared with a bare program, and the MFU."""
 
 from __future__ import annotations
 

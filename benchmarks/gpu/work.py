@@ -46,9 +46,9 @@ class Work:
         )
 
     def flops_per_step(self) -> float:
-        """Of the model's own work: 6 for each weight of a product and token, and the attention's
-        12 x width x places seen, which are half of all (Chowdhery et al. 2022, arXiv:2204.02311,
-        appendix B). Nothing is counted twice that a program does twice."""
+        """Floating point operations of the model itself: 6 per weight of a product and token, and
+        12 x width x visible positions for attention, which are half of all (Chowdhery et al. 2022,
+        arXiv:2204.02311, appendix B). Recomputed operations are counted once."""
         model = Gpt.model_validate({"name": "gpt", **self.model})
         weights = model.num_layers * 12 * model.width**2 + model.width * BYTES
         attention = model.num_layers * model.width * model.context_length / 2

@@ -1,4 +1,4 @@
-"""The accuracy of jobs that send less than their gradients, beside one that sends them whole."""
+"""Accuracy of jobs that compress their gradients, compared with a job that sends them unchanged."""
 
 from __future__ import annotations
 

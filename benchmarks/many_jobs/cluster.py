@@ -32,7 +32,7 @@ class ReportingCluster(StillCluster):
         self._began: list[float] = [0.0] * workload.NUM_PHASES
         """Unix time of step 0, by phase."""
         self._reported: dict[str, list[float]] = {}
-        """By job, when each step was reported that was answered and not stored yet."""
+        """Report times of steps that were answered and are not stored yet, by job."""
 
     async def start(self) -> None:
         """The next step of every job is its first one of this measurement."""

@@ -26,7 +26,7 @@ from service.telemetry.log_lines import encode_line
 from service.telemetry.log_writer import CHUNK_BYTES
 
 SESSION = "many-jobs"
-"""Of the cluster on which the jobs run."""
+"""Session of the cluster on which the jobs run."""
 BUNDLE = {"CPU": 1.0}
 RUNNING, WAITING = "running-{:06d}", "waiting-{:06d}"
 BATCH = 100
@@ -81,7 +81,7 @@ def _row(session: Session, job_id: str) -> dict[str, Any]:
 
 
 def _running(job: dict[str, Any], now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns of a job like this one that runs, and those of its attempt."""
+    """The columns of a running job like this one, and of its attempt."""
     runs = {
         "state": JobState.RUNNING,
         "reason_code": "running",

@@ -189,7 +189,7 @@ async def _ask(port: int, num_waiting: int, taken: Taken) -> None:
 
 
 def _check(port: int, num_running: int) -> None:
-    """Every step of the last minutes is there, once and in order."""
+    """Check that every step of the last minutes exists once and in order."""
     for number in range(0, num_running, max(1, num_running // NUM_CHECKED)):
         path = f"http://127.0.0.1:{port}/v1/jobs/{jobs.RUNNING.format(number)}/metrics"
         for rank in (0, workload.NUM_RANKS - 1):

@@ -31,19 +31,20 @@ LOOK_S = 0.02
 """How long the event loop is asked to wait, to see how late it comes."""
 WARMUP_S = 5.0
 SETTLED_LAG_S, SETTLED_WITHIN_S = 1.5, 40.0
-"""The first window begins when every step is stored so soon, or after so long."""
+"""The first window begins when every step is stored within the first time, or after the second."""
 
 
 @dataclass
 class Figures:
-    """Of one window."""
+    """Measurements of one window."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     database_cpu_s: float = 0.0
-    """Of the processes of a database server."""
+    """Processor seconds of a database server's processes."""
     writing_s: float = 0.0
-    """In which the writing connection of SQLite was in use; of PostgreSQL all, summed up."""
+    """Seconds in which SQLite's writing connection was in use; for PostgreSQL, summed over all
+    connections."""
     num_steps: int = 0
     memory_bytes: int = 0
     lags_s: list[float] = field(default_factory=list)

@@ -15,7 +15,7 @@ NUM_RANKS = 8
 PERIOD_S = 1.0
 """Between two steps of a job."""
 NUM_PHASES = 50
-"""Jobs take their steps at so many different moments of a second."""
+"""Number of different moments of a second at which jobs take their steps."""
 LINE_EVERY, LEDGER_EVERY = 10, 10
 """Steps between two lines of log of a rank, and between two ledgers of a supervisor."""
 TOTAL_STEPS = 1_000_000

@@ -1,4 +1,4 @@
-"""The most memory that one rank of a job takes in a step, as torch's memory tracker counts it."""
+"""Peak memory of one rank of a job in a step, as counted by torch's memory tracker."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 
 
 class Totals(MemTracker):  # type: ignore[no-untyped-call]
-    """Torch's tracker, without what it tells of modules: for that it takes one call of each in a
-    step, and hooks that a pipeline can't do with."""
+    """Torch's tracker without statistics of modules. These require that each module is called once
+    per step, and hooks that don't work with a pipeline."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class _NoModules:
 def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     """Bytes of all tensors at the peak of the steps after the first.
 
-    Optimizer state is there from the first step on. The data set, which is read before, does not
-    count. The process is in a group of `world_size` already.
+    Optimizer state exists from the first step on. The data set is read before and does not count.
+    The process is in a group of `world_size` already.
     """
     spec = JobSpec.model_validate_json(document)
     assert spec.recipe is not None

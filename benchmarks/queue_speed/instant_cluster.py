@@ -1,4 +1,4 @@
-"""A cluster on which jobs succeed as soon as they are launched: what is left is the queue."""
+"""A cluster on which jobs succeed as soon as they are launched, so only the queue takes time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One of a round's turns, as a process of its own: `python -m benchmarks.queue_speed.jobs ...`.
 
-It prints its figures as JSON. dray runs in one process, API, loops and cluster; the peers run their
-workers beside the submits in one process, too.
+It prints its figures as JSON. dray runs in one process with API, loops and cluster; the peers also
+run their workers and submits in one process.
 """
 
 from __future__ import annotations

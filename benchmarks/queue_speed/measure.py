@@ -97,7 +97,7 @@ class Turn:
 
 @dataclass
 class Place:
-    """A service with so many jobs, and its samples."""
+    """A service with a number of jobs, and its samples."""
 
     database: str
     num_finished: int
@@ -123,7 +123,7 @@ def turns() -> Iterator[Turn]:
 
 
 def fastest(tried: Mapping[Turn, float]) -> list[Turn]:
-    """Of turns that differ by their numbers of workers alone, the fastest. tried: their times."""
+    """The fastest of turns that differ only in their number of workers. tried: times of turns."""
     best: dict[tuple[str, str, str], Turn] = {}
     for turn in sorted(tried, key=tried.__getitem__):
         best.setdefault((turn.database, turn.contender, turn.how), turn)

@@ -19,9 +19,9 @@ class Commit:
 
     rank: int
     process: str
-    """Tells the processes at a rank apart."""
+    """Distinguishes the processes at a rank."""
     generation: int
-    """Tells the groups apart that one process was in."""
+    """Distinguishes the groups of one process."""
     step: int
     """1 is the first."""
     at: float

@@ -55,7 +55,7 @@ class Dray:
         return self._killed(work.job())
 
     def killed_of_script(self) -> Recovery:
-        """The same of a user's script that has called `train.prepare`."""
+        """Kill a rank of a user's script that has called `train.prepare`."""
         return self._killed(work.script_job(self._client.upload_code(self._code).id))
 
     def _killed(self, document: dict[str, Any]) -> Recovery:
@@ -205,7 +205,7 @@ def torchft(home: Path) -> Iterator[Torchft]:
 
 
 def _kill_logged(folder: Path, *alive: subprocess.Popen[str]) -> float:
-    """Kill the rank whose log says that it is at the step; when that was.
+    """Kill the rank whose log shows the step; returns the time of the kill.
 
     BenchmarkError if a process that must be alive until then is not.
     """

@@ -1,8 +1,8 @@
-"""The same training as a script with the few lines of `dray.train` that let it recover in place.
+"""The training as a script, with the few lines of `dray.train` that let it recover in place.
 
     prepared_script.py STEPS BATCH_SIZE
 
-`plain.py` of benchmarks/first_step is uploaded beside it.
+`plain.py` of benchmarks/first_step is uploaded with it.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class DefaultPolicy:
         """Wall time and processor time of each call."""
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
-        """See `ReplayedPolicy`. Those that leave their GPUs do so at once: their restart costs what
-        it costs under every policy."""
+        """See `ReplayedPolicy`. Jobs release their GPUs at once: their restart costs the same under
+        every policy."""
         self._learn(jobs)
         held = {job.name: dict(job.nodes) for job in jobs if job.nodes}
         self._started.clear()

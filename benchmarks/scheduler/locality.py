@@ -20,7 +20,7 @@ LEVELS = ("rack", "nvlink")
 NODES_PER_NVLINK, NVLINKS_PER_RACK, NUM_RACKS = 4, 4, 8
 NUM_NODES = NODES_PER_NVLINK * NVLINKS_PER_RACK * NUM_RACKS
 GPUS = 8
-"""Of each node."""
+"""GPUs of each node."""
 DOMAIN_GPUS = {
     "rack": NODES_PER_NVLINK * NVLINKS_PER_RACK * GPUS,
     "nvlink": NODES_PER_NVLINK * GPUS,
@@ -57,9 +57,9 @@ class Seen:
     """Where the gangs of a simulated run were placed, and how long they waited."""
 
     within: dict[str, list[bool]] = field(default_factory=lambda: {level: [] for level in LEVELS})
-    """By level, whether each gang that could be in one domain was."""
+    """Whether each gang that fits into one domain was in one, by level."""
     num_racks: list[int] = field(default_factory=list)
-    """Of each gang on several nodes."""
+    """Number of racks of each gang on several nodes."""
     broken_up: list[float] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
 
@@ -128,10 +128,10 @@ class _Cluster:
         ]
         self._free = dict.fromkeys(names, GPUS)
         self._held: dict[int, tuple[Slice, ...]] = {}
-        """By the number of the job."""
+        """Slices by the number of the job."""
 
     def start(self, queue: Sequence[policy.WaitingJob], seen: Seen) -> list[policy.WaitingJob]:
-        """The jobs that start now, after a note of where they are."""
+        """Start jobs and record their nodes; returns these jobs."""
         nodes = tuple(
             replace(
                 node,

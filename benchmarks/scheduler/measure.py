@@ -17,7 +17,7 @@ from benchmarks.scheduler.replay import ReplayedJob, ReplayedPolicy, replay
 from benchmarks.scheduler.tiresias import Tiresias
 
 DATA = "POLLUX_DATA"
-"""The variable that names the folder with `traces/` and `workloads/`: those of the folder
+"""The variable that names the folder with `traces/` and `workloads/`, which are in the folder
 `simulator/` of https://github.com/petuum/adaptdl, branch `osdi21-artifact`."""
 PUBLISHED_S = {1: 2473.7, 2: 5145.0, 3: 3876.3, 4: 3280.3}
 """Average completion time under Tiresias, by workload."""
@@ -58,7 +58,7 @@ class Figures:
 
     completion_s: Sequence[float]
     slowdown: Mapping[str, float]
-    """By user, the mean of their jobs."""
+    """Mean slowdown of the jobs of each user."""
     held: Sequence[int]
     """GPUs in each round."""
 

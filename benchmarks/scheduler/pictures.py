@@ -38,7 +38,7 @@ MEAN_OVER = 10
 
 
 class Look(NamedTuple):
-    """Of one policy. The lines and marks differ without their colours, too."""
+    """Style of one policy. Lines and marks can be distinguished without their colours."""
 
     color: str
     dashes: str | tuple[float, tuple[float, ...]]
@@ -115,7 +115,7 @@ def _completion(axes: Axes, pairs: Sequence[Pair]) -> None:
 
 
 def _slowdown(axes: Axes, pair: Pair) -> None:
-    """A mark for each user and policy; a line joins those of a user."""
+    """A mark for each user and policy; a line joins the marks of a user."""
     of_policies = _by_policy(pair)
     users = list(pair.dray.slowdown)
     numbers = range(1, len(users) + 1)

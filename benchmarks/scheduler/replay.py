@@ -1,4 +1,4 @@
-"""The replay: a cluster of 16 nodes with 4 GPUs, and jobs that train as their traces say."""
+"""The replay: a cluster of 16 nodes with 4 GPUs, and jobs that train according to their traces."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from service.domain.scheduling.elastic.sizing import ReportedStep
 
 NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
+"""Seconds between two decisions of a policy."""
 MOST_NOISE = 1e9
-"""A trace may have gradients of no size."""
-"""How often a policy is asked."""
+"""Bound for traces with gradients of no size."""
 RESTART_S = 30.0
-"""Each allocation holds its GPUs for so long before the job trains."""
+"""Seconds for which each allocation holds its GPUs before the job trains."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ReplayedJob:
 
     @property
     def share_done(self) -> float:
-        """As a job's own report says it: of all epochs."""
+        """Share of all epochs that is done, as a job reports it."""
         ends = self.application.epoch_ends
         began = ends[self.epoch - 1] if self.epoch else 0.0
         within = (self._progress - began) / (ends[self.epoch] - began)
@@ -65,7 +65,8 @@ class ReplayedJob:
 
     @property
     def steps_left(self) -> float | None:
-        """As its progress tells: at the batch in force, and what a step of it is worth now."""
+        """Remaining steps, estimated from the progress at the current batch size and gain per
+        step."""
         share = self.share_done
         if share == 0:
             return None
@@ -159,7 +160,7 @@ def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> list[int]:
 
 
 def on_emptiest_nodes(active: Sequence[ReplayedJob], chosen: Sequence[ReplayedJob]) -> Allocation:
-    """Those that go on keep their GPUs; the others get theirs from the emptiest nodes."""
+    """Continuing jobs keep their GPUs; the others get GPUs on the emptiest nodes."""
     kept = {id(job) for job in chosen}
     free = dict.fromkeys(range(NUM_NODES), GPUS_PER_NODE)
     for job in active:

@@ -41,8 +41,8 @@ BUNDLES = (
 
 
 def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy.Snapshot:
-    """A snapshot with so many waiting jobs: of mixed sizes, queues and users, some of them elastic,
-    held, in arrays, after others or backing off; the cluster is as good as full."""
+    """A snapshot with `num_waiting` waiting jobs of mixed sizes, queues and users, some of them
+    elastic, held, in arrays, after other jobs or backing off. The cluster is nearly full."""
     chance = random.Random(seed)
     free = {f"node-{number:05}": dict(NODE) for number in range(num_nodes)}
     running, growing = _running(chance, free)
@@ -67,8 +67,8 @@ def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy
 
 
 def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
-    """The same on nodes in zones, racks and NVLink domains. share_required: of the gangs that
-    require a rack."""
+    """The snapshot with its nodes in zones, racks and NVLink domains. share_required: share of the
+    gangs that require a rack."""
     chance = random.Random(0)
     nodes = [
         slots.Node.labelled(
@@ -90,8 +90,8 @@ def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
 def _running(
     chance: random.Random, free: dict[str, dict[str, float]]
 ) -> tuple[tuple[policy.RunningJob, ...], tuple[policy.Growing, ...]]:
-    """Jobs that hold slots, whose bundles are taken from `free`, and those of them that could use
-    more."""
+    """Jobs that hold slots, whose bundles are taken from `free`, and the jobs among them that could
+    use more slots."""
     running: list[policy.RunningJob] = []
     growing: list[policy.Growing] = []
     nodes = list(free)

@@ -16,7 +16,7 @@ from benchmarks.scheduler.replay import (
 )
 
 LONG_GPU_S = 16 * 3600.0
-"""A job that has held its GPUs for longer waits behind those that have not."""
+"""GPU seconds after which a job waits behind jobs that have used less."""
 
 
 class Tiresias:

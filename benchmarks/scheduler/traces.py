@@ -34,7 +34,7 @@ Placement = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of one epoch, at the smallest batch size."""
+    """Gradients of one epoch at the smallest batch size."""
 
     squared_norm: float
     variance: float
@@ -86,7 +86,7 @@ class Application:
 
     @functools.cache  # noqa: B019 - an application lives as long as the process
     def gradients(self, batch_size: int, epoch: int) -> Gradients:
-        """Those of an epoch, between the two batch sizes around this one."""
+        """Gradients of an epoch, interpolated between the two batch sizes around this one."""
         of_sizes = {
             float(size): rows[min(epoch, len(rows) - 1)] for size, rows in self._gradients.items()
         }

@@ -2,7 +2,7 @@
 
 The copy knows what the replay has: one resource, jobs that all save their state, one queue. With
 the policy's own rule it decides exactly as the policy does, and ten times as fast, so that a rule
-can be tried on many workloads before anybody writes it into the policy.
+can be tried on many workloads before it is added to the policy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Held = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class Rule:
-    """The policy's own, unless a field says otherwise."""
+    """A rule: the policy's own rule, except for the changes in these fields."""
 
     name: str
     most_work: float = math.inf
-    """Jobs with at least so much work left count as equal: they go in the order of submission, and
-    a running one leaves for any of them that was submitted before it."""
+    """Jobs with at least this much work left count as equal: they go in the order of submission,
+    and a running one leaves for any of them that was submitted before it."""
     keeps_gangs: bool = False
     """A gang leaves its slots only where jobs ahead of it can use all of them."""
     fills: bool = False
@@ -58,8 +58,8 @@ class WeighedPolicy(DefaultPolicy):
         self._rule = rule
 
     def _plan(self, jobs: Sequence[ReplayedJob], held: Held, now: float) -> list[policy.Decision]:
-        """The starts and the leaves. Once nothing leaves, one gang may fill idle slots: those
-        whose place it takes are gone from `held` at once."""
+        """The decisions to start and to leave. Once no job leaves, one gang may fill idle slots;
+        the jobs that it displaces are removed from `held` at once."""
         plan = _Plan(self._rule, jobs, held, self._standings(jobs, now), self._may_leave(jobs, now))
         plan.serve()
         started = plan.started
@@ -165,20 +165,20 @@ class _Plan:
         return {}
 
     def _victims(self, candidates: Sequence[str], lacking: int) -> list[str]:
-        """The first of them that are enough, without those that are not needed."""
+        """The first candidates that suffice, without unneeded ones."""
         chosen: list[str] = []
-        room = 0
+        freed = 0
         for name in candidates:
             chosen.append(name)
-            room += self._size[name]
-            if room >= lacking:
+            freed += self._size[name]
+            if freed >= lacking:
                 break
         else:
             return []
         needed = []
         for name in reversed(chosen):
-            if room - self._size[name] >= lacking:
-                room -= self._size[name]
+            if freed - self._size[name] >= lacking:
+                freed -= self._size[name]
             else:
                 needed.append(name)
         return needed[::-1]

@@ -142,7 +142,7 @@ def torchrun_step_s(num_steps: int, size: int, num_ranks: int, home: Path) -> fl
 
 
 def uploaded_folder(home: Path, megabytes: int) -> Path:
-    """The program beside so many megabytes of files that do not compress."""
+    """A folder with the program and this many megabytes of incompressible files."""
     folder = home / f"code-{megabytes}"
     folder.mkdir()
     shutil.copy(PROGRAM, folder)

@@ -26,7 +26,7 @@ class Kind:
     width: int
     turns_per_round: int
     goal: float | None
-    """Of the ratio to torchrun; None if it is to lie inside the A/A interval."""
+    """Highest ratio to torchrun; None if the ratio should lie inside the A/A interval."""
 
     @property
     def words(self) -> str:

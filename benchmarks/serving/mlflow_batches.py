@@ -1,8 +1,8 @@
 """The peer of metric ingest, run by the Python of MLflow's own virtual environment.
 
 Arguments: the SQLite file, the points of a batch, the keys. For each line on standard input, a
-number of batches, it logs so many with `MlflowClient` on the SQLite store itself and answers the
-seconds that each took, as JSON. It imports nothing of dray's.
+number of batches, it logs this many batches with `MlflowClient` on the SQLite store itself, and
+prints the seconds of each as JSON. It imports nothing of dray's.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: See
 async def _await_cancelled(
     port: int, job_id: str, after_s: float, until: float, seen: Seen
 ) -> None:
-    """Follow a job that is cancelled meanwhile; its stream tells so at once, and ends."""
+    """Follow a job that is cancelled meanwhile: its stream reports this at once, and ends."""
     sent = 0.0
 
     async def cancel() -> None:

@@ -33,7 +33,7 @@ class PlainLoop:
         self._loss_of = nn.CrossEntropyLoss()
 
     def train(self, num_steps: int) -> None:
-        """Take so many steps, each on this rank's half of a batch; whole epochs."""
+        """Take `num_steps` steps, in whole epochs, each on this rank's half of a batch."""
         while num_steps > 0:
             for inputs, targets in self._batches():
                 self._loss_of(self._model(inputs), targets).backward()

@@ -145,8 +145,8 @@ def alternate(loop: AlternatingLoop, folder: Path) -> None:
             "num_steps": loop.calendar.total_steps,
         }
         (folder / "times.json").write_text(json.dumps(times))
-    # As dray's training processes end. The interpreter's own end tears down what gloo's threads
-    # still use, and now and then aborts.
+    # dray's training processes end like this too. The interpreter's own shutdown destroys objects
+    # that gloo's threads still use, and sometimes aborts.
     sys.stdout.flush()
     os._exit(0)
 

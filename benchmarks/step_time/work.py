@@ -22,7 +22,7 @@ class Work:
     pairs_per_round: int
 
     def spec(self, num_steps: int) -> JobSpec:
-        """The document for so many steps; it evaluates and saves after the last one only."""
+        """The document for `num_steps` steps. It evaluates and saves only after the last step."""
         return JobSpec.model_validate(
             {
                 "name": f"step-time-{self.name}",

@@ -51,7 +51,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def run(way: str, num_pairs: int) -> Times:
-    """Seconds of a step in each block, after those that warm up. BenchmarkError if it fails."""
+    """Seconds of a step in each block after the warm-up. Raises BenchmarkError if it fails."""
     num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)

@@ -172,7 +172,7 @@ class PlainLoop:
         self._schedule = schedule(stage, NUM_PIECES, loss_fn=_loss)
 
     def _stages(self, schedule: Any) -> None:
-        """Several on each rank, which has every so many of them."""
+        """Give each rank several stages: rank r of n has stages r, r + n, r + 2 n and so on."""
         self._part = _everything
         num_stages = STAGES_PER_RANK * self._size
         numbers = range(self._rank, num_stages, self._size)

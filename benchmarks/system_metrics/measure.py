@@ -1,4 +1,4 @@
-"""The processor time of system metrics: on a node, and in the service beside all other reports."""
+"""Processor time of system metrics: on a node, and in the service besides all other reports."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class _Service:
         return time.process_time() - began
 
     def store_reports(self, steps: range) -> float:
-        """Of these steps of every job, with a transaction for each step."""
+        """Processor time to store these steps of every job, with a transaction for each step."""
         return sum(map(self._store_step, steps))
 
     def _store_step(self, number: int) -> float:
@@ -245,7 +245,7 @@ def _reply(cursor: dict[str, int], frames: tuple[Frame, ...]) -> PollReply:
 
 
 def _sample(at: int) -> Frame:
-    """Of the ranks of a job that has a node of its own."""
+    """A sample of the ranks of a job on a node of its own."""
     others = list(range(1, NUM_RANKS))
     columns = [
         {"ranks": [0], "values": {key: [123456.0] for key in (*OF_RANK, *OF_NODE)}},

@@ -38,7 +38,7 @@ from service.ingest.decoding import decode
 
 MOST_SEEDS = 5
 NUM_EVALUATIONS = 8
-"""Of the run whose loss is drawn."""
+"""Evaluations of the run whose loss is drawn."""
 GOAL_TIMES, GOAL_POINTS = 4.0, 0.5
 TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
@@ -79,14 +79,14 @@ class Curve:
     seconds: Sequence[float]
     loss: Sequence[float]
     sent_bytes: Sequence[float]
-    """By all ranks, until then."""
+    """Bytes sent by all ranks up to a step."""
     staleness_mean: float | None
     staleness_max: float | None
     distance: float | None
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: at most so many seeds."""
+    """num_rounds: most seeds."""
     from benchmarks.topologies.pictures import draw  # needs the extra `bench`
 
     seeds = range(min(num_rounds, MOST_SEEDS))

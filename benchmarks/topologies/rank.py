@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def quarters_of(spec: JobSpec) -> float:
-    """Of a batch, that a rank computes in a step of its own."""
+    """Quarters of a batch that a rank computes in a step of its own."""
     sync = spec.sync
     if isinstance(sync, ParameterServer) and sync.mode != "synchronous":
         return NUM_RANKS

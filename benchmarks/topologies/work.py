@@ -10,7 +10,7 @@ SHARE_S = 0.01
 as while a GPU computes, because four ranks here share fewer cores."""
 SLOWNESS = 10
 NUM_SAMPLES, EPOCHS = 1437, 16
-"""Of `sklearn://digits` without a fifth for validation."""
+"""Samples of `sklearn://digits` without a fifth for validation, and epochs."""
 DEFAULT = "all-reduce"
 SERVERS = {"kind": "parameter_server", "servers": 1}
 TOPOLOGIES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ TOPOLOGIES: dict[str, dict[str, Any]] = {
     "parameter server, asynchronous": {**SERVERS, "mode": "asynchronous"},
 }
 CLAIMED = ("gossip, AD-PSGD on a ring", "parameter server, asynchronous")
-"""Those that a slow rank is not to delay."""
+"""Topologies that a slow rank should not delay."""
 
 
 def document(topology: str, seed: int, *, num_evaluations: int = 1) -> dict[str, Any]:

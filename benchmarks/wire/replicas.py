@@ -52,7 +52,7 @@ _context.set_forkserver_preload([__name__])
 
 @dataclass
 class Figures:
-    """Of one choice, by round."""
+    """Measurements of one choice, by round."""
 
     step_s: list[float] = field(default_factory=list)
     step_bytes: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Figures:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: at most so many turns of each choice."""
+    """num_rounds: most turns of each choice."""
     found = {SNAPSHOT: Figures(), REPLICA: Figures()}
     for number in range(min(num_rounds, MOST_ROUNDS) + 1):
         for choice, figures in found.items():

@@ -1,4 +1,4 @@
-"""Bytes and time of a step with parameter servers, beside the all-reduce of the same model."""
+"""Bytes and time of a step with parameter servers, compared with all-reduce of the same model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVERS = {"kind": "parameter_server"}
 class Contender:
     sync: dict[str, Any]
     sent: float
-    """By all ranks in a step, in gradients of fp32."""
+    """Data sent by all ranks in a step, in units of fp32 gradients."""
     num_servers: int = 0
 
 
@@ -69,7 +69,7 @@ class Step:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: at most so many turns of each contender."""
+    """num_rounds: most turns of each contender."""
     steps: dict[str, list[Step]] = {name: [] for name in CONTENDERS}
     for number in range(min(num_rounds, MOST_ROUNDS)):
         wait_until_quiet()

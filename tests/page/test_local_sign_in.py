@@ -69,7 +69,7 @@ def test_the_link_also_signs_in_a_tab_that_asks_for_the_token(
 @SOAK
 def test_a_link_with_another_token_signs_nobody_in(guarded: LiveServer, page: Page) -> None:
     page.goto(f"{guarded.url}/#token=somebodys-own")
-    page.wait_for_selector("text=There is no such place")
+    page.wait_for_selector("text=There is no such page")
     page.click("text=Go to the jobs")
     page.get_by_role("heading", name="Sign in").wait_for()
     assert page.evaluate("sessionStorage.getItem('dray.token')") is None

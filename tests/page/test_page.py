@@ -130,7 +130,7 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
     page.get_by_role("button", name="Save the notes").click()
     is_shown(page, "bert has changed the notes meanwhile to:")
     is_shown(page, "theirs", ".annotations .failure .source")
-    page.get_by_role("button", name="Mine shall replace them").click()
+    page.get_by_role("button", name="Replace them with mine").click()
     page.get_by_role("button", name="Save the notes").click()
     is_shown(page, f"mine {EVIL}", ".annotations > .notes")
     page.get_by_label("Remove the tag review/me").click()
@@ -453,7 +453,7 @@ def test_the_cluster_shows_who_holds_what_and_what_is_refused(job_id: str, tab: 
 def test_a_document_is_checked_as_one_types(job_id: str, tab: Watched) -> None:
     tab.statuses.add(422)
     page = tab.open("submit")
-    is_shown(page, "The server would take it")
+    is_shown(page, "Valid", ".verdict.right")
     is_shown(page, re.compile(r"^Planned: data 2, about .* a step"))
     editor = page.get_by_label("Job document")
     wrong = {"name": "typed", "recipe": "image_classification", "train": {"epochs": -1}}
@@ -464,11 +464,11 @@ def test_a_document_is_checked_as_one_types(job_id: str, tab: Watched) -> None:
     editor.fill("{")
     is_shown(page, "This is not JSON yet")
     editor.fill(json.dumps({**wrong, "train": {"epochs": 3}}, indent=2))
-    is_shown(page, "The server would take it")
+    is_shown(page, "Valid", ".verdict.right")
     page.get_by_role("button", name="Submit", exact=True).click()
     page.get_by_role("heading", name="typed").wait_for()
-    page.get_by_role("link", name="Submit again, changed").click()
-    is_shown(page, "The server would take it")
+    page.get_by_role("link", name="Edit and resubmit").click()
+    is_shown(page, "Valid", ".verdict.right")
     assert json.loads(editor.input_value())["train"]["epochs"] == 3
 
 

@@ -64,7 +64,7 @@ def test_silos_have_their_names_and_a_panel_for_each_metric(site: Site, tab: Wat
     assert " ".join(panel.locator(".keys").inner_text().split()) == "north 0.5 south 0.75"
     page.get_by_label("Metrics whose name contains").fill("federated")
     page.get_by_role("region", name="federated/clients of a round").wait_for()
-    page.locator('.progress .said[title="1 of 9 rounds"]').wait_for()
+    page.locator('.progress .numeric[title="1 of 9 rounds"]').wait_for()
     page.get_by_role("tab", name="Logs").click()
     options = page.get_by_label("Rank").locator("option").all_inner_texts()
     assert options == [

@@ -98,7 +98,7 @@ def test_a_document_is_checked_once_the_server_is_back(job_id: str, tab: Watched
     tab.page.route("**/examples.json", refused(404))
     page = tab.open("submit")
     shows(page, "It can't be checked now")
-    shows(page, "The server would take it")
+    shows(page, "Valid", ".verdict.right")
     assert page.get_by_label("Template").locator("option").all_inner_texts() == ["choose …"]
 
 

@@ -1,4 +1,4 @@
-// The shell: what the address names is shown, between the bar at the top and what must be said.
+// The shell of the page: the bar at the top, notices, and the view that the address names.
 
 import { address, link } from './lib/address.js';
 import { asksForToken, connection, hasToken, signIn, signOut } from './lib/api.js';
@@ -37,7 +37,7 @@ function View({ path }) {
     );
   }, [place]);
   if (!place || (place === 'job' && !isJobId(path[1]))) {
-    return html`<h1>There is no ${place ? 'job with this id' : 'such place'}</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
+    return html`<h1>There is no ${place ? 'job with this id' : 'such page'}</h1><p><a href="#/jobs">Go to the jobs</a></p>`;
   }
   const Component = loaded[place];
   if (Component) return html`<${Guarded} key=${place + (path[1] ?? '')}><${Component} path=${path} /><//>`;
@@ -45,9 +45,9 @@ function View({ path }) {
 }
 
 const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server is away, or has another version now.
-  <button onClick=${() => location.reload()}>Load the page anew</button></p>`;
+  <button onClick=${() => location.reload()}>Reload the page</button></p>`;
 
-// An answer that is not as this version of the page expects it spoils one place, and not all of them.
+// Catches errors of a view, such as an answer of an unexpected form, so that the rest of the page works.
 function Guarded({ children }) {
   const [error] = useErrorBoundary(console.error);
   return error ? html`<${Anew} />` : children;
@@ -57,22 +57,22 @@ function Lost() {
   const { lost, since } = useStore(connection);
   const now = useNow();
   if (!lost) return null;
-  // A screen reader says it once, and not each second.
+  // A screen reader reads the notice once, and not each second.
   return html`<div class="lost" role="alert">The server has not answered<span aria-hidden="true"> for ${duration(Math.max(1, Math.round((now - since) / 1000)))}</span>.
-    What you see is as it was; the page catches up by itself.</div>`;
+    The page shows the last known state, and updates itself when the server is back.</div>`;
 }
 
-function SignIn({ said }) {
+function SignIn({ message }) {
   const [token, setToken] = useState('');
   const submit = (event) => {
     event.preventDefault();
     if (token.trim()) signIn(token.trim());
   };
   return html`<main id="content" class="sign-in" tabindex="-1"><form onSubmit=${submit}>
-    <h1>Sign in</h1><p>${said}</p>
+    <h1>Sign in</h1><p>${message}</p>
     <label>Token <input type="password" autocomplete="off" value=${token} onInput=${(event) => setToken(event.target.value)} /></label>
     <button class="primary">Sign in</button>
-    <p class="soft">The token is kept for this tab, until it is closed.</p>
+    <p class="soft">The token is kept until this tab is closed.</p>
   </form></main>`;
 }
 
@@ -83,19 +83,19 @@ function App() {
   const place = placeOf(path) === 'job' || placeOf(path) === 'compare' ? 'jobs' : placeOf(path);
   useEffect(() => scrollTo(0, 0), [path.join('/')]);
   useEffect(() => {
-    // A job's page says its name.
-    if (placeOf(path) !== 'job') document.title = `${TITLES[placeOf(path)] ?? 'Nothing here'} - dray`;
+    // The title of a job's page is set by the page itself.
+    if (placeOf(path) !== 'job') document.title = `${TITLES[placeOf(path)] ?? 'Not found'} - dray`;
   }, [placeOf(path)]);
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById('content').focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href=${link(['jobs'])}>dray</a>
-      <nav aria-label="Pages">${PLACES.map(([name, said]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${said}</a>`)}
+      <nav aria-label="Pages">${PLACES.map(([name, title]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${title}</a>`)}
         <a href="manual/" target="_blank" rel="noopener">Manual</a>
         <a href="docs" target="_blank" rel="noopener">API</a></nav>
       ${signedIn && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
     </header>
     <${Lost} />
-    ${asked ? html`<${SignIn} said=${asked} />` : html`<main id="content" tabindex="-1"><${View} path=${path} /></main>`}`;
+    ${asked ? html`<${SignIn} message=${asked} />` : html`<main id="content" tabindex="-1"><${View} path=${path} /></main>`}`;
 }
 
 const root = document.getElementById('app');

@@ -1,1 +1,1 @@
-"""Routes of what a job reports and leaves: events, metrics, logs, checkpoints and results."""
+"""Routes of the reports and results of jobs: events, metrics, logs, checkpoints, artifacts."""

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/artifacts: the results, listed and downloaded."""
+"""/v1/jobs/{id}/artifacts: lists and downloads the results of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROBLEMS = declare(
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
 async def artifacts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """The files that the job left."""
+    """List the files that a job has stored as results."""
     return answer(request, await reading.artifacts(job_id))
 
 
@@ -57,14 +57,14 @@ async def artifact(
     job_id: str,
     artifact_id: str,
 ) -> Response:
-    """One file, or a range of it. Its ETag is the SHA-256 of the whole."""
+    """Download one file, or a range of it. Its ETag is the SHA-256 of the whole file."""
     found, url = await reading.artifact(job_id, artifact_id)
     storage = context.runtime.storage
     return download(request, storage, await locate(storage, found, url))
 
 
 async def locate(storage: Storage, artifact: views.Artifact, url: str) -> StoredFile:
-    """The artifact's file; raises ArtifactNotFound if it is not whole in this storage."""
+    """The artifact's file; raises ArtifactNotFound if the storage has no complete file."""
     try:
         key = storage.key_of(url)
         size = await in_storage_thread(storage.size_bytes, key)

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/attempts."""
+"""/v1/jobs/{id}/attempts: the launches of a job."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def attempts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """List every launch of the job with its world size, its resume step and why it ended."""
+    """List the attempts of a job, with world size, resume step and the reason for the end."""
     return answer(request, await reading.attempts(job_id))

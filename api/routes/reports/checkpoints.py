@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/checkpoints: the saved states and their files."""
+"""/v1/jobs/{id}/checkpoints: the checkpoints of a job and their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.jobs.queries import MAX_SEQ, Queries
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
 Step = Annotated[int, Path(ge=0, le=MAX_SEQ)]
-"""Optimizer steps done. If several attempts saved the same step, the newest attempt's is meant."""
+"""Optimizer steps done. If several attempts saved the same step, the newest attempt counts."""
 
 
 _PROBLEMS = declare(
@@ -36,7 +36,7 @@ _PROBLEMS = declare(
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
 async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Committed checkpoints: step, size, hash, and which is the best and the latest."""
+    """List the committed checkpoints: step, size, hash, and which is the best and the latest."""
     return answer(request, await reading.checkpoints(job_id))
 
 
@@ -50,7 +50,7 @@ async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: 
 async def files(
     request: Request, reading: TheReading, _: Caller, job_id: str, step: Step
 ) -> Response:
-    """The files of one checkpoint, by its manifest."""
+    """List the files of one checkpoint, from its manifest."""
     return answer(request, await reading.checkpoint_files(job_id, step))
 
 
@@ -77,11 +77,12 @@ async def file(
     step: Step,
     path: str,
 ) -> Response:
-    """One file of a checkpoint, or a range of it. Its ETag is the SHA-256 of the whole."""
+    """Download one file of a checkpoint, or a range of it. Its ETag is the SHA-256 of the whole
+    file."""
     return download(request, context.runtime.storage, await locate(reading, job_id, step, path))
 
 
 async def locate(reading: Queries, job_id: str, step: int, path: str) -> StoredFile:
-    """The file; raises CheckpointNotFound if the checkpoint or the file is not there."""
+    """The file; raises CheckpointNotFound if the checkpoint or the file does not exist."""
     found, key = await reading.checkpoint_file(job_id, step, path)
     return StoredFile(key, found.size_bytes, found.sha256, found.path)

@@ -1,7 +1,7 @@
 """Links that download one file of a job, once: for browsers, which send no token with a download.
 
-A link is spent when its download begins. A download that was cut off goes on with another link and
-the `Range` of what is missing.
+A link is used up when its download begins. An interrupted download resumes with another link and
+the `Range` of the missing bytes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "stora
 async def create(
     request: Request, context: TheContext, links: TheLinks, caller: Caller, job_id: str
 ) -> Response:
-    """Make a link that downloads an artifact, a file of a checkpoint or a log of the job without a
-    token: once, within a minute, and only while the token that asked for it is valid."""
+    """Create a link that downloads an artifact, a checkpoint file or a log of a job without a
+    token: once, within a minute, and only while the token that created it is valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
-    await _content(request, context, job_id, wanted)  # a browser shows no problem of a download
+    await _content(request, context, job_id, wanted)  # a browser would not show a problem
     link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
     )
@@ -65,15 +65,15 @@ async def create(
     },
 )
 async def use(request: Request, context: TheContext, links: TheLinks, secret: str) -> Response:
-    """Download what the link is for, or a range of it. The link is spent from then on."""
+    """Download the link's file, or a range of it. The link is used up from then on."""
     link = await links.use(secret)
     if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
         raise no_such_link()
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Browsers fetch a large file in several parts at a time where ranges are offered (Chromium for
-    # Android does): of a link that works once they would get one.
+    # Some browsers fetch several ranges of a large file at a time (Chromium for Android does). A
+    # link that works once would give them only one.
     response.headers["Accept-Ranges"] = "none"
     return response
 
@@ -107,7 +107,7 @@ async def _page(
 async def _lines(
     reading: Queries, job_id: str, log: LogRequest, page: views.LogPage
 ) -> AsyncIterator[bytes]:
-    """The lines from this page on, until there are no more by now."""
+    """Yield the lines from this page to the newest one."""
     while page.items:
         texts = [
             line.text if log.rank is not None else f"[{line.attempt}:{line.rank}] {line.text}"

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/events: the events of a job, as pages or as a live stream."""
+"""/v1/jobs/{id}/events: the events of a job, as pages or a live stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""Seconds between two comments, and between two looks, while nothing happens."""
+"""Seconds between keep-alive comments, and between queries, while there are no events."""
 RETRY = b"retry: 1000\n\n"
-"""Milliseconds after which a client that lost the stream reconnects."""
+"""Makes a client that lost the stream reconnect after this many milliseconds."""
 PAGE = 500
 MAX_SEQ = 2**31 - 1
 
@@ -36,7 +36,7 @@ class EventsQuery(Query):
     """Only events after this one; pass `next_seq` of the previous answer."""
     limit: Annotated[int, Field(ge=1, le=1000)] = PAGE
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when there are events, or after this many seconds."""
+    """Seconds to wait at most until there are events."""
 
 
 @router.get(
@@ -45,7 +45,7 @@ class EventsQuery(Query):
     response_model=views.EventPage,
     responses={
         200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
-        204: {"description": "A stream was asked for, and no further event will come."},
+        204: {"description": "A stream was requested, and no further events will follow."},
         **declare("malformed_request", "invalid_parameter", "job_not_found"),
     },
 )
@@ -59,9 +59,9 @@ async def events(
 ) -> Response:
     """List events in order, without gaps.
 
-    With `Accept: text/event-stream` events are sent as they happen, up to the one that ends the
-    job; each has its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If
-    the id is unknown, the server sends an event `reset` and then all events from the first.
+    With `Accept: text/event-stream`, events are sent as they happen, up to the end of the job. Each
+    has its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If the id is
+    unknown, the server sends an event `reset` and then all events from the first.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
         return await _stream(context, request, job_id, query.after_seq, last_event_id)
@@ -85,7 +85,7 @@ async def events(
 
 
 def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
-    """The event to go on after; None if there is no such event."""
+    """The last event that the client has, 0 without an id; None if the id is unknown."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
@@ -97,7 +97,7 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Read once before answering, so that an error is a problem and not a broken stream."""
+    """Answer with a stream. Reads once before it begins, so that an error becomes a problem."""
     newest_seq, over = await context.runtime.reading.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -118,8 +118,8 @@ async def _stream(
 async def _follow(
     context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Yield frames until the job has ended and all its events were sent; starlette closes the
-    generator when the client disconnects. Events of slots may follow the one that ends the job."""
+    """Yield frames until the job has ended and all its events were sent. Events about slots may
+    follow the end of the job. Starlette closes the generator when the client disconnects."""
     reading = context.runtime.reading
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
@@ -153,10 +153,10 @@ def _frame(event: views.Event) -> bytes:
 
 
 def _reset(newest_seq: int) -> bytes:
-    """The frame that says that the stream can't be resumed, and resets the client's last id."""
+    """The frame that reports that the stream can't be resumed, and resets the client's last id."""
     data = views.Reset(
         code="unknown_event_id",
-        message="there is no event with the id to go on from: all events follow from the first",
+        message="there is no event with this Last-Event-ID: all events follow from the first",
         newest_seq=newest_seq,
     )
     return f"event: reset\nid: 0\ndata: {data.model_dump_json()}\n\n".encode()

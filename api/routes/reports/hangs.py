@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["hangs"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def hangs(request: Request, faults: TheFaults, _: Caller, job_id: str) -> Response:
-    """List the hangs that were found: culprits, step, phase, and the stack of every rank."""
+    """List the hangs of a job: the ranks that hung, step, phase, and the stack of every rank."""
     return answer(request, await faults.hangs(job_id))

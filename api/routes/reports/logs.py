@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/logs: the output of the ranks, which outlives the job."""
+"""/v1/jobs/{id}/logs: the output of the ranks, which is kept after the job has ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
 
 class LogsQuery(Query):
     rank: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Only this rank; by default all ranks, merged by time, with the exact order within a rank."""
+    """Only this rank; by default all ranks, merged by time. The order within a rank is exact."""
     attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
     cursor: str | None = None
     """`next_cursor` of the previous page."""
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when there are lines, or after this many seconds."""
+    """Seconds to wait at most until there are lines."""
 
 
 @router.get(

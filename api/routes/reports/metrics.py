@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/metrics: the series, thinned out on the server, and what the ranks use."""
+"""/v1/jobs/{id}/metrics: downsampled series, and the resource usage of the ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
 
 class MetricsQuery(Query):
     keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to answer, repeated or separated by commas; by default all. A text that is the name of
-    a series, commas included, is that series."""
+    """Series to return, repeated or separated by commas; by default all. A value that is the name
+    of a series, including commas, selects that series."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Only steps after this one; pass `next_step` of the previous answer."""
@@ -29,10 +29,10 @@ class MetricsQuery(Query):
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
     in_order: bool = False
-    """Answer the first `max_points` points of each series and leave out none: with `next_step` the
-    next call goes on there."""
+    """Return the first `max_points` points of each series without downsampling. The next call
+    continues with `next_step`."""
     times: bool = False
-    """Answer also when each point was reported."""
+    """Also return the time at which each point was reported."""
 
 
 @router.get(
@@ -64,7 +64,7 @@ async def metrics(
 
 class SystemMetricsQuery(Query):
     keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to answer, repeated or separated by commas; by default all."""
+    """Series to return, repeated or separated by commas; by default all."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_time: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Only points after this time, in Unix seconds; pass `next_time` of the previous answer."""
@@ -85,8 +85,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Read what a rank uses over time: processors, memory, disks, GPUs; and its node, of the lowest
-    rank there."""
+    """Read the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest rank
+    on a node also has the usage of the node."""
     found = await reading.system_metrics(
         job_id,
         keys=_divided(query.keys),
@@ -106,10 +106,10 @@ async def system_metrics(
 async def newest_system_metrics(
     request: Request, reading: TheReading, _: Caller, job_id: str
 ) -> Response:
-    """Read the newest sample of what every rank uses."""
+    """Read the newest sample of the resource usage of every rank."""
     return answer(request, await reading.newest_system_metrics(job_id))
 
 
 def _divided(texts: Sequence[str]) -> list[str] | None:
-    """The keys in texts that separate them by commas; None without any."""
+    """The keys in texts with comma-separated keys; None if there are none."""
     return [key for text in texts for key in text.split(",") if key] or None

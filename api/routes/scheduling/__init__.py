@@ -1,1 +1,1 @@
-"""Routes of queues, costs, plans, and what the scheduler decided and expects."""
+"""Routes of queues, costs and plans, and of the decisions and forecasts of the scheduler."""

@@ -1,4 +1,4 @@
-"""/v1/costs: what users and queues have cost."""
+"""/v1/costs: the costs of users and queues."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TheCosts = Annotated[Costs, use_cases(lambda runtime: Costs(runtime.database, ru
 
 class CostQuery(Query):
     by: Literal["user", "queue"] = "user"
-    """By user or by queue, costs are summed up."""
+    """Whether to sum costs by user or by queue."""
     since: Time | None = None
-    """From this time on (RFC 3339); by default from the beginning of this month, in UTC."""
+    """Start of the time span (RFC 3339); by default the beginning of this month, in UTC."""
     until: Time | None = None
-    """Up to this time (RFC 3339); by default up to now."""
+    """End of the time span (RFC 3339); by default now."""
 
 
 @router.get(
@@ -41,9 +41,11 @@ async def report(
     caller: Caller,
     query: Annotated[CostQuery, QueryParameters()],
 ) -> Response:
-    """Report the cost of each user, or of the jobs of each queue, in a span of time, the dearest
-    first. Admins see everybody's costs, others their own. An attempt that lies partly in the span
-    counts by that part of its time."""
+    """Report the cost of each user or queue in a time span, the highest first.
+
+    Admins see the costs of all users, other callers only their own. An attempt that is partly in
+    the span counts with that part of its time.
+    """
     _refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller
     found = await costs.report(query.by, since=query.since, until=query.until, owner=owner)

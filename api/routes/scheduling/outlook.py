@@ -1,4 +1,4 @@
-"""/v1/decisions and /v1/forecasts: what the scheduler decided, and how far off forecasts were."""
+"""/v1/decisions and /v1/forecasts: the scheduler's decisions, and the errors of forecasts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 
 class DecisionsQuery(Query):
     before: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
-    """Only rounds of a lower number: `next_before` of the previous page."""
+    """Only rounds with a lower number; pass `next_before` of the previous page."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
 
 
@@ -39,7 +39,7 @@ async def list_decisions(
     _: Caller,
     query: Annotated[DecisionsQuery, QueryParameters()],
 ) -> Response:
-    """List the rounds of the scheduler of the last hours that changed something, newest first."""
+    """List the scheduler's rounds of the last hours that changed something, newest first."""
     return answer(request, await reading.decisions(before=query.before, limit=query.limit))
 
 
@@ -51,7 +51,7 @@ async def list_decisions(
     responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
 async def replay(request: Request, reading: TheReading, _: Caller, number: Number) -> Response:
-    """Show what the scheduler saw in a round and what it decided, and have the policy decide it
+    """Show the state that the scheduler saw in a round and its decision, and let the policy decide
     again."""
     async with turn(request):
         return answer(request, await reading.decision(number))
@@ -65,5 +65,5 @@ async def replay(request: Request, reading: TheReading, _: Caller, number: Numbe
     responses=declare("invalid_parameter"),
 )
 async def forecasts(request: Request, reading: TheReading, _: Caller) -> Response:
-    """Show how far off the forecasts of starts and ends were of the last 7 days."""
+    """Show the errors of the forecasts of starts and ends in the last 7 days."""
     return answer(request, await reading.forecast_errors())

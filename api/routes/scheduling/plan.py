@@ -1,4 +1,4 @@
-"""/v1/plan: the ways to divide a job."""
+"""/v1/plan: the ways to divide a job among its workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ThePlans = Annotated[Plans, use_cases(lambda runtime: Plans(runtime.database))]
     ),
 )
 async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
-    """Compute memory and expected step time of each way to divide a job. Nothing is submitted.
+    """Compute the memory and expected step time of each way to divide a job. Submits nothing.
 
     The body is a job document with optional fields for facts that the planner can't know.
     """

@@ -43,7 +43,8 @@ async def list_queues(request: Request, queues: TheQueues, _: Caller) -> Respons
     responses=declare("invalid_parameter", "queue_not_found"),
 )
 async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath) -> Response:
-    """Show a queue: its rules, how many jobs wait and run, and what those hold, by user."""
+    """Show a queue: its rules, the numbers of waiting and running jobs, and the resources that each
+    user's running jobs hold."""
     return answer(request, await queues.get(name))
 
 
@@ -58,7 +59,7 @@ async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath)
 async def put(
     request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
 ) -> Response:
-    """Make a queue, or replace all its rules; for admins. `warnings` says which of its rules the
+    """Create a queue, or replace all its rules; for admins. `warnings` lists the rules that the
     cluster can't honour now."""
     limit_bytes = context.runtime.settings.max_body_bytes
     rules, _document = await body.read_as(QueueRequest, request, limit_bytes)
@@ -67,7 +68,7 @@ async def put(
 
 class ChangeQuery(Query):
     create: bool = False
-    """Make a queue that is not there, with these rules."""
+    """Create the queue with these rules if it does not exist."""
 
 
 @router.patch(

@@ -1,1 +1,1 @@
-"""Routes of the server itself: its cluster, health, web page, and descriptions of its API."""
+"""Routes of the server itself: cluster, health, web page, and descriptions of the API."""

@@ -1,4 +1,4 @@
-"""/v1/cluster: nodes, slots, and what runs where."""
+"""/v1/cluster: nodes, slots, and where jobs run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Liveness(View):
 class Readiness(View):
     status: str
     checks: dict[str, str]
-    """For each part of the service `ok`, or its problem."""
+    """For each part of the service: `ok`, or its problem."""
 
 
 @router.get("/healthz", operation_id="get_liveness", response_model=Liveness)
@@ -48,7 +48,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     found = await context.runtime.ready()
     checks = found.checks
     if not context.authority.knows(request):
-        checks = {part: said if said == "ok" else "not ok" for part, said in checks.items()}
+        checks = {part: "ok" if state == "ok" else "not ok" for part, state in checks.items()}
     status = "ok" if found.ok else "not ready"
     return fresh(Readiness(status=status, checks=checks), 200 if found.ok else 503)
 
@@ -64,7 +64,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     },
 )
 async def metrics(context: TheContext, _: Caller) -> Response:
-    """Export requests, jobs by state and slots in Prometheus' format, without a label for each
-    job."""
+    """Export requests, jobs by state, and slots in Prometheus' format, without labels of single
+    jobs."""
     text = await context.telemetry.render(context.runtime)
     return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Cache-Control": "no-store"})

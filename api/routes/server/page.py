@@ -1,8 +1,8 @@
-"""`/`, the web page, `/page`, the files that it consists of, and `/manual`, the manual.
+"""`/`, the web page; `/page`, its files; and `/manual`, the manual.
 
-They are the same for everybody and hold nothing of any job, so they ask for no token: the page asks
-its reader for one, when the API asks the page. A query that others append to a link, such as
-`?utm_source=x`, is ignored.
+These files are the same for all users and contain no data of jobs, so they need no token. The page
+asks its user for a token if the API requires one. Query parameters that other sites append to a
+link, such as `?utm_source=x`, are ignored.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FOR_GOOD = "public, max-age=31536000, immutable"
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page, which names its other files."""
+    """The page, which links its other files."""
     return _answer(request, load().index, "no-cache")
 
 
 @router.head("/page/{version}/{path:path}")
 @router.get("/page/{version}/{path:path}")
 async def static_file(request: Request, version: str, path: str) -> Response:
-    """A file of the page. The files of another version are not there: they would not fit."""
+    """A file of the page. Files of other versions are refused: they would not fit together."""
     found = load()
     file = found.files.get(path) if version == found.version else None
     if file is None:
@@ -43,14 +43,14 @@ async def static_file(request: Request, version: str, path: str) -> Response:
 @router.head("/manual")
 @router.get("/manual")
 async def manual_without_slash(request: Request) -> Response:
-    """The manual's files name each other by paths that are relative to `/manual/`."""
+    """Redirect to `/manual/`, to which the links between the manual's files are relative."""
     return RedirectResponse("manual/")
 
 
 @router.head("/manual/{path:path}")
 @router.get("/manual/{path:path}")
 async def manual_file(request: Request, path: str) -> Response:
-    """A file of the manual; if the manual was not built, a page that says how to build it."""
+    """A file of the manual; if the manual is not built, a page that explains how to build it."""
     file = await asyncio.to_thread(manual.find, path)
     if file is not None:
         return _answer(request, file, "no-cache")

@@ -1,4 +1,4 @@
-"""`/openapi.json`, and the reference page made from it at `/docs`."""
+"""`/openapi.json`, and `/docs`, the reference page made from it."""
 
 from __future__ import annotations
 

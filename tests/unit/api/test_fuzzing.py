@@ -32,7 +32,7 @@ BOUNDED = settings(
     suppress_health_check=list(HealthCheck),
 )
 MAX_WAIT_S = 0.01
-NOT_HTTP = b"the request is not HTTP/1.1"
+NOT_HTTP = b"the request is not valid HTTP/1.1"
 """What is answered before there is a request."""
 TOO_LONG = 431
 """The status of an answer to headers, or to an address, that the server did not read to the end."""

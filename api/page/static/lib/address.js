@@ -1,8 +1,8 @@
-// The address of what is shown: everything after `#`, so that it can be kept, sent and gone back to.
+// The address of a view: the part after `#`, so that readers can bookmark it, send it and go back to it.
 
 import { Store } from './stores.js';
 
-// A part as it is written where that is no encoding of anything: then there is no such place.
+// The decoded part; a malformed part is returned unchanged, and leads to no view.
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -19,7 +19,7 @@ function read() {
 export const address = new Store(read());
 addEventListener('hashchange', () => address.set(read()));
 
-// The address of a place as a link; parameters that are empty are left out.
+// A link to a view. Empty parameters are left out.
 export function link(path, params = {}) {
   const kept = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
@@ -31,7 +31,7 @@ export function link(path, params = {}) {
 
 export const go = (path, params) => { location.hash = link(path, params); };
 
-// Change parameters of this place, without a new entry in the history for each letter typed.
+// Change parameters of the current view, without a new entry in the history for each letter typed.
 export function adjust(changes) {
   const { path, params } = address.value;
   const all = {};

@@ -1,13 +1,13 @@
-// Log lines with terminal escapes as pieces of text with classes. Nothing of a line becomes markup:
-// colours and weights are kept, every other escape and control character is dropped. Characters that
-// change the direction of text are shown as escapes.
+// Converts log lines with terminal escapes to pieces of text with classes. No part of a line becomes
+// markup: colours and weights are kept, other escapes and control characters are dropped. Characters
+// that change the direction of text are shown as escapes.
 
 const ESCAPE = /\x1b\[([0-9;:?<=>!]*)([ -/]*)([@-~])|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g;
 const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const PLAIN = { fg: null, bg: null, bold: false, dim: false, italic: false, underline: false, inverse: false };
 const COLOURS = ['black', 'red', 'green', 'yellow', 'blue', 'magenta', 'cyan', 'white'];
 
-// The 256 colours and true colours, as the nearest of the eight that the page has in light and dark.
+// The nearest of the page's eight colours to one of the 256 colours or a true colour.
 function nearest(r, g, b) {
   const high = Math.max(r, g, b);
   if (high < 60) return 'black';
@@ -65,7 +65,7 @@ function classOf(style) {
 
 const shown = (text) => text.replace(DIRECTION, (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, '0')}`);
 
-// [{text, className}] of one line.
+// One line as [{text, className}].
 export function pieces(raw) {
   const line = shown(raw);
   if (!/[\x00-\x08\x0b-\x1f\x7f-\x9f]/.test(line)) return [{ text: line, className: '' }];
@@ -84,5 +84,5 @@ export function pieces(raw) {
   return found;
 }
 
-// The line without its escapes, to search in.
+// The line without escapes, for searching.
 export const plain = (line) => shown(line).replace(ESCAPE, '');

@@ -1,37 +1,37 @@
-// Calls of the API. The token goes in a header and is kept for this tab alone.
+// Calls of the API. The token is sent in a header, and kept only for this tab.
 
 import { Store } from './stores.js';
 
 const BASE = new URL('.', document.baseURI);
 const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
-// Until the server counts as lost, which may also stand still without closing its connections: before
-// an answer begins, and from then until all of it is there.
+// Milliseconds until the server counts as lost, since it may hang without closing its connections:
+// until an answer begins, and from then until it is complete.
 const HEAD_MS = 15000;
 const CHANGE_MS = 60000;
 const BODY_MS = 60000;
-// Between two comments of an event stream there are 5 s.
+// An event stream has a comment every 5 s.
 const STREAM_MS = 15000;
 
-// Whether the last call reached the server; `since` is when it was lost.
+// Whether the last call failed to reach the server, and `since` when.
 export const connection = new Store({ lost: false, since: null });
-// Set when the server asks for a token: what it says.
+// The server's message while it asks for a token, else null.
 export const asksForToken = new Store(null);
 export const hasToken = new Store(Boolean(sessionStorage.getItem(TOKEN)));
 
-// The link that the server prints at its start signs in. Only the token in the server's home is taken
-// from an address: by a link with a token of their own, others could have a reader work in their account.
+// The link that the server prints at its start signs in. An address may only contain the token in the
+// server's home: with a link to a user token, others could make a reader work in their account.
 function takeToken() {
   const token = /^#token=(dray-home-[\w-]+)$/.exec(location.hash)?.[1];
   if (!token) return;
   history.replaceState(null, '', location.pathname + location.search);
-  dispatchEvent(new HashChangeEvent('hashchange')); // the token is no place of the page
+  dispatchEvent(new HashChangeEvent('hashchange')); // the token is not the address of a view
   signIn(token);
 }
 takeToken();
 addEventListener('hashchange', takeToken);
 
-// An answer that says what is wrong.
+// An error that the server has answered.
 export class Problem extends Error {
   constructor(status, body) {
     super(body.detail || body.title || `the server answered ${status}`);
@@ -39,7 +39,7 @@ export class Problem extends Error {
   }
 }
 
-// There is no answer.
+// The server has not answered.
 export class Unreachable extends Error {}
 
 export function signIn(token) {
@@ -49,7 +49,7 @@ export function signIn(token) {
 }
 
 export function signOut() {
-  sessionStorage.clear(); // also of the draft of a document
+  sessionStorage.clear(); // also removes the draft of a document
   hasToken.set(false);
   asksForToken.set('You have signed out.');
 }
@@ -70,11 +70,11 @@ function noticeSilence() {
   if (!connection.value.lost) connection.set({ lost: true, since: serverNow() });
 }
 
-// Whether the same call may go well later.
+// Whether the same call may succeed later.
 export const mayPass = (error) => !(error.status < 500) || error.status === 408 || error.status === 429;
 
-// How far the server's clock is ahead of the reader's, which may be wrong: all times of jobs are the
-// server's. Answers say whole seconds and take a while, so that a few seconds are no difference.
+// Milliseconds by which the server's clock, which all times of jobs come from, is ahead of the
+// reader's. A few seconds are ignored: answers have whole seconds, and take a while to arrive.
 export const ahead = new Store(0);
 const CLOSE_MS = 10000;
 export const serverNow = () => Date.now() + ahead.value;
@@ -85,11 +85,11 @@ function noticeTime(response) {
   if (Math.abs(wanted - ahead.value) > CLOSE_MS / 2) ahead.set(wanted);
 }
 
-// Aborts with either signal.
+// A signal that aborts with either of two signals.
 const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 
-// What `read` makes of the Response of a call that went well, or the Response itself. Raises Problem,
-// Unreachable, or AbortError if `signal` aborts.
+// The result of `read` for the Response of a successful call; without `read`, the Response. Raises
+// Problem, Unreachable, or AbortError if `signal` aborts.
 export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, read } = {}) {
   const token = sessionStorage.getItem(TOKEN);
   const sent = { ...headers };
@@ -112,7 +112,7 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
     timer = limit(BODY_MS);
     if (!response.ok) throw await problemOf(response, token, signal);
     const found = await read(response);
-    // Not before: where answers are cut off, each that begins would have all others asked again.
+    // Not earlier: if answers are cut off, each one that begins would make all others retry.
     noticeAnswer();
     return found;
   } catch (error) {
@@ -126,11 +126,11 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
 
 async function problemOf(response, token, signal) {
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
-  // Without its body the answer would say nothing, in place of what another one has said.
+  // Without its body, the empty error would replace the message of another one.
   if (signal?.aborted) return signal.reason;
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
-  // Of a call from before a token was given, the answer says nothing about that token.
+  // An answer to a call that was sent before the user entered a token is not about that token.
   if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
   return problem;
 }
@@ -203,9 +203,9 @@ export function pause(milliseconds, signal) {
   });
 }
 
-// Save something of a job: {artifact: id}, {checkpoint: {step, path}} or {log: {rank, attempt}}. A
-// link that works once stands for the token, which no link may carry, so that the browser fetches
-// the file by itself, however large it is. A problem is thrown.
+// Save a file of a job: {artifact: id}, {checkpoint: {step, path}} or {log: {rank, attempt}}. The
+// browser itself fetches the file, of any size, by a link that works once, since links must not
+// contain the token. Raises Problem.
 export async function download(jobId, wanted) {
   const { url } = await change('POST', `v1/jobs/${jobId}/downloads`, wanted);
   const anchor = document.createElement('a');

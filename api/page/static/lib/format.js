@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them, in the reader's own zone and language.
+// Formats numbers, times and sizes in the reader's time zone and language.
 
 const WHOLE = new Intl.NumberFormat();
 const TIME = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
@@ -41,13 +41,13 @@ export function ago(time, now) {
   return `${duration(passed < 60 ? passed : 60 * Math.floor(passed / 60))} ago`;
 }
 
-// When something is expected: `in 5 min`.
+// Time until an expected moment: `in 5 min`.
 export function until(time, now) {
   const left = (new Date(time) - now) / 1000;
   return left <= 1 ? 'now' : `in ${duration(left)}`;
 }
 
-// When something is expected, as a range: `in 5 min to 9 min (14:20 to 14:24)`.
+// Time until an expected moment, as a range: `in 5 min to 9 min (14:20 to 14:24)`.
 export function range({ at, earliest_at: earliest, latest_at: latest }, now) {
   const first = earliest ?? at;
   if (!latest) return `${until(first, now)} or later (${clock(first)})`;
@@ -56,7 +56,7 @@ export function range({ at, earliest_at: earliest, latest_at: latest }, now) {
   return `${soonest === last ? soonest : `${soonest} to ${last.replace(/^in /, '')}`} (${times})`;
 }
 
-// How long a job has left: `5 min to 9 min left`; nothing where no end is expected, or it has passed.
+// Remaining time of a job: `5 min to 9 min left`; empty if no end is expected, or it has passed.
 export function leftOf({ earliest_end_at: earliest, latest_end_at: latest }, now) {
   if (!latest || new Date(latest) <= now) return '';
   const [least, most] = [earliest, latest].map((time) => Math.max(0, (new Date(time) - now) / 1000));

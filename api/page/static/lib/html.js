@@ -1,4 +1,4 @@
-// The one place that names the vendored files of Preact and htm.
+// The only module that imports the vendored files of Preact and htm.
 
 export {
   html, render, useCallback, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState,

@@ -1,6 +1,6 @@
-// The list of jobs: pages that are loaded as the reader comes to them, and asked for again while they
-// are in view. Jobs are in the order of their ids, newest first, so an answer says all about the part
-// of the list that it covers: what it does not have is gone there.
+// The list of jobs, in pages that are loaded as the reader scrolls to them, and refreshed while they
+// are in view. Jobs are ordered by their ids, newest first, so an answer is complete for the part of
+// the list that it covers: jobs that are missing in it were deleted.
 
 import { get } from './api.js';
 import { Store } from './stores.js';
@@ -11,14 +11,14 @@ export class JobList {
   constructor(query) {
     this.query = query;
     this.jobs = [];
-    // Where pages begin: {cursor, after}. The first begins at the top, which moves as jobs come.
+    // The beginnings of pages: {cursor, after}. The first begins at the top, where new jobs appear.
     this.pages = [{ cursor: null, after: null }];
     this.next = null;
     this.loaded = new Store(null);
     this.loading = false;
   }
 
-  // Ask again for the pages that have the rows `first` to `last`.
+  // Reload the pages with the rows `first` to `last`.
   async refresh(first, last, signal) {
     const low = this.jobs[first]?.id;
     const high = this.jobs[last]?.id;
@@ -53,7 +53,7 @@ export class JobList {
     const above = page.after ? this.jobs.filter((job) => job.id >= page.after) : [];
     this.jobs = [...above, ...items, ...this.jobs.filter((job) => job.id < end)];
     if (!following) this.next = next ?? null;
-    // Jobs that have come since have moved the end of this page up: what is below is another page.
+    // New jobs have moved the end of this page up: the jobs below it become another page.
     else if (next && end > following.after) this.pages.splice(index + 1, 0, { cursor: next, after: end });
     else if (!next) {
       this.pages.length = index + 1;

@@ -1,6 +1,6 @@
-// Where in a JSON text a JSON pointer leads, and which keys lead to a place in the text.
+// Finds the position of a JSON pointer in a JSON text, and the keys of a position.
 
-// {pointer: {start, end}} of every value, by a walk that stops at the first mistake.
+// {pointer: {start, end}} of every value up to the first syntax error.
 export function placesOf(text) {
   const places = new Map();
   let at = 0;
@@ -49,12 +49,12 @@ export function placesOf(text) {
   try {
     value('');
   } catch {
-    // What comes before the mistake is found.
+    // The values before the error were found.
   }
   return places;
 }
 
-// The place of the pointer, or of the nearest object around it.
+// The position of the pointer, or of the nearest object around it.
 export function placeOf(text, pointer) {
   const places = placesOf(text);
   for (let at = pointer ?? ''; ; at = at.slice(0, at.lastIndexOf('/'))) {
@@ -65,8 +65,7 @@ export function placeOf(text, pointer) {
 
 export const lineOf = (text, offset) => text.slice(0, offset).split('\n').length;
 
-// The keys of the objects that are open at this offset, and the key that is being typed there, or
-// null where no key can be.
+// The keys of the objects around this offset, and the key being typed there; null if no key is allowed.
 export function openAt(text, offset) {
   const stack = [];
   let key = null;

@@ -1,4 +1,4 @@
-// Keeping what is shown up to date: polls that rest while nobody looks, and catch up afterwards.
+// Keeps the page up to date with polls, which pause while the page is hidden, and catch up afterwards.
 
 import { ahead, connection, get, pause, serverNow } from './api.js';
 import { useCallback, useEffect, useRef, useState } from './html.js';
@@ -7,11 +7,12 @@ import { useStore } from './stores.js';
 const RETRY_MS = [1000, 2000, 4000, 5000];
 const SOONEST_MS = 1000;
 
-// The period of asking for what changed at `since`, a time of the server's clock: soon after a change
-// the next one is near. It grows up to `most`. Where clocks differ, `since` may be yet to come.
+// The polling period for a value that changed at `since`, a time of the server's clock: the next change
+// is likely soon after a change. The period grows up to `most`. If clocks differ, `since` may be in the
+// future.
 export const pace = (since, most) => Math.min(most, Math.max(SOONEST_MS, Math.abs(serverNow() - since) / 2));
 
-// Resolves once the page is looked at.
+// Resolves once the page is visible.
 function looked(signal) {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => {
@@ -27,9 +28,8 @@ function looked(signal) {
 
 const periodOf = (every, found) => (typeof every === 'function' ? every(found) : every);
 
-// Run `look(signal)` again and again until aborted: every `every` ms, or as many as that answers if it is a
-// function; sooner after a failure and when the server is back. Errors go to `onError`; a look that
-// answers true is the last.
+// Call `look(signal)` repeatedly until aborted or until it returns true: every `every` ms, which may be
+// a function; sooner after a failure and when the server is back. Errors go to `onError`.
 export async function repeat(look, { every, signal, onError, wake }) {
   let failures = 0;
   while (!signal.aborted) {
@@ -64,9 +64,8 @@ async function rest(milliseconds, signal, wake) {
   signal.removeEventListener('abort', stop);
 }
 
-// The newest answer of a GET, asked for every `every` ms, or as many as that answers for the newest
-// answer: {data, error, refresh}. What was answered last stays while the server is away. `every` of 0
-// asks once.
+// Poll a GET: {data, error, refresh}. `every` is the period in ms, or a function of the newest answer;
+// 0 calls once. The last answer stays while the server is away.
 export function usePoll(path, query, every = 3000) {
   const [state, setState] = useState({ data: null, error: null, key: null });
   const wake = useRef(null);
@@ -99,7 +98,7 @@ export function usePoll(path, query, every = 3000) {
   return { data: current.data, error: current.error, refresh };
 }
 
-// The server's clock, which ticks while the page is looked at, for what is said relative to now.
+// The server's current time, for relative times. It advances while the page is visible.
 export function useNow(every = 1000) {
   const [now, setNow] = useState(Date.now());
   const off = useStore(ahead);
@@ -110,7 +109,7 @@ export function useNow(every = 1000) {
   return now + off;
 }
 
-// An effect that runs while the page is looked at and `on` holds; it is given a signal.
+// An effect that runs while the page is visible and `on` is true, with a signal that aborts it.
 export function useWhileLooked(effect, dependencies, on = true) {
   useEffect(() => {
     if (!on) return undefined;

@@ -1,6 +1,6 @@
-// Markdown as nodes of Preact: what is no Markdown, such as HTML, stays the text that it is. Links
-// lead to http and https alone, and pictures become links. The time is bounded by the length of the
-// text by any author: a mark that nothing closes is looked for once.
+// Renders Markdown as Preact nodes. HTML stays text, links may only lead to http and https, and images
+// become links. The time is bounded by the length of the text, whatever it is: an unclosed mark is
+// searched for only once.
 
 import { html } from './html.js';
 
@@ -41,7 +41,7 @@ function fence(lines, at) {
   return [html`<pre><code>${lines.slice(at + 1, end).join('\n')}</code></pre>`, end + 1];
 }
 
-// The headings of notes lie below those of the page.
+// Headings in notes begin two levels below the page's title.
 function heading(lines, at) {
   const [all, marks] = HEADING.exec(lines[at]) ?? [];
   if (RULE.test(lines[at])) return [html`<hr />`, at + 1];
@@ -104,7 +104,7 @@ function paragraph(lines, at, depth) {
 
 const isOpen = (text, at, mark) => /\S/.test(text[at + mark.length] ?? ' ') && (mark[0] !== '_' || !isWord(text[at - 1]));
 
-// Where the next `mark` is that may close what is before it; -1 if there is none.
+// The position of the next `mark` that may be a closing one; -1 if there is none.
 function closing(text, from, mark) {
   for (let at = text.indexOf(mark, from); at >= 0; at = text.indexOf(mark, at + 1)) {
     const [before, after] = [text[at - 1], text[at + mark.length]];
@@ -128,7 +128,7 @@ function inline(text, depth = 0, withLinks = true) {
   if (plain) found.push(plain);
   return found;
 
-  // Takes what begins there; where it ends.
+  // Add the piece that begins at this position; returns its end.
   function piece(at) {
     const character = text[at];
     if (character === '\\' && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? '')) {
@@ -137,9 +137,9 @@ function inline(text, depth = 0, withLinks = true) {
     }
     if (character === '`') return code(at);
     if (withLinks && (character === '[' || (character === '!' && text[at + 1] === '['))) {
-      const [all, said, href] = matched(LINK, at);
+      const [all, label, href] = matched(LINK, at);
       const to = address(href);
-      if (to) return add(anchor(to, said ? inline(said, depth + 1, false) : to), at + all.length);
+      if (to) return add(anchor(to, label ? inline(label, depth + 1, false) : to), at + all.length);
     }
     if (withLinks && character === 'h' && !isWord(text[at - 1])) {
       let [all = ''] = matched(ADDRESS, at);
@@ -178,9 +178,9 @@ function inline(text, depth = 0, withLinks = true) {
   }
 }
 
-const anchor = (href, said) => html`<a href=${href} target="_blank" rel="noopener noreferrer">${said}</a>`;
+const anchor = (href, label) => html`<a href=${href} target="_blank" rel="noopener noreferrer">${label}</a>`;
 
-// The whole address if it is one of http or https.
+// The complete address if it is an http or https address, else null.
 function address(text) {
   const url = /^https?:\/\//i.test(text ?? '') && URL.canParse(text) ? new URL(text) : null;
   return url && (url.protocol === 'http:' || url.protocol === 'https:') ? url.href : null;

@@ -6,7 +6,7 @@ function resolved(schema, root) {
   return at;
 }
 
-// The schemas that a value at this place may have.
+// The schemas that may apply to a value of this schema.
 function choices(schema, root) {
   const at = resolved(schema, root);
   if (!at) return [];
@@ -15,7 +15,7 @@ function choices(schema, root) {
 
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
-// The document without fields that have their default anyway.
+// The document without fields whose value is the default.
 export function withoutDefaults(document, root, schema = root) {
   const objects = choices(schema, root).filter(({ properties }) => properties);
   const fits = objects.find(({ properties }) => !properties.name?.const || properties.name.const === document.name) ?? objects[0];
@@ -32,7 +32,7 @@ export function withoutDefaults(document, root, schema = root) {
   return kept;
 }
 
-// The fields that an object at this path of keys may have: [{name, description}].
+// The possible fields of an object at this path of keys: [{name, description}].
 export function fieldsAt(path, root) {
   let at = choices(root, root);
   for (const key of path) {

@@ -1,10 +1,10 @@
-// The metrics of a job: read once, then what is new, and in more detail where the reader looks closer.
+// The metrics of a job: read once, then incrementally, and in more detail for a zoomed part.
 
 import { get } from './api.js';
 
 export const MAX_POINTS = 800;
 
-// Points of two answers as one; the later answer counts where both have a step.
+// Join the points of two answers. The later answer wins for steps that both have.
 function joined(earlier, later) {
   if (!earlier || !earlier.steps.length) return later;
   const first = later.steps[0];
@@ -14,14 +14,14 @@ function joined(earlier, later) {
   return { steps: both('steps'), values: both('values'), times: both('times') };
 }
 
-// The series of one rank of a job, which grow with each `read`; with `times`, when each step was done.
+// The series of one rank of a job, which grow with each `read`; with `times`, also the time of each step.
 export class LiveSeries {
   constructor(jobId, { rank = 0, keys = [], times = false } = {}) {
     Object.assign(this, { jobId, rank, keys, times, series: {}, next: null });
   }
 
-  // Ask for what is new; true if there is something. When much has come since, all is read anew, so
-  // that the server thins out evenly. A job that goes back to a checkpoint makes later steps void.
+  // Read new points; returns whether there are any. Long series are read anew from the beginning, so
+  // that the server downsamples them evenly. If a job returns to a checkpoint, later steps are void.
   async read(signal) {
     const longest = Math.max(0, ...Object.values(this.series).map(({ steps }) => steps.length));
     const isWhole = this.next === null || longest > 2 * MAX_POINTS;
@@ -44,19 +44,19 @@ export class LiveSeries {
     return Math.max(-1, ...Object.values(this.series).map(({ steps }) => steps.at(-1)));
   }
 
-  // Have the next `read` ask for everything.
+  // Make the next `read` read everything.
   forget() {
     this.next = null;
   }
 }
 
-// The part from `low` to `high` in as much detail as the whole was.
+// The points from `low` to `high`, as many as the whole series has.
 export async function detail(jobId, rank, keys, low, high, signal) {
   const query = { rank, keys, max_points: MAX_POINTS, after_step: Math.max(-1, Math.floor(low) - 1), until_step: Math.max(0, Math.ceil(high)) };
   return (await get(`v1/jobs/${jobId}/metrics`, query, signal)).series;
 }
 
-// The least and the greatest of several ranks' values, over equal parts of the steps.
+// The minimum and maximum of several ranks' values, in equal intervals of steps.
 export function bandOf(ranks, parts = 200) {
   const all = ranks.filter((points) => points && points.steps.length);
   if (all.length < 2) return null;
@@ -80,11 +80,11 @@ export function bandOf(ranks, parts = 200) {
   return { xs: ordered.map(({ x }) => x), low: ordered.map((one) => one.low), high: ordered.map((one) => one.high) };
 }
 
-// When steps were done that the server knows the times of.
+// The steps with known times.
 export const momentsOf = (series) =>
   Object.values(series).flatMap(({ steps, times }) => (times ?? []).map((time, i) => ({ step: steps[i], time })));
 
-// Seconds from the first known step to another; null where the times are not known.
+// A function from a step to the seconds since the first known step; null if no times are known.
 export function secondsOf(series) {
   const moments = momentsOf(series);
   const clock = clockOf(moments);
@@ -93,8 +93,8 @@ export function secondsOf(series) {
   return (step) => clock(step) - first;
 }
 
-// The bytes that all ranks had sent when a step was done; null where they were not counted. The metric
-// is that of a step, on average since the point before.
+// A function from a step to the bytes that all ranks have sent by then; null if they were not counted.
+// The metric is the mean per step since the previous point.
 export function sentOf(series) {
   const { steps, values } = series['sync/sent_bytes'] ?? { steps: [], values: [] };
   const known = [{ step: 0, y: 0 }];
@@ -105,7 +105,7 @@ export function sentOf(series) {
   return known.length > 1 ? straight(known) : null;
 }
 
-// When a step was done, in Unix seconds: between moments that are known it is drawn straight.
+// A function from a step to its Unix time, interpolated linearly between known moments.
 export function clockOf(moments) {
   const known = [];
   for (const moment of moments.filter(({ step, time }) => Number.isFinite(step) && time).sort((a, b) => a.step - b.step || a.time - b.time)) {
@@ -117,7 +117,7 @@ export function clockOf(moments) {
   return straight(known.map(({ step, time }) => ({ step, y: time })));
 }
 
-// The line through points that are ordered by step, and on beyond them; through one it is level.
+// Linear interpolation and extrapolation of points that are ordered by step; constant for one point.
 function straight(known) {
   if (known.length < 2) return known.length ? () => known[0].y : null;
   return (step) => {

@@ -1,4 +1,4 @@
-// Values outside of components that several components show.
+// Observable values that several components share.
 
 import { useEffect, useState } from './html.js';
 

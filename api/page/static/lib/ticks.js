@@ -1,11 +1,11 @@
-// The marks of an axis, and their text. An axis shows a step, a time (in Unix seconds), seconds since
-// a beginning, or bytes. Neighbours have different texts, however near they are to each other.
+// The ticks of an axis and their labels. An axis shows steps, times (in Unix seconds), elapsed seconds,
+// or bytes. Neighbouring ticks have different labels, however near they are to each other.
 
 import { bytes, whole } from './format.js';
 
 const DAY_S = 86400;
 const OF_CLOCKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
-// The least part of an axis that is shown: no step has a part, and clocks are not more exact.
+// The shortest range that an axis shows: steps are whole, and clocks are not more exact.
 const LEAST = { step: 1, time: 0.01, seconds: 0.01, bytes: 1024 };
 
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
@@ -13,23 +13,23 @@ const clock = (options) => new Intl.DateTimeFormat(undefined, { hour: '2-digit',
 const MINUTES = clock({});
 const SECONDS = [0, 1, 2, 3].map((digits) => clock({ second: '2-digit', ...(digits && { fractionalSecondDigits: digits }) }));
 
-// The least of 1, 2, 5, 10, 20 … and of 0.5, 0.2, 0.1 … that is not below `size`.
+// The smallest of …, 0.1, 0.2, 0.5, 1, 2, 5, 10, … that is not below `size`.
 function decimal(size) {
   const base = 10 ** Math.floor(Math.log10(size));
   return base * [1, 2, 5, 10].find((factor) => factor * base >= size * (1 - 1e-9));
 }
 
-// Digits behind the point that tell values apart that differ by so much; one more if that is a 2.5.
+// Decimal places that distinguish values with this difference; one more for a 2.5.
 function digitsOf(difference) {
   const digits = Math.ceil(-Math.log10(difference) - 1e-9);
   const first = difference * 10 ** digits;
   return Math.min(12, Math.max(0, Math.abs(first - Math.round(first)) > 0.01 ? digits + 1 : digits));
 }
 
-// The unit in which so many bytes are said, in bytes.
+// The size in bytes of the unit in which `count` bytes are shown.
 const unitOf = (count) => 1024 ** Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, count)) / 10)));
 
-// Between two marks of an axis that ends at `high`, where there must be `size` at least.
+// The distance between two ticks, at least `size`, of an axis that ends at `high`.
 function spacing(axis, size, high) {
   if (axis === 'step') return Math.max(1, decimal(size));
   if (axis === 'bytes') return unitOf(high) * decimal(size / unitOf(high));
@@ -37,23 +37,23 @@ function spacing(axis, size, high) {
   return OF_CLOCKS.find((one) => one >= size) ?? DAY_S * decimal(size / DAY_S);
 }
 
-// In pixels, what the text of a mark takes on an axis of such a length.
-function room(axis, span) {
+// The width in pixels of a label on an axis of this span.
+function labelWidth(axis, span) {
   if (axis === 'time') return span < 10 ? 84 : span < 600 ? 68 : 52;
   return { step: 56, seconds: 76, bytes: 68 }[axis];
 }
 
-// What is shown from `low` to `high`, which may be the same.
+// The range that an axis shows for values from `low` to `high`, which may be equal.
 export function shownRange(axis, low, high) {
   if (low === high) return [low - 1, high + 1];
   const missing = Math.max(0, LEAST[axis] - (high - low));
   return [low - missing / 2, high + missing / 2];
 }
 
-// Where marks are between `low` and `high` on so many pixels.
+// The positions of ticks between `low` and `high` on an axis of `width` pixels.
 export function ticks(axis, low, high, width) {
-  const space = spacing(axis, ((high - low) * room(axis, high - low)) / Math.max(1, width), high);
-  // Hours and days begin where the reader's do.
+  const space = spacing(axis, ((high - low) * labelWidth(axis, high - low)) / Math.max(1, width), high);
+  // Hours and days begin in the reader's time zone.
   const ahead = (time) => (axis === 'time' ? -60 * new Date(1000 * time).getTimezoneOffset() : 0);
   const found = [];
   const first = Math.ceil((Math.max(0, low) + ahead(low)) / space - 1e-9);
@@ -64,13 +64,13 @@ export function ticks(axis, low, high, width) {
   return found;
 }
 
-// The texts of marks.
+// The labels of ticks.
 export function tickLabels(axis, places) {
   const space = places.length > 1 ? places[1] - places[0] : 1;
   return places.map((place) => (axis === 'step' ? shortNumber(place, space) : textOf(axis, place, space, Math.max(...places))));
 }
 
-// A place of an axis in words, where places that differ by `difference` are told apart.
+// A position on an axis in words, precise enough to distinguish positions that differ by `difference`.
 export function placeText(axis, place, difference) {
   if (axis === 'step') return `step ${whole(Math.round(place))}`;
   if (axis === 'bytes') return `${bytes(place)} sent`;
@@ -103,7 +103,7 @@ function elapsed(seconds, difference) {
   return parts.join(' ');
 }
 
-// A number as short as the `difference` to its neighbours allows; null: of which there are none near.
+// A number, as short as the `difference` to its neighbours allows; null if it has none nearby.
 export function shortNumber(value, difference = null) {
   const size = Math.abs(value);
   const near = difference || size / 1000 || 1;

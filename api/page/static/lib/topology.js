@@ -1,8 +1,8 @@
-// What the document of a job says of the parts of its ranks, and of how these keep their models in step.
+// Describes the roles of a job's ranks, and how they synchronize their models, from its document.
 
 import { plural } from './format.js';
 
-// In a few words; null of a job whose ranks do what most do: average their gradients in each step.
+// The topology in a few words; null for the usual one, in which ranks average gradients in each step.
 export function topologyOf({ federated, sync, script }) {
   if (federated) {
     const { algorithm, silos, clients, http } = federated;
@@ -16,7 +16,7 @@ export function topologyOf({ federated, sync, script }) {
   return sync?.every > 1 ? `local steps, averaged every ${sync.every}` : null;
 }
 
-// What a rank is and which of these, as `ps 0`, where not all do the same; else null.
+// The role of a rank with its index in the role, such as `ps 0`; null if all ranks do the same.
 export function roleOf({ federated, sync, script, resources }, rank) {
   if (sync?.kind === 'parameter_server') {
     const number = rank - resources.num_workers + sync.servers;

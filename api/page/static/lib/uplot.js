@@ -1,10 +1,10 @@
-// uPlot, whose small file is a script that makes a global and no module; loaded when a curve is drawn.
+// Loads uPlot when the first curve is drawn. Its file is a script that defines a global, not a module.
 
 await new Promise((resolve, reject) => {
   const script = document.createElement('script');
   script.src = new URL('../vendor/uplot.js', import.meta.url);
   script.onload = resolve;
-  script.onerror = () => reject(new Error('uPlot can not be loaded'));
+  script.onerror = () => reject(new Error('uPlot could not be loaded'));
   document.head.append(script);
 });
 

@@ -1,4 +1,4 @@
-// A curve, or several over each other, by uPlot.
+// A chart of one or several curves, drawn by uPlot.
 
 import { number } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
@@ -10,7 +10,7 @@ export const NUM_COLOURS = 8;
 const SMOOTH_PARTS = 200;
 const VALUES_SIZE = 50;
 
-// The colour by which a picture shows the one of this number.
+// The colour of the curve with this number.
 export const Swatch = ({ n }) => html`<span class=${`keys colour-${n % NUM_COLOURS}`}><span class="swatch"></span></span>`;
 
 const colour = (name) => {
@@ -24,11 +24,11 @@ const colour = (name) => {
 
 export const asNumber = (value) => (typeof value === 'number' ? value : null);
 
-// What a curve takes of a series: `NaN` and infinities have no place in the picture, but a text below it.
+// The values of a series for a curve. `NaN` and infinities are not drawn; they are shown as text below.
 export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
 
-// An exponential mean without the pull towards its beginning. Its reach is a part of the whole width,
-// so that a series with few points is not smoothed more than one with many. Gaps stay gaps.
+// A bias-corrected exponential moving average. Its window is a share of the x range, so that series
+// with few and with many points are smoothed equally. Gaps stay gaps.
 export function smoothed(xs, values, weight) {
   const width = xs.at(-1) - xs[0];
   if (!weight || !width) return values;
@@ -45,16 +45,16 @@ export function smoothed(xs, values, weight) {
   });
 }
 
-// A curve that is drawn once it has come into view: a job may have hundreds.
+// A chart that is drawn once it comes into view, since a job may have hundreds.
 export function Chart(props) {
   const box = useRef(null);
   const seen = useSeen(box);
   return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
 }
 
-// curves: [{name, xs, ys, texts, band: {xs, low, high}}], texts as of `drawn`; marks: [{x, said}], drawn as dashed lines.
-// axis: what x is, as in ticks.js. range: [from, to] of x, or null for all. `onZoom([from, to])` is
-// called when a part is drawn over.
+// curves: [{name, xs, ys, texts, band: {xs, low, high}}], texts from `drawn`. marks: [{x}], drawn as
+// dashed lines. axis: the kind of x, as in ticks.js. range: [from, to] of x, or null for all.
+// onZoom: called with [from, to] when the reader drags over a part.
 function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, axis = 'step', sync, label }) {
   const box = useRef(null);
   const plot = useRef(null);
@@ -79,7 +79,7 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
     };
   }, [shape]);
   useEffect(() => {
-    // Not when the cursor has moved alone, which renders this, too.
+    // Skipped if only the cursor has moved, which renders this component too.
     if (newest.current[0] === data && newest.current[1] === range) return;
     newest.current = [data, range];
     plot.current.setData(data);
@@ -95,7 +95,7 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
       setIsRead(true);
       u.setCursor({ left: u.valToPos(data[0][Math.max(first, Math.min(last, to))], 'x'), top: u.over.clientHeight / 2 });
     } else if (onZoom && event.key === '+') {
-      const half = (u.scales.x.max - u.scales.x.min) / 8; // of a quarter of what is shown
+      const half = (u.scales.x.max - u.scales.x.min) / 8; // zooms to a quarter of the range
       onZoom([data[0][index] - half, data[0][index] + half]);
     } else if (onZoom && event.key === '-') onZoom(null);
     else return;
@@ -104,14 +104,14 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   const { min, max } = plot.current?.scales.x ?? {};
   const where = at !== null && placeText(axis, data[0][index], (max - min) / 200);
   const shown = curves.map((curve, n) => ({ name: curve.name, value: textAt(curve, data[0][index]) ?? lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
-  // By a screen reader the values are read as the arrow keys go through them, and not as a mouse moves.
+  // A screen reader reads values when the arrow keys move through them, but not when the mouse moves.
   return html`<div class="plot" ref=${box} role="application" aria-roledescription="curve" tabindex="0" aria-label=${`${label}. Arrow keys go through its values${onZoom ? ', + and - zoom' : ''}.`} onKeyDown=${key} onBlur=${() => setIsRead(false)}></div>
     <div class="keys" aria-live=${isRead ? 'polite' : 'off'}>${curves.length > 1
       ? html`${where && html`<span class="soft">${where}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
       : shown.length === 1 && html`<span class="soft">${where || 'last'} <b>${number(shown[0].value)}</b></span>`}</div>`;
 }
 
-// The text of the newest point up to x, if it is no number.
+// The text of the last point up to x if it is not a number, else null.
 function textAt({ xs, texts = [] }, x) {
   let i = xs.length - 1;
   while (i >= 0 && xs[i] > x) i -= 1;
@@ -123,7 +123,7 @@ function lastUpTo(values, index) {
   return null;
 }
 
-// Curves take one column each, or two where the raw values are drawn behind the smoothed ones.
+// Each curve has one column, or two if the raw values are drawn behind the smoothed ones.
 const columnOf = (curves, n, smooth) => (smooth ? 2 * n + 1 : n);
 
 function aligned(curves, smooth, log) {
@@ -154,7 +154,7 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
     bands.push({ series: [series.length, series.length + 1], fill: faint(stroke, 0.18) });
     for (let i = 0; i < 2; i += 1) series.push({ stroke: faint(stroke, 0.35), width: 1, spanGaps: true, points: { show: false } });
   });
-  let widest = 0; // of the texts along x, which reach half beyond their marks
+  let widest = 0; // label on the x axis: half of it extends beyond its tick
   const look = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
     width: box.clientWidth || 300,
@@ -171,17 +171,17 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
       {
         ...look,
         size: 26,
-        // Where there is one place alone, that is marked.
+        // If all points have the same x, only this x has a tick.
         splits: (u, _, low, high) => (u.data[0][0] === u.data[0].at(-1) ? u.data[0].slice(0, 1) : ticks(axis, low, high, box.clientWidth - VALUES_SIZE)),
         values: (u, places) => {
           const texts = tickLabels(axis, places);
-          widest = Math.max(0, ...texts.map((said) => said.length));
+          widest = Math.max(0, ...texts.map((one) => one.length));
           return texts;
         },
       },
       {
         ...look,
-        size: (u, texts) => Math.max(VALUES_SIZE, 14 + 6.5 * Math.max(0, ...(texts ?? []).map((said) => said.length))),
+        size: (u, texts) => Math.max(VALUES_SIZE, 14 + 6.5 * Math.max(0, ...(texts ?? []).map((one) => one.length))),
         values: (u, splits, _, space, difference) => splits.map((value) => (value === null ? '' : shortNumber(value, log ? null : difference))),
       },
     ],

@@ -30,7 +30,7 @@ export function Tabs({ tabs, current, onChoose, label }) {
   </div>`;
 }
 
-// A dialog of the browser's own, which keeps the focus and closes by Escape.
+// A native dialog, which keeps the focus and closes with Escape.
 export function Dialog({ title, onClose, children }) {
   const box = useRef(null);
   useEffect(() => {
@@ -60,9 +60,9 @@ export function Fact({ name, children, title }) {
 export function Copy({ text, label = 'Copy' }) {
   const button = useRef(null);
   const copy = async () => {
-    const said = await navigator.clipboard.writeText(text).then(() => 'Copied', () => 'Not allowed');
+    const outcome = await navigator.clipboard.writeText(text).then(() => 'Copied', () => 'Not allowed');
     if (!button.current) return;
-    button.current.textContent = said;
+    button.current.textContent = outcome;
     setTimeout(() => { if (button.current) button.current.textContent = label; }, 1500);
   };
   return navigator.clipboard ? html`<button class="quiet" ref=${button} onClick=${copy}>${label}</button>` : null;

@@ -1,4 +1,4 @@
-// How a job is shown in a few words: its state, its progress, its numbers.
+// Short displays of a job: state, progress, numbers.
 
 import { serverNow } from '../lib/api.js';
 import { leftOf, money, number, percent, whole } from '../lib/format.js';
@@ -7,7 +7,7 @@ import { link } from '../lib/address.js';
 
 export const STATES = ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
 export const ENDED = new Set(['SUCCEEDED', 'FAILED', 'CANCELLED']);
-// Whether jobs of which so many are in each state have all ended.
+// Whether all jobs have ended, by their counts per state.
 export const isOver = (counts) => Object.keys(counts).every((state) => ENDED.has(state));
 export const WITH_SLOTS = new Set(['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING']);
 
@@ -17,17 +17,17 @@ export function State({ job }) {
     ${held ? 'HELD' : job.state}</span>`;
 }
 
-// What an address has may be anything, and would become a part of the path of a call.
+// An address may contain anything, and the id becomes a part of the path of a call.
 export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
 export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
 
-// The model of a node's GPUs, by Ray's name of it; empty where it has none.
+// The model of a node's GPUs, by Ray's name for it; empty without GPUs.
 export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
 
-// A place in Ray's dashboard, which has its places behind the #.
+// A link to a view of Ray's dashboard.
 export function RayLink({ dashboard, place, title, className, children }) {
   if (!dashboard) return children;
   return html`<a class=${className} href=${`${dashboard.replace(/\/+$/, '')}/#/${place}`} title=${title} target="_blank" rel="noopener noreferrer">${children}</a>`;
@@ -46,16 +46,16 @@ export function Progress({ job }) {
   const left = leftOf(progress, serverNow());
   const share = total ? Math.min(1, step / total) : null;
   const [one, several] = job.spec?.federated ? ['round', 'rounds'] : ['step', 'steps'];
-  const said = total ? `${whole(step)} of ${whole(total)} ${several}` : `${one} ${whole(step)}`;
+  const text = total ? `${whole(step)} of ${whole(total)} ${several}` : `${one} ${whole(step)}`;
   return html`<span class="progress">
     ${share !== null && html`<span class="meter" role="progressbar" aria-valuemin="0" aria-valuemax="100"
-      aria-valuenow=${Math.round(100 * share)} aria-label=${said}><span style=${{ width: `${100 * share}%` }}></span></span>`}
-    <span class="said" title=${said}>${share === null ? said : `${Math.floor(100 * share)}%`}${
+      aria-valuenow=${Math.round(100 * share)} aria-label=${text}><span style=${{ width: `${100 * share}%` }}></span></span>`}
+    <span class="numeric" title=${text}>${share === null ? text : `${Math.floor(100 * share)}%`}${
       left ? html` <span class="soft">${left}</span>` : ''}</span>
   </span>`;
 }
 
-// The loss that a reader looks for first.
+// The loss to show first.
 export function lossOf(job) {
   const { summary } = job;
   const key = ['train/loss', 'loss', 'val/loss'].find((name) => name in summary);
@@ -70,11 +70,11 @@ export function Labels({ labels }) {
     href=${link(['jobs'], { label: `${key}=${value}` })}><span class="soft">${key}</span> ${value}</a>`)}</span>`;
 }
 
-// With `onRemove(tag)` each has a button that takes it away.
+// With `onRemove(tag)`, each tag has a button that removes it.
 export function Tags({ tags, onRemove }) {
   return tags.length > 0 && html`<span class="labels">${tags.map((tag) => html`<span key=${tag} class="label tag"><a href=${link(['jobs'], { where: `"${tag}" in tags` })}>#${tag}</a>${
     onRemove && html`<button class="quiet" aria-label=${`Remove the tag ${tag}`} onClick=${() => onRemove(tag)}>×</button>`}</span>`)}</span>`;
 }
 
-// A value of a document, or none.
+// A value of a document as text.
 export const valueText = (value) => (value === undefined || value === null ? '–' : typeof value === 'number' ? number(value) : typeof value === 'string' ? value : JSON.stringify(value));

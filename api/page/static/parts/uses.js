@@ -1,14 +1,14 @@
-// What ranks use now: processors, memory, GPUs.
+// Current resource usage of ranks: processors, memory, GPUs.
 
 import { bytes, number, percent } from '../lib/format.js';
 
-// A sample is taken every ten seconds at most.
+// Samples are at least ten seconds apart.
 export const SAMPLED_MS = 10000;
 
-// The values of all GPUs of a rank, by the name that follows their number.
+// The values with this name of all GPUs of a rank.
 const ofGpus = (values, name) => Object.keys(values).filter((key) => /^system\/gpu\/\d+\//.test(key) && key.endsWith(`/${name}`)).sort().map((key) => values[key]);
 
-// Columns, each only where a rank has it: [name, (values) => text].
+// Columns, shown only if a rank has values: [name, (values) => text].
 export const GPU_USES = [
   ['GPU', (values) => ofGpus(values, 'utilization').map(percent).join(', ')],
   ['GPU memory', (values) => ofGpus(values, 'memory_used').map(bytes).join(', ')],

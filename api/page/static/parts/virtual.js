@@ -1,11 +1,11 @@
-// Rows of which only those in view are in the document.
+// Virtual scrolling: only the rows in view are in the document.
 
 import { useEffect, useLayoutEffect, useState } from '../lib/html.js';
 
 const SPARE = 8;
 
-// The rows from `first` to `last` (not included) of `count`, in a box that scrolls by itself or, with
-// `box` null, in the window; `above` and `below` are the heights of what is left out.
+// The rows in view, from `first` to `last` (exclusive) of `count`, in an element that scrolls itself or,
+// with `inWindow`, with the window. `above` and `below` are the heights of the omitted rows.
 export function useVirtual(element, count, rowHeight, inWindow = false) {
   const [view, setView] = useState({ top: 0, height: 900 });
   useLayoutEffect(() => {
@@ -30,7 +30,7 @@ export function useVirtual(element, count, rowHeight, inWindow = false) {
   return { first, last, above: first * rowHeight, below: Math.max(0, count - last) * rowHeight };
 }
 
-// Whether the element has come near to what is seen; it stays true.
+// Whether the element has been in or near the viewport.
 export function useSeen(element) {
   const [seen, setSeen] = useState(false);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// The cluster and its queues: who holds what, what is refused and why, what waits and until when.
+// The cluster and its queues: used slots, refused nodes with the reason, waiting jobs with their forecasts.
 
 import { link } from '../lib/address.js';
 import { ago, bytes, clock, duration, exactly, money, plural, whole } from '../lib/format.js';
@@ -28,14 +28,14 @@ export function ClusterPage() {
       <span class="soft">${plural(nodes.length, 'node')}${seen ? html`, seen <span title=${exactly(seen)}>${ago(seen, now)}</span>` : ''}</span>
       ${dashboard && html`<${RayLink} className="button" dashboard=${dashboard} place="cluster">Ray dashboard<//>`}</header>
     ${!connected && html`<div class="failure" role="alert"><strong>The service is not connected to the cluster.</strong> ${reason}</div>`}
-    ${storage.problem && html`<div class="failure" role="alert"><strong>The storage takes no more:</strong> ${storage.problem}</div>`}
+    ${storage.problem && html`<div class="failure" role="alert"><strong>The storage accepts no more data:</strong> ${storage.problem}</div>`}
     <dl class="facts card">${totals.map(({ name, held, total }) => html`<div key=${name} class="fact"><dt>${name} held</dt><dd>${amount(name, held)} of ${amount(name, total)}</dd></div>`)}
       ${storage.used_bytes !== null && html`<div class="fact"><dt>Storage</dt><dd>${bytes(storage.used_bytes)} of ${bytes(storage.quota_bytes)}</dd></div>`}
-      ${autoscaling && html`<div class="fact"><dt>Nodes to come</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
+      ${autoscaling && html`<div class="fact"><dt>Requested nodes</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
     ${nodes.length === 0 && html`<${Empty}>There are no nodes.<//>`}
     <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} spread=${spread} now=${now} dashboard=${dashboard} />`)}</div>
     <h2>Queues</h2><${Failure} error=${queues.error} /><${Queues} queues=${queues.data?.items ?? []} />
-    <h2>What waits</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
+    <h2>Waiting jobs</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
   </section>`;
 }
 
@@ -65,23 +65,23 @@ function Node({ node, jobs, spread, now, dashboard }) {
   const stuck = Math.min(count - taken, quarantined.reduce((sum, { slots }) => sum + slots, 0));
   const out = !node.alive || !node.accepted;
   const model = gpuOf(node);
-  const said = !node.alive ? 'gone' : out ? 'refused' : `${taken} of ${count} ${kind}`;
+  const status = !node.alive ? 'lost' : out ? 'refused' : `${taken} of ${count} ${kind}`;
   return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
-    <h2 class="minor"><${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//><span class="soft">${said}${model && `, ${model}`}</span></h2>
-    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs lose the slots that they had on it.</p>`}
+    <h2 class="minor"><${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//><span class="soft">${status}${model && `, ${model}`}</span></h2>
+    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs have lost their slots on it.</p>`}
     ${!out && count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
       ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
     ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
-    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>its job</a>)</p>`)}
+    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>their job</a>)</p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
     ${!out && kind === 'GPU' && node.jobs.length > 0 && html`<${Gpus} node=${node} jobs=${jobs} spread=${spread} />`}
     ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
   </section>`;
 }
 
-// What the GPUs of a node do now, by the newest samples of the jobs on it.
+// Current usage of a node's GPUs, from the newest samples of its jobs.
 function Gpus({ node, jobs, spread }) {
   const [open, setOpen] = useState(false);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary class="soft">GPUs now</summary>
@@ -91,23 +91,23 @@ function Gpus({ node, jobs, spread }) {
 
 function GpusOf({ id, name, isSpread }) {
   const sample = usePoll(isSpread ? null : `v1/jobs/${id}/metrics/system/newest`, {}, SAMPLED_MS).data;
-  const said = isSpread ? 'is on several nodes: see its ranks' : sample && !sample.ranks.length ? 'has no sample yet' : '';
-  return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${said}</span></td></tr>
+  const note = isSpread ? 'runs on several nodes: see its ranks' : sample && !sample.ranks.length ? 'has no sample yet' : '';
+  return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${note}</span></td></tr>
     ${sample?.ranks.map(({ rank, values }) => html`<tr key=${rank}><td>${rank}</td>${GPU_USES.map(([column, of]) => html`<td key=${column} class="num">${of(values) || '–'}</td>`)}</tr>`)}</tbody>`;
 }
 
 function Queues({ queues }) {
-  const said = (resources) => Object.entries(resources).filter(([, value]) => value).map(([name, value]) => `${amount(name, value)} ${name === 'memory' ? '' : name}`).join(', ') || '–';
-  return html`<div class="card"><table><thead><tr><th>Queue</th><th class="num">Waiting</th><th class="num">Running</th><th>Holds</th><th>Quota</th><th>Limit</th><th class="num">Weight</th><th class="num">Spent this month</th></tr></thead>
+  const amounts = (resources) => Object.entries(resources).filter(([, value]) => value).map(([name, value]) => `${amount(name, value)} ${name === 'memory' ? '' : name}`).join(', ') || '–';
+  return html`<div class="card"><table><thead><tr><th>Queue</th><th class="num">Waiting</th><th class="num">Running</th><th>Held</th><th>Quota</th><th>Limit</th><th class="num">Weight</th><th class="num">Spent this month</th></tr></thead>
     <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
       <td class="num">${whole(queue.num_waiting)}${queue.num_held ? html` <span class="soft">(${queue.num_held} held)</span>` : ''}</td>
       <td class="num">${whole(queue.num_running)}${queue.max_running !== null ? html` <span class="soft">of ${queue.max_running}</span>` : ''}</td>
-      <td class="kept">${said(queue.holds)}</td><td class="kept">${said(queue.quota)}</td><td class="kept">${said(queue.limit)}</td><td class="num">${queue.weight}</td>
+      <td class="kept">${amounts(queue.holds)}</td><td class="kept">${amounts(queue.quota)}</td><td class="kept">${amounts(queue.limit)}</td><td class="num">${queue.weight}</td>
       <td class="num">${queue.spent_this_month === null ? '–' : money(queue.spent_this_month, queue.currency)}</td></tr>`)}</tbody></table></div>`;
 }
 
-// The jobs that start next, each with its explanation: the first of the queue are named by the
-// explanation of a job that is far back in it. A job that is held has no place. {found, error}
+// The jobs that start next, with their explanations: {found, error}. The explanation of a job far back
+// in the queue names the first jobs of the queue. Held jobs have no position.
 function useWaiting() {
   const [state, setState] = useState({ found: null, error: null });
   useEffect(() => {
@@ -135,13 +135,13 @@ function useWaiting() {
 function Waiting({ now, running }) {
   const { found, error } = useWaiting();
   if (!found) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
-  if (!found.jobs.length) return html`<${Empty}>Nothing waits.<//>`;
+  if (!found.jobs.length) return html`<${Empty}>No jobs are waiting.<//>`;
   const starts = found.jobs.map(({ explanation }) => explanation.start?.at).filter(Boolean).map((at) => new Date(at).getTime());
   const runs = running.map((job) => ({ job, end: new Date(job.progress?.latest_end_at ?? 0).getTime() })).filter(({ end }) => end > now).sort((a, b) => a.end - b.end).slice(0, FORECASTS);
   const until = Math.max(now + 60000, ...starts, ...runs.map(({ end }) => end)) * 1;
   const span = (until - now) * 1.15;
   const part = (time) => `${Math.max(0, Math.min(100, (100 * (time - now)) / span))}%`;
-  return html`<div class="card"><p class="soft">From now to ${clock(now + span)}: solid while a job runs, dashed while it waits.</p>
+  return html`<div class="card"><p class="soft">From now to ${clock(now + span)}: solid bars for running jobs, dashed bars for waiting jobs.</p>
     <div class="forecast">
       ${runs.map(({ job, end }) => html`<div key=${job.id} class="name"><a href=${toJob(job.id)}>${nameOf(job)}</a></div>
         <div class="track" title=${`ends between ${exactly(job.progress.earliest_end_at)} and ${exactly(end)}`}><span class="span runs" style=${{ left: 0, width: part(end) }}></span><span class="when" style=${{ left: part(end) }}>${duration((end - now) / 1000)}</span></div>`)}
@@ -152,8 +152,8 @@ function Waiting({ now, running }) {
             ? html`<span class="span waits" style=${{ left: 0, width: part(at) }} hidden=${at <= now}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
             : html`<span class="when soft">${explanation.start?.reason?.message ?? explanation.reason.message}</span>`}</div>`;
       })}</div>
-    <table><thead><tr><th class="num">Place</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
+    <table><thead><tr><th class="num">Position</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
       ${found.jobs.map(({ job, explanation }) => html`<tr key=${job.id}><td class="num">${explanation.position ?? '–'}</td><td><a href=${toJob(job.id)}>${nameOf(job)}</a></td>
         <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td class="sentence">${explanation.reason.message}</td></tr>`)}</tbody></table>
-    ${found.count > found.jobs.length && html`<p><a href=${link(['jobs'], { state: 'QUEUED' })}>${plural(found.count, 'job')} wait in all</a></p>`}</div>`;
+    ${found.count > found.jobs.length && html`<p><a href=${link(['jobs'], { state: 'QUEUED' })}>All ${plural(found.count, 'waiting job')}</a></p>`}</div>`;
 }

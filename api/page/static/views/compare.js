@@ -1,4 +1,4 @@
-// Jobs beside each other: what `/v1/compare` says of them, and their curves in one picture.
+// Compares jobs: the answer of `/v1/compare`, and their curves in shared charts.
 
 import { address, adjust } from '../lib/address.js';
 import { get } from '../lib/api.js';
@@ -15,9 +15,9 @@ import { SweepView } from './sweep.js';
 
 const MOST = 20;
 const EVERY_MS = 4000;
-// What curves are drawn against, besides steps: for the series of a job, the place of a step.
+// The x axes besides steps: for the series of a job, a function from a step to its position.
 const AXES = { seconds: secondsOf, bytes: sentOf };
-// Metrics of which less is better, and of which more is; of others neither end is the best one.
+// Metrics of which less is better, and of which more is better; other metrics have no best end.
 const LESS = /loss|error|perplexity|_time_s|wait_s|(^|[/_])(mae|mse|rmse)$/;
 const MORE = /accuracy|samples_per_s|tokens_per_s|(^|[/_])(auc|f1|iou|r2|map|bleu|dice|precision|recall)/;
 
@@ -27,8 +27,8 @@ export function ComparePage() {
   return sweep && isArrayId(sweep) ? html`<${SweepView} id=${sweep} />` : html`<${Comparison} params=${params} />`;
 }
 
-// The comparison and the series of its jobs, with `times` also when steps were done; asked for anew
-// while one of them is live.
+// The comparison and the series of its jobs, with `times` also the times of steps. Polled while one of
+// the jobs is live.
 function useComparison(ids, times) {
   const [state, setState] = useState({ found: null, series: {}, error: null });
   const key = ids.join();
@@ -39,7 +39,7 @@ function useComparison(ids, times) {
     const live = new Map();
     repeat(async (signal) => {
       const found = await get('v1/compare', { jobs: key }, signal);
-      // The baseline may be none of those that were asked for.
+      // The answer may also have the baseline.
       for (const { id } of found.jobs) {
         if (!live.has(id)) live.set(id, new LiveSeries(id, { times }));
         await live.get(id).read(signal);
@@ -60,7 +60,7 @@ function Comparison({ params }) {
   const log = params.get('log') === '1';
   const smooth = Number(params.get('smooth')) || 0;
   useEffect(() => setRange(null), [x]);
-  if (!ids.length) return html`<h1>Compare</h1><${Empty}>Choose two jobs or more in <a href="#/jobs">the list of jobs</a>.<//>`;
+  if (!ids.length) return html`<h1>Compare</h1><${Empty}>Choose two or more jobs in <a href="#/jobs">the list of jobs</a>.<//>`;
   if (!found) return html`<h1>Compare</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const { jobs, baseline } = found;
   const keys = inOrder(new Set(jobs.flatMap(({ id }) => Object.keys(series[id]))));
@@ -81,16 +81,16 @@ function Comparison({ params }) {
     <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
       <${Chart} curves=${curveOf(key)}
         log=${log} smooth=${smooth} range=${range} onZoom=${setRange} axis=${x || 'step'} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
-    <${KeepingInStep} jobs=${jobs} baseline=${baseline} sync=${found.sync} />
-    <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference to the baseline,' : ''} and the best one, or the range, with steps.</p>
+    <${Synchronization} jobs=${jobs} baseline=${baseline} sync=${found.sync} />
+    <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
-    <h2>What differs in the documents</h2>
-    ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ said: valueText(value) })) }))} />` : html`<p class="soft">Nothing.</p>`}
+    <h2>Differences between the documents</h2>
+    ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
   </section>`;
 }
 
-// For a metric, the curve of each job. axis: as in AXES; without one, steps. A job whose steps have no
-// place on it has no curve.
+// A function from a metric to the curve of each job. axis: one of AXES, or undefined for steps. A job
+// whose steps have no position on the axis has no curve.
 function curves(jobs, series, axis) {
   const places = jobs.map(({ id }) => (axis ? axis(series[id]) : (step) => step));
   return (key) => jobs.map((job, n) => {
@@ -99,13 +99,13 @@ function curves(jobs, series, axis) {
   });
 }
 
-// What keeping the copies of the model in step cost, if the jobs did it in different ways, or told of it.
-function KeepingInStep({ jobs, baseline, sync }) {
-  const told = sync.some((one) => one && one.sent_bytes !== null);
-  if (!told && new Set(sync.map((one) => one?.topology)).size < 2) return null;
-  const row = (name, of) => ({ name, cells: sync.map((one) => ({ said: one ? of(one) : '–' })) });
+// The cost of synchronizing the models, if the jobs do it in different ways or report it.
+function Synchronization({ jobs, baseline, sync }) {
+  const isReported = sync.some((one) => one && one.sent_bytes !== null);
+  if (!isReported && new Set(sync.map((one) => one?.topology)).size < 2) return null;
+  const row = (name, of) => ({ name, cells: sync.map((one) => ({ text: one ? of(one) : '–' })) });
   const rows = [
-    row('kept in step by', (one) => one.topology),
+    row('synchronized by', (one) => one.topology),
     row('steps', (one) => number(one.steps)),
     row('samples a second', (one) => number(one.samples_per_s)),
     row('bytes sent a step', (one) => bytes(one.sent_bytes)),
@@ -114,8 +114,8 @@ function KeepingInStep({ jobs, baseline, sync }) {
     row('distance from consensus', (one) => number(one.consensus_distance)),
     row('val/loss', (one) => number(one.loss)),
   ];
-  return html`<h2>Cost of keeping in step</h2><p class="soft">Bytes are those of all ranks together. Staleness counts what others changed between the reading of weights and the update with their gradient.</p>
-    <${Table} label="Cost of keeping in step" jobs=${jobs} baseline=${baseline} rows=${rows} />`;
+  return html`<h2>Cost of synchronization</h2><p class="soft">Bytes are summed over all ranks. Staleness is the number of updates by other ranks between reading weights and applying their gradient.</p>
+    <${Table} label="Cost of synchronization" jobs=${jobs} baseline=${baseline} rows=${rows} />`;
 }
 
 function inOrderBy(metrics) {
@@ -123,22 +123,22 @@ function inOrderBy(metrics) {
   return inOrder(byKey.keys()).map((key) => byKey.get(key));
 }
 
-// A metric as a row of cells; the job that came furthest is marked where it is known which end is best.
+// A metric as a row of cells. The best job is marked if the metric has a best end.
 function rowOfMetric({ key, values, changes }) {
   const end = LESS.test(key) ? 'min' : MORE.test(key) ? 'max' : null;
   const bests = end ? values.map((one) => asNumber(one?.[end])).filter((value) => value !== null) : [];
   const best = new Set(bests).size > 1 ? Math[end](...bests) : null;
   const cells = values.map((one, n) => {
-    if (!one) return { said: '–' };
+    if (!one) return { text: '–' };
     const more = end ? `best ${number(one[end])} at ${number(one[`${end}_step`])}` : `${number(one.min)} to ${number(one.max)}`;
     const change = changes[n];
-    return { said: number(one.last), more, change: change ? `${change > 0 ? '+' : '-'}${number(Math.abs(change))}` : '', isBest: best !== null && one[end] === best };
+    return { text: number(one.last), more, change: change ? `${change > 0 ? '+' : '-'}${number(Math.abs(change))}` : '', isBest: best !== null && one[end] === best };
   });
   return { name: key, cells };
 }
 
 function Table({ label, jobs, baseline, rows }) {
   return html`<div class="card" role="region" aria-label=${label} tabindex="0"><table class="differs"><thead><tr><td></td>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}${job.id === baseline ? ' (baseline)' : ''}</th>`)}</tr></thead>
-    <tbody>${rows.map(({ name, cells }) => html`<tr key=${name}><td><code>${name}</code></td>${cells.map(({ said, more, change, isBest }, n) => html`<td key=${n} class=${`num ${isBest ? 'best' : ''}`}>${said}${
+    <tbody>${rows.map(({ name, cells }) => html`<tr key=${name}><td><code>${name}</code></td>${cells.map(({ text, more, change, isBest }, n) => html`<td key=${n} class=${`num ${isBest ? 'best' : ''}`}>${text}${
       change && html` <span class="soft">${change}</span>`}${more && html`<br /><small class=${isBest ? '' : 'soft'}>${more}</small>`}</td>`)}</tr>`)}</tbody></table></div>`;
 }

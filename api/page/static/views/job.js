@@ -1,4 +1,4 @@
-// One job: what it is, why it is so, and tabs for the rest.
+// The page of one job: its facts, the reason for its state, and tabs for the rest.
 
 import { address, adjust, go, link } from '../lib/address.js';
 import { change, followEvents } from '../lib/api.js';
@@ -20,9 +20,9 @@ import { EventList, Timeline, changedAt } from './job/timeline.js';
 
 const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
 const JOB_MS = 3000;
-// Of what changes with an event, upon which it is asked for at once.
+// Period for data that changes only with an event, which reloads it at once.
 const SELDOM_MS = 60000;
-// Of the explanation of a running job, which changes with its events, but for the time that is left.
+// Period for the explanation of a running job: between events only the remaining time changes.
 const RUNNING_MS = 30000;
 const CLASSES = {
   useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
@@ -68,7 +68,7 @@ export function JobPage({ path: [, jobId] }) {
   </article>`;
 }
 
-// The events so far, by the stream of events; `onNews` is called when some have come.
+// The events so far, from the event stream. `onNews` is called when new events have arrived.
 function useEvents(jobId, onNews) {
   const [state, setState] = useState({ events: [], error: null });
   const all = useRef([]);
@@ -117,37 +117,37 @@ function Actions({ job, refresh }) {
   return html`<span class="buttons">
     ${job.links.ray_dashboard && html`<${RayLink} className="button" dashboard=${job.links.ray_dashboard} place="actors" title=${`Its actors are called dray:${job.id}:…`}>Ray dashboard<//>`}
     ${isSweep && html`<a class="button" href=${link(['compare'], { sweep: job.array_id })}>The sweep</a>`}
-    <a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a>
+    <a class="button" href=${link(['submit'], { from: job.id })}>Edit and resubmit</a>
     ${waits && html`<button onClick=${() => act('PATCH', `v1/jobs/${job.id}`, { held: !job.held_by })}>${job.held_by ? 'Release' : 'Hold'}</button>`}
     ${!ended && job.state !== 'CANCELLING' && html`<button class="danger" onClick=${() => setAsking('cancel')}>Cancel</button>`}
     ${ended && html`<button class="danger" onClick=${() => setAsking('delete')}>Delete</button>`}
     ${error && html`<${Dialog} title="That did not work" onClose=${() => setError(null)}><${Failure} error=${error} /><p class="buttons"><button onClick=${() => setError(null)}>Close</button></p><//>`}
     ${asking === 'cancel' && html`<${Dialog} title=${`Cancel ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
-      <p>It stops. Its metrics, logs and checkpoints stay.</p>
+      <p>The job stops. Its metrics, logs and checkpoints are kept.</p>
       <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${() => act('POST', `v1/jobs/${job.id}/cancel`)}>Cancel it</button></p><//>`}
     ${asking === 'delete' && html`<${Dialog} title=${`Delete ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
-      <p>Its logs, checkpoints and artifacts go with it, for good.</p>
+      <p>Its logs, checkpoints and artifacts are deleted too. This can't be undone.</p>
       <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${remove}>Delete it</button></p><//>`}
   </span>`;
 }
 
-// Why the job is in its state, in words, and what is expected.
+// The reason for the state of the job, and its expected start and end.
 function Why({ job, explanation }) {
   const now = useNow(5000);
-  const told = explanation?.state === job.state ? explanation : null;
-  const start = told?.start;
+  const current = explanation?.state === job.state ? explanation : null;
+  const start = current?.start;
   return html`<div class=${`why ${job.state === 'FAILED' ? 'bad' : ''}`}>
-    <p>${(told?.reason ?? job.reason).message}</p>
-    ${job.held_by && html`<p>${job.held_by} holds it.</p>`}
-    ${told?.position && html`<p>It is number ${told.position} of ${plural(told.queue_length, 'waiting job')}.</p>`}
+    <p>${(current?.reason ?? job.reason).message}</p>
+    ${job.held_by && html`<p>Held by ${job.held_by}.</p>`}
+    ${current?.position && html`<p>It is number ${current.position} of ${plural(current.queue_length, 'waiting job')}.</p>`}
     ${start?.at && html`<p>It is expected to start <strong title=${exactly(start.at)}>${range(start, now)}</strong>${
       start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as recent jobs did` : ''}.</p>`}
-    ${start && !start.at && start.reason && html`<p>The time of its start is not known: ${start.reason.message}.</p>`}
-    ${told?.end?.at && html`<p>It is expected to end <strong title=${`${exactly(told.end.earliest_at)} to ${exactly(told.end.latest_at)}`}>${range(told.end, now)}</strong>.</p>`}
-    ${told?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > now ? ` (${until(one.at, now)}, about ${clock(one.at)})` : ''}.</p>`)}
-    ${told && (told.ahead.length > 0 || told.blocked_by.length > 0) && html`<details><summary>${told.blocked_by.length ? `${plural(told.blocked_by.length, 'job')} it waits for` : 'Jobs ahead of it'}</summary>
-      <p>${[...told.running.filter(({ id }) => told.blocked_by.includes(id)), ...told.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
-    ${told?.favoured.map((one) => html`<p key=${one.code}>${one.message}</p>`)}
+    ${start && !start.at && start.reason && html`<p>Its start can't be predicted: ${start.reason.message}.</p>`}
+    ${current?.end?.at && html`<p>It is expected to end <strong title=${`${exactly(current.end.earliest_at)} to ${exactly(current.end.latest_at)}`}>${range(current.end, now)}</strong>.</p>`}
+    ${current?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > now ? ` (${until(one.at, now)}, about ${clock(one.at)})` : ''}.</p>`)}
+    ${current && (current.ahead.length > 0 || current.blocked_by.length > 0) && html`<details><summary>${current.blocked_by.length ? `Waits for ${plural(current.blocked_by.length, 'job')}` : 'Jobs ahead of it'}</summary>
+      <p>${[...current.running.filter(({ id }) => current.blocked_by.includes(id)), ...current.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
+    ${current?.favoured.map((one) => html`<p key=${one.code}>${one.message}</p>`)}
     ${job.warnings.map((one) => html`<p key=${one.code + one.message}>Warning: ${one.message}</p>`)}
   </div>`;
 }
@@ -161,7 +161,7 @@ function Facts({ job }) {
     <${Fact} name="Workers">${job.world_size}<//>
     ${topologyOf(job.spec) && html`<${Fact} name="Topology">${topologyOf(job.spec)}<//>`}
     <${Fact} name="Queue">${job.queue}, priority ${job.priority}<//>
-    <${Fact} name="Who">${job.owner}<//>
+    <${Fact} name="Owner">${job.owner}<//>
     <${Fact} name="Submitted" title=${exactly(job.created_at)}>${clock(job.created_at)}<//>
     ${job.started_at && html`<${Fact} name="Waited">${duration(seconds(job.created_at, job.started_at))}<//>`}
     ${job.started_at && html`<${Fact} name=${job.finished_at ? 'Took' : 'Since start'} title=${exactly(job.started_at)}>${duration((end - new Date(job.started_at)) / 1000)}<//>`}
@@ -179,7 +179,7 @@ function Goodput({ job }) {
   const parts = Object.entries(job.goodput.slot_seconds).map(([name, value]) => ({
     name, value, title: `${CLASSES[name] ?? name}: ${duration(value)} of slots, ${((100 * value) / job.goodput.total).toFixed(1)}%`,
   }));
-  return html`<div class="goodput"><h2 class="minor">What the slots did</h2>
+  return html`<div class="goodput"><h2 class="minor">Where the time went</h2>
     <${Bar} parts=${parts} label=${`Goodput: ${parts.filter(({ value }) => value > 0).map(({ title }) => title).join('; ')}`} />
     <ul class="legend">${parts.filter(({ value }) => value > 0).map(({ name, value }) => html`<li key=${name}><span class=${`share share-${name}`}></span>${CLASSES[name] ?? name}
       <span class="soft"> ${((100 * value) / job.goodput.total).toFixed(1)}%</span></li>`)}</ul></div>`;

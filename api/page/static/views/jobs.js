@@ -1,4 +1,4 @@
-// The list of jobs, which moves by itself.
+// The list of jobs, which updates itself.
 
 import { address, adjust, go, link } from '../lib/address.js';
 import { change, hasToken } from '../lib/api.js';
@@ -20,7 +20,7 @@ const GROUPS = [
   ['failed', 'Failed', ['FAILED']],
 ];
 
-// What the API is asked, by the address.
+// The API query for the parameters of an address.
 function queryOf(params) {
   const text = (params.get('text') || '').trim();
   const query = { state: params.getAll('state'), queue: params.get('queue'), label: params.getAll('label'), where: params.get('where') };
@@ -55,7 +55,7 @@ export function Jobs() {
       try {
         await list.refresh(...inView.current, signal);
       } catch (raised) {
-        // An expression that can't be read stays so: it is not asked again.
+        // An expression with a syntax error is not sent again.
         if (raised.code !== 'invalid_search') throw raised;
         setError(raised);
         return true;
@@ -89,13 +89,13 @@ export function Jobs() {
     <${Failure} error=${isUnreadable ? null : error} />
     ${!list.loaded.value && !error && html`<${Loading} />`}
     ${list.loaded.value && list.jobs.length === 0 && html`<${Empty}>
-      ${[...params.keys()].length ? 'No job is like that.' : html`There are no jobs yet. <a href=${link(['submit'])}>Submit the first one</a>.`}<//>`}
+      ${[...params.keys()].length ? 'No matching jobs.' : html`There are no jobs yet. <a href=${link(['submit'])}>Submit the first one</a>.`}<//>`}
     ${list.jobs.length > 0 && html`<table class="jobs" aria-rowcount=${list.next ? -1 : list.jobs.length + 1}>
       <thead><tr>
-        <th class="pick"><input type="checkbox" aria-label="Choose all jobs that are loaded" checked=${allChosen}
+        <th class="pick"><input type="checkbox" aria-label="Choose all loaded jobs" checked=${allChosen}
           onChange=${() => setChosen(allChosen ? new Set() : new Set(list.jobs.map((job) => job.id)))} /></th>
         <th>Name</th><th>State</th><th class="wide">Progress</th><th class="num">Loss</th><th>Queue</th>
-        <th class="who">Who</th><th class="num" title="Workers: the world size">Workers</th>
+        <th class="who">Owner</th><th class="num" title="Workers: the world size">Workers</th>
         <th class="num" title="The useful share of the time of its slots">Goodput</th><th class="num cost">Cost</th><th class="num">Submitted</th>
       </tr></thead>
       <tbody ref=${body}>
@@ -141,7 +141,7 @@ function Filters({ params }) {
   };
   return html`<div class="filters" role="search">
     <div class="segments" role="group" aria-label="States">
-      ${GROUPS.map(([name, said, group]) => html`<button key=${name} aria-pressed=${same(group)} onClick=${() => adjust({ state: group })}>${said}</button>`)}
+      ${GROUPS.map(([name, title, group]) => html`<button key=${name} aria-pressed=${same(group)} onClick=${() => adjust({ state: group })}>${title}</button>`)}
     </div>
     <select aria-label="State" value=${states.length === 1 ? states[0] : ''} onChange=${(event) => adjust({ state: event.target.value })}>
       <option value="">any state</option>${STATES.map((state) => html`<option key=${state} value=${state}>${state}</option>`)}</select>
@@ -157,13 +157,13 @@ function Filters({ params }) {
   </div>`;
 }
 
-// The search expression, with what is wrong with it below the column that the server names.
+// The search expression, and its error below the column that the server names.
 function Search({ where, error }) {
   const [text, setText] = useState(where);
   const field = useRef(null);
   useEffect(() => setText(where), [where]);
-  const [, column, said] = error?.message.match(/^column (\d+): ([^]*)$/) ?? [null, null, error?.message];
-  // The server counts characters, a text of JavaScript halves of some.
+  const [, column, message] = error?.message.match(/^column (\d+): ([^]*)$/) ?? [null, null, error?.message];
+  // The server counts characters; JavaScript counts UTF-16 code units.
   const before = column ? [...where].slice(0, column - 1).join('') : where;
   useEffect(() => {
     if (error && document.activeElement === field.current) field.current.setSelectionRange(before.length, before.length);
@@ -177,19 +177,19 @@ function Search({ where, error }) {
       value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onInput=${(event) => setText(event.target.value)} />
     <button>Search</button>
     ${where && html`<button type="button" class="quiet" onClick=${() => adjust({ where: '' })}>Clear</button>`}
-    ${error && html`<pre id="where-error" role="alert">${`${where}\n`}<span aria-hidden="true"><span class="before">${before}</span>^ </span><strong>${said}</strong>${column && html`<span class="hidden"> at column ${column}</span>`}${error.hint && `\n${error.hint}`}</pre>`}
+    ${error && html`<pre id="where-error" role="alert">${`${where}\n`}<span aria-hidden="true"><span class="before">${before}</span>^ </span><strong>${message}</strong>${column && html`<span class="hidden"> at column ${column}</span>`}${error.hint && `\n${error.hint}`}</pre>`}
   </form>`;
 }
 
-// What can be done with the jobs that are chosen.
+// Actions on the chosen jobs.
 function Chosen({ list, chosen, clear, wake }) {
   const [asking, setAsking] = useState(null);
   const [priority, setPriority] = useState(50);
-  const [said, setSaid] = useState(null);
+  const [message, setMessage] = useState(null);
   const jobs = list.jobs.filter((job) => chosen.has(job.id));
   const live = jobs.filter((job) => !ENDED.has(job.state));
   const each = async (doing) => {
-    setSaid('…');
+    setMessage('…');
     const refused = [];
     for (const job of live) {
       try {
@@ -198,7 +198,7 @@ function Chosen({ list, chosen, clear, wake }) {
         refused.push(`${nameOf(job)}: ${error.message}`);
       }
     }
-    setSaid(refused.length ? refused.join('; ') : null);
+    setMessage(refused.length ? refused.join('; ') : null);
     setAsking(null);
     if (!refused.length) clear();
     wake.current?.();
@@ -210,14 +210,14 @@ function Chosen({ list, chosen, clear, wake }) {
     <button onClick=${() => setAsking('priority')} disabled=${!live.length}>Change priority</button>
     <button class="danger" onClick=${() => setAsking('cancel')} disabled=${!live.length}>Cancel</button>
     <button class="quiet" onClick=${clear}>Clear</button>
-    ${said && html`<span role="alert" class="said">${said}</span>`}
+    ${message && html`<span role="alert" class="numeric">${message}</span>`}
     ${asking === 'cancel' && html`<${Dialog} title=${`Cancel ${plural(live.length, 'job')}?`} onClose=${() => setAsking(null)}>
-      <p>${live.slice(0, 8).map(nameOf).join(', ')}${live.length > 8 ? ` and ${live.length - 8} more` : ''}. What they have stored stays.</p>
+      <p>${live.slice(0, 8).map(nameOf).join(', ')}${live.length > 8 ? ` and ${live.length - 8} more` : ''}. Their metrics, logs and checkpoints are kept.</p>
       <p class="buttons"><button onClick=${() => setAsking(null)}>Keep them</button>
         <button class="danger" onClick=${() => each((job) => change('POST', `v1/jobs/${job.id}/cancel`))}>Cancel them</button></p><//>`}
     ${asking === 'priority' && html`<${Dialog} title="Change priority" onClose=${() => setAsking(null)}>
       <p><label>Priority, 0 to 100 <input type="number" min="0" max="100" value=${priority} onInput=${(event) => setPriority(Number(event.target.value))} /></label></p>
-      <p class="buttons"><button onClick=${() => setAsking(null)}>Leave it</button>
+      <p class="buttons"><button onClick=${() => setAsking(null)}>Close</button>
         <button class="primary" onClick=${() => each((job) => change('PATCH', `v1/jobs/${job.id}`, { priority }))}>Change ${plural(live.length, 'job')}</button></p><//>`}
   </div>`;
 }

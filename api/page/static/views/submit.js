@@ -1,4 +1,4 @@
-// Submit a job: an editor over its document, which the server checks as one types.
+// Submit a job: an editor for its document, which the server checks while the user types.
 
 import { address, go } from '../lib/address.js';
 import { change, get, mayPass, serverNow } from '../lib/api.js';
@@ -58,7 +58,7 @@ export function SubmitPage() {
   const wrong = verdict.problem ? placeOf(text, verdict.problem.pointer) : null;
   const wrongLine = verdict.line ?? (wrong && verdict.problem.pointer ? lineOf(text, wrong.start) : null);
   return html`<section aria-labelledby="title">
-    <header class="head"><h1 id="title">${from ? 'Submit again, changed' : 'Submit a job'}</h1>
+    <header class="head"><h1 id="title">${from ? 'Edit and resubmit' : 'Submit a job'}</h1>
       <label class="soft">Template <select value="" onChange=${(event) => { if (event.target.value) setText(written(templates[event.target.value])); event.target.value = ''; }}>
         <option value="">choose …</option>${Object.keys(templates).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
       <button class="primary button" disabled=${busy || !verdict.explanation} onClick=${submit}>Submit</button></header>
@@ -82,8 +82,8 @@ function useTemplates() {
   return found;
 }
 
-// What the server says of the document: {explanation}, or {problem}, or {line, message} of text that is
-// no JSON, or nothing while it is asked.
+// The server's verdict on the document: {explanation, plan}, {problem}, {line, message} if the text is
+// not JSON, or {} while it is being checked.
 function useVerdict(text) {
   const [verdict, setVerdict] = useState({});
   useEffect(() => {
@@ -102,7 +102,7 @@ function useVerdict(text) {
       try {
         const explanation = await change('POST', 'v1/jobs', text, { dry_run: true });
         if (!isOld) setVerdict({ explanation });
-        // A script brings a model that nobody knows before it runs.
+        // The model of a script is unknown before the script runs.
         const plan = document.recipe && await change('POST', 'v1/plan', text).catch(() => null);
         if (!isOld && plan) setVerdict({ explanation, plan });
       } catch (problem) {
@@ -124,21 +124,21 @@ function Verdict({ verdict, line, show }) {
   const { explanation, plan, problem, message } = verdict;
   if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
   if (problem) {
-    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked now' : 'It would be refused'}</h2>
-      <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the place</button></p>`}</div>`;
+    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked now' : 'Invalid'}</h2>
+      <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the position</button></p>`}</div>`;
   }
-  if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Being checked …</p></div>`;
+  if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Checking …</p></div>`;
   const { start } = explanation;
-  return html`<div class="verdict right" role="status"><h2>The server would take it</h2><p>${explanation.reason.message}</p>
+  return html`<div class="verdict right" role="status"><h2>Valid</h2><p>${explanation.reason.message}</p>
     ${start?.at && html`<p>Expected to start <strong>${range(start, serverNow())}</strong>.</p>`}
-    ${start && !start.at && start.reason && html`<p>When it would start can't be told: ${start.reason.message}.</p>`}
+    ${start && !start.at && start.reason && html`<p>Its start can't be predicted: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
     ${explanation.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > serverNow() ? ` (about ${clock(one.at)})` : ''}.</p>`)}
-    ${explanation.sync && html`<p>The ranks would keep in step by <strong>${explanation.sync.chosen}</strong>: ${explanation.sync.options.find(({ name }) => name === explanation.sync.chosen)?.why}.</p>`}
+    ${explanation.sync && html`<p>The ranks would synchronize by <strong>${explanation.sync.chosen}</strong>: ${explanation.sync.options.find(({ name }) => name === explanation.sync.chosen)?.why}.</p>`}
     ${plan && html`<${Plan} plan=${plan} />`}</div>`;
 }
 
-// How the planner would divide the job, its memory and its speed.
+// The planner's division of the job, with its memory and speed.
 function Plan({ plan }) {
   if (!plan.chosen) return html`<p><strong>It does not fit.</strong> ${plan.change}</p>`;
   const mesh = plan.meshes.find(({ name }) => name === plan.chosen);

@@ -1,4 +1,4 @@
-// A sweep: its trials as lines over the searched parameters, and the best of them as a table.
+// A sweep: its trials as lines over the searched parameters, and a table of the best trials.
 
 import { go } from '../lib/address.js';
 import { get } from '../lib/api.js';
@@ -17,7 +17,7 @@ const HEIGHT = 332;
 const [TOP, BOTTOM, SIDE] = [46, 14, 60];
 const AXIS_WIDTH = 160;
 
-// The sweep and its trials, the best first, asked for anew until all are over.
+// The sweep and its trials, best first, polled until all trials are over.
 function useSweep(id) {
   const [state, setState] = useState({ sweep: null, trials: [], error: null });
   useEffect(() => {
@@ -40,7 +40,7 @@ function useSweep(id) {
   return state;
 }
 
-// Trials that failed or were stopped early are never the best, whatever they had reached.
+// Trials that failed or were stopped early are never the best, whatever their value.
 const counts = ({ state, reason, value }) => value !== null && state !== 'FAILED' && reason.code !== 'stopped_early';
 
 function ranked(trials, mode) {
@@ -71,7 +71,7 @@ export function SweepView({ id }) {
 
 const text = JSON.stringify;
 
-// An axis: where a value lies on it, from 0 below to 1 above, and the values that are written beside it.
+// An axis: the position of a value, from 0 (bottom) to 1 (top), and the values of its ticks.
 function axisOf(name, { choices = null, min, max, log = false }) {
   if (choices) {
     const at = new Map(choices.map((choice, n) => [text(choice), choices.length > 1 ? n / (choices.length - 1) : 0.5]));
@@ -85,7 +85,7 @@ function axisOf(name, { choices = null, min, max, log = false }) {
   return { name, at: (value) => (typeof value === 'number' ? share(value) : NaN), ticks: high > low ? [min, Number(middle.toPrecision(3)), max] : [min] };
 }
 
-// Parallel coordinates. One trial at a time is pointed out: by the pointer, or by the arrow keys.
+// Parallel coordinates. The pointer or the arrow keys highlight one trial at a time.
 function Lines({ sweep, names, trials }) {
   const box = useRef(null);
   const [width, setWidth] = useState(900);
@@ -105,7 +105,7 @@ function Lines({ sweep, names, trials }) {
   const y = (share) => TOP + (1 - share) * (HEIGHT - TOP - BOTTOM);
   const valueOf = (trial, n) => (n < names.length ? trial.parameters[names[n]] : trial.value);
   const points = (trial) => axes.map((axis, n) => [x(n), axis.at(valueOf(trial, n)), valueOf(trial, n)]).filter(([, share]) => Number.isFinite(share));
-  const said = (trial) => axes.map(({ name }, n) => `${name} ${valueText(valueOf(trial, n))}`).join(', ');
+  const described = (trial) => axes.map(({ name }, n) => `${name} ${valueText(valueOf(trial, n))}`).join(', ');
   const current = Math.min(at, drawn.length - 1);
   const shown = drawn[current];
   const point = (n, focus) => {
@@ -124,10 +124,10 @@ function Lines({ sweep, names, trials }) {
     const isBest = counts(trial) && n < NUM_COLOURS;
     const path = points(trial).map(([left, share], i) => `${i ? 'L' : 'M'}${left.toFixed(1)} ${y(share).toFixed(1)}`).join('');
     return html`<g key=${trial.index} class=${`trial ${isBest ? `colour-${n}` : 'soft'} ${isBest ? 'good' : ''} ${isPointed && n === current ? 'pointed' : ''}`} role="option" data-n=${n}
-      aria-selected=${n === current} aria-posinset=${n + 1} aria-setsize=${drawn.length} tabindex=${n === current ? 0 : -1} aria-label=${`Trial ${trial.index}, ${trial.state}: ${said(trial)}`}
+      aria-selected=${n === current} aria-posinset=${n + 1} aria-setsize=${drawn.length} tabindex=${n === current ? 0 : -1} aria-label=${`Trial ${trial.index}, ${trial.state}: ${described(trial)}`}
       onPointerEnter=${() => point(n)} onFocus=${() => point(n)} onClick=${() => point(n, true)}><path class="near" d=${path} /><path d=${path} /></g>`;
   };
-  // What is drawn later lies above: the best ones last. The order of the keys is that of the ranks.
+  // The best trials are drawn last, above the others. The arrow keys go from the best to the worst.
   return html`<div class="card lines" ref=${box}>
     <svg width=${all} height=${HEIGHT} viewBox=${`0 0 ${all} ${HEIGHT}`}>
       <g aria-hidden="true">${axes.map((axis, n) => html`<g key=${axis.name} class="axis"><line x1=${x(n)} x2=${x(n)} y1=${y(0)} y2=${y(1)} />
@@ -136,10 +136,10 @@ function Lines({ sweep, names, trials }) {
       <g class="axis ticks" aria-hidden="true">${axes.map((axis, n) => axis.ticks.map((tick) => html`<text key=${text(tick)} x=${x(n)} y=${y(axis.at(tick))} dx=${n === axes.length - 1 ? 6 : -6} dy="4" text-anchor=${n === axes.length - 1 ? 'start' : 'end'}>${short(tick)}</text>`))}</g>
       ${isPointed && html`<g class="values" aria-hidden="true">${points(shown).map(([left, share, value], n) => html`<g key=${n}><circle cx=${left} cy=${y(share)} r="4" /><text x=${left} y=${y(share) - 9} text-anchor="middle">${short(value)}</text></g>`)}</g>`}
     </svg>
-    <p class="soft">${isPointed ? html`<a href=${toJob(shown.job_id)}>trial ${shown.index}</a> <span class="said">${shown.state}: ${said(shown)}</span>` : 'Point at a line, or go through the trials with the arrow keys; Enter opens one. The coloured ones are the best.'}</p></div>`;
+    <p class="soft">${isPointed ? html`<a href=${toJob(shown.job_id)}>trial ${shown.index}</a> <span class="numeric">${shown.state}: ${described(shown)}</span>` : 'Point at a line, or use the arrow keys to go through the trials; Enter opens a trial. The best trials are coloured.'}</p></div>`;
 }
 
 function short(value) {
-  const said = valueText(value);
-  return said.length > 12 ? `${said.slice(0, 11)}…` : said;
+  const shown = valueText(value);
+  return shown.length > 12 ? `${shown.slice(0, 11)}…` : shown;
 }

@@ -1,4 +1,4 @@
-// What people wrote about a job: tags and notes, which may be changed at any time.
+// The tags and notes of a job, which users may change at any time.
 
 import { change } from '../../lib/api.js';
 import { clock } from '../../lib/format.js';
@@ -16,7 +16,7 @@ export function Annotations({ jobId }) {
   const [changed, setChanged] = useState(null);
   const [error, setError] = useState(null);
   const [tag, setTag] = useState('');
-  // Notes while they are written: {text, before}, before being those that they are to replace.
+  // The draft of notes: {text, before}; `before` are the notes that it replaces.
   const [draft, setDraft] = useState(null);
   useEffect(() => { setChanged(null); setDraft(null); setError(null); }, [jobId]);
   const found = changed && (!data || changed.revision >= data.revision) ? changed : data;
@@ -25,7 +25,7 @@ export function Annotations({ jobId }) {
   const shown = useMemo(() => markdown(found?.notes ?? ''), [found?.notes]);
   if (!found) return null;
 
-  // True if it went well. Tags that others change at the same time are kept, so they have no condition.
+  // Returns whether it succeeded. Changes of tags need no revision: concurrent changes are merged.
   const patch = async (body, revision) => {
     try {
       setChanged(await change('PATCH', path, body, {}, revision === undefined ? {} : { 'If-Match': `"${revision}"` }));
@@ -48,13 +48,13 @@ export function Annotations({ jobId }) {
   return html`<section class="annotations" aria-label="Tags and notes">
     <div class="buttons"><${Tags} tags=${found.tags} onRemove=${(one) => patch({ remove_tags: [one] })} />
       <form onSubmit=${addTag}><input aria-label="A tag to add; Enter adds it" placeholder="add a tag" pattern=${TAG} title="Letters, digits and . _ / -" maxlength="63" value=${tag} onInput=${(event) => setTag(event.target.value)} /></form>
-      ${!draft && html`<button class="quiet" onClick=${() => setDraft({ text: found.notes, before: found.notes })}>${found.notes ? 'Change the notes' : 'Write notes'}</button>`}
+      ${!draft && html`<button class="quiet" onClick=${() => setDraft({ text: found.notes, before: found.notes })}>${found.notes ? 'Edit notes' : 'Write notes'}</button>`}
       ${found.updated_at && html`<span class="soft">${found.updated_by}, ${clock(found.updated_at)}</span>`}</div>
     <${Failure} error=${error} />
     ${!draft && found.notes && html`<div class="notes" tabindex="0" role="region" aria-label="Notes">${shown}</div>`}
     ${draft && html`<div><textarea ref=${box} rows="5" maxlength="32768" aria-label="Notes, in Markdown" value=${draft.text} onInput=${(event) => setDraft({ ...draft, text: event.target.value })}></textarea>
       ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes meanwhile to:</strong><p class="source">${found.notes || '(none)'}</p>
-        <button onClick=${() => { setError(null); setDraft({ ...draft, before: found.notes }); }}>Mine shall replace them</button></div>`}
-      <p class="buttons"><button class="primary" disabled=${isOld} onClick=${save}>Save the notes</button><button onClick=${() => { setDraft(null); setError(null); }}>Leave them</button></p></div>`}
+        <button onClick=${() => { setError(null); setDraft({ ...draft, before: found.notes }); }}>Replace them with mine</button></div>`}
+      <p class="buttons"><button class="primary" disabled=${isOld} onClick=${save}>Save the notes</button><button onClick=${() => { setDraft(null); setError(null); }}>Discard changes</button></p></div>`}
   </section>`;
 }

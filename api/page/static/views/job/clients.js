@@ -1,4 +1,4 @@
-// The clients of a federated job that are outside of the cluster, and the round that they take part in.
+// The clients of a federated job outside of the cluster, and their current round.
 
 import { ago, clock, exactly, whole } from '../../lib/format.js';
 import { html } from '../../lib/html.js';
@@ -16,7 +16,7 @@ export function Clients({ job }) {
   const { items } = data;
   const time = (at) => html`<td title=${exactly(at)}>${at ? ago(at, now) : '–'}</td>`;
   return html`<div class="card"><h2>Clients outside of the cluster</h2><${Failure} error=${error} /><p><${Round} job=${job} page=${data} now=${now} /></p>
-    ${items.length === 0 ? html`<p class="soft">None is invited yet. <code>dray federate invite ${job.id}</code> makes the tokens with which they join.</p>` : html`<table>
+    ${items.length === 0 ? html`<p class="soft">None is invited yet. <code>dray federate invite ${job.id}</code> creates tokens with which clients join.</p>` : html`<table>
       <thead><tr><th>Client</th><th class="num">Updates</th><th>Newest update</th><th>Joined</th><th>Invited</th></tr></thead>
       <tbody>${items.slice(0, MOST).map((one) => html`<tr key=${one.client}><td>${one.client}${noteOf(one, data) && html` <span class="note">${noteOf(one, data)}</span>`}</td>
         <td class="num">${whole(one.num_sent)}</td>${time(one.sent_at)}${time(one.joined_at)}<td title=${exactly(one.created_at)}>${ago(one.created_at, now)} by ${one.invited_by}</td></tr>`)}</tbody></table>`}
@@ -35,6 +35,6 @@ function Round({ job, page, now }) {
   if (!page.is_open) return html`Round <strong>${whole(page.round)}</strong> has ended, with ${updates}.`;
   const isLate = new Date(page.closes_at) <= now;
   return html`Round <strong>${whole(page.round)}</strong> is open, with ${updates} so far. ${isLate
-    ? `Its time is over: it ends with ${whole(page.quorum)}, of whichever clients.`
-    : `It ends with all ${all}, or at ${clock(page.closes_at)} with ${whole(page.quorum)}.`}`;
+    ? `Its time is over: it ends with updates of any ${whole(page.quorum)} clients.`
+    : `It ends with updates of all ${all} clients, or at ${clock(page.closes_at)} with ${whole(page.quorum)}.`}`;
 }

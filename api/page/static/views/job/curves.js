@@ -1,4 +1,4 @@
-// The curves of a job, which grow while it trains.
+// The curves of a job, updated while it trains.
 
 import { address, adjust } from '../../lib/address.js';
 import { serverNow } from '../../lib/api.js';
@@ -11,16 +11,15 @@ import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { changedAt, marksOf } from './timeline.js';
 
-// Reading new points costs the server five times as much as reading the job, and moves a curve that is
-// no longer short by few pixels.
+// Reading new points costs the server five times as much as reading the job, and moves a long curve by
+// only a few pixels.
 const EVERY_MS = 5000;
 const MAX_RANKS = 16;
 const MOST_SKIPPED = 2;
 const GUESSED = 'guessed/';
 const FIRST = ['train/loss', 'val/loss', 'val/accuracy'];
 
-// Metrics that say the same of several things have one panel: by their names, that of the panel and
-// that of the curve.
+// Metrics that share a panel: a pattern of names, and the names of the panel and the curve.
 const TOGETHER = [
   [/^(sync\/staleness)_(mean|p\d+|max)$/, (_, of, name) => [`${of} of all workers`, name]],
   [/^(sync\/staleness)_count\/(.+)$/, (_, of, bucket) => [`updates by ${of}`, bucket]],
@@ -28,7 +27,7 @@ const TOGETHER = [
   [/^silo\/([^/]+)\/(.+)$/, (_, silo, metric) => [`${metric} of each silo`, silo]],
 ];
 
-// Losses first, then what was evaluated, then speeds and the rest.
+// The order of metrics: losses, evaluations, speeds, the rest.
 const rank = (key) => {
   const at = FIRST.indexOf(key);
   if (at >= 0) return at;
@@ -82,7 +81,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
       ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
     </div>
     <${Failure} error=${error} />
-    ${!panels.length && html`<${Empty}>${Object.keys(series).length ? 'No metric has such a name.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they come with the first steps.'}<//>`}
+    ${!panels.length && html`<${Empty}>${Object.keys(series).length ? 'No matching metrics.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they appear with the first steps.'}<//>`}
     <div class="panels">${panels.map(({ name: panel, members }) => {
       let odd = 0;
       const curves = members.map(({ key, name }) => {
@@ -99,8 +98,8 @@ export function Curves({ job, events, attempts, checkpoints }) {
     })}</div>`;
 }
 
-// The moments that are known of a job of an older dray: begins of attempts, checkpoints, recoveries
-// and the newest step.
+// The known moments of a job from an older dray: starts of attempts, checkpoints, recoveries and the
+// newest step.
 function momentsAround(job, events, attempts, checkpoints) {
   const time = (text) => (text ? new Date(text).getTime() / 1000 : null);
   const moments = attempts.map((one) => ({ step: one.resume_step, time: time(one.started_at) }));
@@ -124,9 +123,9 @@ function useSeries(job, events, times) {
     repeat(async (signal) => {
       const { state: jobState, progress } = now.current.job;
       const last = ENDED.has(jobState);
-      // Steps that are done again are below those that are known: the known ones are void.
+      // If the job repeats steps after a recovery, the known points of these steps are void.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
-      // Without a new step there is mostly nothing new; values of a known one may follow it.
+      // Without a new step there is rarely anything new, but values of a known step may arrive late.
       const at = `${jobState} ${progress?.step}`;
       if (at === seen && skipped < MOST_SKIPPED && !last) {
         skipped += 1;
@@ -146,7 +145,7 @@ function useSeries(job, events, times) {
   return state;
 }
 
-// The series of the other ranks, read while they are asked for.
+// The series of the other ranks, read while `on` is true.
 function useRanks(job, on) {
   const [found, setFound] = useState([]);
   const isOver = ENDED.has(job.state);
@@ -165,7 +164,7 @@ function useRanks(job, on) {
   return on ? found : [];
 }
 
-// The part that the reader has drawn over, in full detail.
+// The zoomed part, in full detail.
 function useDetail(jobId, range) {
   const [found, setFound] = useState(null);
   const key = range && range.join();

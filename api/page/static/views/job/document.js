@@ -1,4 +1,4 @@
-// The document of a job: what was said, without what is so by default anyway.
+// The document of a job, without the fields that have their default.
 
 import { link } from '../../lib/address.js';
 import { html, useState } from '../../lib/html.js';
@@ -13,6 +13,6 @@ export function Document({ job }) {
   const shown = whole ? job.spec : withoutDefaults(job.spec, schema);
   const text = JSON.stringify(shown, null, 2);
   return html`<div class="toolbar"><label><input type="checkbox" checked=${whole} onChange=${(event) => setWhole(event.target.checked)} /> with all defaults</label>
-      <${Copy} text=${text} label="Copy" /><a class="button" href=${link(['submit'], { from: job.id })}>Submit again, changed</a></div>
+      <${Copy} text=${text} label="Copy" /><a class="button" href=${link(['submit'], { from: job.id })}>Edit and resubmit</a></div>
     <pre class="document" tabindex="0">${text}</pre>`;
 }

@@ -1,4 +1,4 @@
-// What a job has stored: checkpoints and artifacts, to download, and pictures to look at.
+// The stored files of a job: checkpoints and artifacts to download, and pictures.
 
 import { download, send } from '../../lib/api.js';
 import { bytes, clock, exactly, number } from '../../lib/format.js';
@@ -12,7 +12,7 @@ const TYPES = { png: 'image/png', jpg: 'image/jpeg', jpeg: 'image/jpeg', webp: '
 const MAX_PICTURES = 24;
 const MAX_PICTURE_BYTES = 4 << 20;
 
-// `checkpoints` as they were asked for: {data, error}.
+// checkpoints: {data, error} of their poll.
 export function Files({ job, checkpoints }) {
   const artifacts = usePoll(`v1/jobs/${job.id}/artifacts`, {}, ENDED.has(job.state) ? 0 : 8000);
   const [error, setError] = useState(null);
@@ -33,7 +33,7 @@ export function Files({ job, checkpoints }) {
         <td><${CheckpointFiles} job=${job} checkpoint=${one} save=${save} /></td></tr>`)}</tbody></table>`}</div>`;
 }
 
-// That there are none is known once the server has said so.
+// Shows 'None' once the server has answered.
 const None = ({ asked }) => (asked.data ? html`<p class="soft">None.</p>` : !asked.error && html`<${Loading} />`);
 
 function CheckpointFiles({ job, checkpoint, save }) {
@@ -42,7 +42,7 @@ function CheckpointFiles({ job, checkpoint, save }) {
   const files = usePoll(open ? path : null, {}, 0);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>files</summary><${Failure} error=${files.error} />
     ${files.data?.items.map((file) => html`<p key=${file.path}><code>${file.path}</code> ${bytes(file.size_bytes)} <button onClick=${() => save({ checkpoint: { step: checkpoint.step, path: file.path } })}>Download</button></p>`)}
-    <p class="soft">All at once: <code>dray checkpoints</code> <${Copy} text=${checkpoint.url} label="Copy its address" /></p></details>`;
+    <p class="soft">Download all: <code>dray checkpoints</code> <${Copy} text=${checkpoint.url} label="Copy its address" /></p></details>`;
 }
 
 // A picture goes through a blob, since an <img> sends no token.

@@ -1,4 +1,4 @@
-// The output of a job's ranks: followed, searched, with its colours.
+// The output of a job's ranks, with colours, search, and following of new lines.
 
 import { address, adjust } from '../../lib/address.js';
 import { download, get } from '../../lib/api.js';
@@ -52,7 +52,7 @@ export function Logs({ job }) {
     setFollow(false);
     box.current.scrollTop = hits[next] * LINE - box.current.clientHeight / 2;
   };
-  const scrolled = (event) => { // it may come when the box has left the page
+  const scrolled = (event) => { // the event may arrive after the box was removed from the page
     const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
@@ -65,13 +65,13 @@ export function Logs({ job }) {
         onKeyDown=${(event) => event.key === 'Enter' && jump(event.shiftKey ? -1 : 1)} />
       ${text && html`<span role="status" class="soft">${hits.length ? `${hit >= 0 ? `${hit + 1} of ` : ''}${plural(hits.length, 'hit')}` : 'no hit'}</span>
         <button aria-label="Previous hit" onClick=${() => jump(-1)}>↑</button><button aria-label="Next hit" onClick=${() => jump(1)}>↓</button>
-        <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> hits alone</label>`}
+        <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> only hits</label>`}
       <label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /> follow</label>
-      <span class="soft">${plural(lines.length, 'line')}${complete ? '' : ', more may come'}</span>
+      <span class="soft">${plural(lines.length, 'line')}${complete ? '' : ', more may follow'}</span>
       <button aria-label="Download the log" onClick=${save}>Download</button>
     </div>
     <${Failure} error=${error ?? refused} />
-    ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are left out here; the download has all.</p>`}
+    ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are not shown; the download has all lines.</p>`}
     <div class="log" ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
       ${!known && !error && html`<${Loading} />`}
       ${known && !lines.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}
@@ -89,7 +89,7 @@ function Line({ spec, line, isHit, withRank }) {
       pieces(text).map(({ text: piece, className }) => (className ? html`<span class=${className}>${piece}</span>` : piece))}</span></div>`;
 }
 
-// All lines so far and then each as it comes, by long polls while the page is looked at.
+// All lines so far, and new lines by long polls while the page is visible.
 function useLines(jobId, rank, attempt) {
   const empty = { lines: [], dropped: 0, complete: false, known: false, error: null };
   const [state, setState] = useState(empty);

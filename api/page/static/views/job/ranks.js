@@ -1,4 +1,4 @@
-// The ranks of a job: how fast each is, which keep the others waiting, and where they hung.
+// The ranks of a job: their speeds, ranks that keep others waiting, and hangs.
 
 import { clock, duration, number } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
@@ -15,7 +15,7 @@ const MOST = 32;
 const SLOW = 1.2;
 const LATEST = 20;
 
-// The last values of each rank's series: {ranks, error}.
+// The newest values of each rank's series: {ranks, error}.
 function useLatest(job) {
   const [found, setFound] = useState({ ranks: null, error: null });
   const isOver = ENDED.has(job.state);
@@ -44,23 +44,23 @@ const meanOf = (points) => {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 };
 
-// Of at least one number.
+// The median of at least one number.
 const medianOf = (values) => {
   const sorted = [...values].sort((a, b) => a - b);
   const half = sorted.length >> 1;
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
 
-// Whether a rank computes longer than most of the others. Those that wait for each other have equal
-// step times, however fast each is.
+// Whether a rank computes longer than most other ranks. The step times of ranks that wait for each
+// other are equal, so they don't show it.
 function isSlow(rank, work, rows) {
   const others = rows.filter((one) => one.rank !== rank && one.work !== null).map((one) => one.work);
   return work !== null && others.length > 0 && work > SLOW * medianOf(others);
 }
 
-const barOf = (value, longest, said) => html`<span class="progress"><span class="meter"><span style=${{ width: `${value && longest ? (100 * value) / longest : 0}%` }}></span></span><span class="said">${said}</span></span>`;
+const barOf = (value, longest, text) => html`<span class="progress"><span class="meter"><span style=${{ width: `${value && longest ? (100 * value) / longest : 0}%` }}></span></span><span class="numeric">${text}</span></span>`;
 
-// Of workers of parameter servers: [name, (series) => text].
+// Columns for workers of parameter servers: [name, (series) => text].
 const OF_SERVED = [
   ['Batches', (series) => number(series['sync/clock']?.values.at(-1))],
   [`Staleness, mean of the last ${LATEST}`, (series) => number(meanOf(series['sync/staleness']), 2)],
@@ -68,7 +68,7 @@ const OF_SERVED = [
 
 const COUNTED = 'sync/staleness_count/';
 
-// How many of all updates were how stale, by the newest report.
+// A histogram of the staleness of all updates, from the newest report.
 function Staleness({ summary }) {
   const counts = Object.entries(summary).filter(([key]) => key.startsWith(COUNTED)).sort();
   if (!counts.length) return null;
@@ -85,7 +85,7 @@ export function Ranks({ job }) {
   const dashboard = job.links.ray_dashboard;
   const hangs = usePoll(`v1/jobs/${job.id}/hangs`, {}, 10000);
   const used = new Map(sample?.ranks.map(({ rank, values }) => [rank, values]));
-  const uses = USES.filter(([, said]) => [...used.values()].some(said));
+  const uses = USES.filter(([, textOf]) => [...used.values()].some(textOf));
   const served = (latest ?? []).some(({ series }) => 'sync/clock' in series) ? OF_SERVED : [];
   const rows = (latest ?? []).map(({ rank, series }) => ({
     rank,
@@ -97,21 +97,21 @@ export function Ranks({ job }) {
   }));
   const longest = Math.max(...rows.map(({ time }) => time));
   return html`<div class="card"><h2>Ranks</h2><${Failure} error=${error} />${!latest && !error && html`<${Loading} />`}
-      ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step lately.<//>`}
+      ${latest && !rows.some(({ step }) => step >= 0) && html`<${Empty}>No rank has reported a step recently.<//>`}
       <table><thead><tr><th>Rank</th><th class="num">Step</th><th>Step time, mean of the last ${LATEST}</th><th class="num">Waiting for data</th>${[...served, ...uses].map(([name]) => html`<th key=${name} class="num">${name}</th>`)}<td></td></tr></thead>
       <tbody>${rows.map(({ rank, series, step, time, wait, work }) => html`<tr key=${rank}><td>${rank} <span class="soft">${roleOf(job.spec, rank)}</span>${isSlow(rank, work, rows) ? html` <span class="note">slower than the others</span>` : ''}</td>
         <td class="num">${step >= 0 ? number(step) : '–'}</td>
         <td>${barOf(time, longest, duration(time))}</td>
         <td class="num">${wait === null ? '–' : duration(wait)}</td>
-        ${served.map(([name, said]) => html`<td key=${name} class="num">${said(series)}</td>`)}
-        ${uses.map(([name, said]) => html`<td key=${name} class="num">${said(used.get(rank) ?? {}) || '–'}</td>`)}
+        ${served.map(([name, textOf]) => html`<td key=${name} class="num">${textOf(series)}</td>`)}
+        ${uses.map(([name, textOf]) => html`<td key=${name} class="num">${textOf(used.get(rank) ?? {}) || '–'}</td>`)}
         <td class="num"><a href=${link(['jobs', job.id], { tab: 'logs', rank })}>log</a>${dashboard && html` · <${RayLink} dashboard=${dashboard} place="actors" title=${`Its actor is called dray:${job.id}:${job.attempt}:${roleOf(job.spec, rank)?.split(' ')[0] ?? 'worker'}:${rank}:…`}>Ray<//>`}</td></tr>`)}</tbody></table>
       ${job.world_size > MOST && html`<p class="note">The first ${MOST} of ${job.world_size} ranks are shown.</p>`}
-      <p class="soft">${sample?.time && html`What they used at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
+      <p class="soft">${sample?.time && html`Resource usage at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
     <${Staleness} summary=${job.summary} />
     <${System} job=${job} />
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
-      ${hangs.data?.items.length === 0 && html`<p class="soft">None. If the ranks stand still, their stacks are kept here.</p>`}
+      ${hangs.data?.items.length === 0 && html`<p class="soft">None. If ranks hang, their stacks appear here.</p>`}
       ${hangs.data?.items.map((hang) => html`<details key=${hang.seq}><summary>${clock(hang.time)}: ${hang.culprits.length === 1 ? `rank ${hang.culprits[0]}` : `ranks ${hang.culprits.join(', ')}`} kept the others waiting for ${duration(hang.waited_s)}
           ${hang.phase ? ` in ${hang.phase}` : ''}${hang.step !== null ? ` at step ${hang.step}` : ''}</summary>
         ${hang.ranks.map((one) => html`<details key=${one.rank}><summary>${rankName(job.spec, one.rank)}${hang.culprits.includes(one.rank) ? ' (it kept them waiting)' : ''}: ${one.phase ?? 'unknown'}, step ${one.step ?? '–'}${one.collective !== null ? `, collective ${one.collective}` : ''}</summary>

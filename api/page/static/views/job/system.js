@@ -1,4 +1,4 @@
-// What the ranks of a job use: processors, memory, disks, network, GPUs.
+// The resource usage of a job's ranks over time: processors, memory, disks, network, GPUs.
 
 import { get } from '../../lib/api.js';
 import { html, useEffect, useState } from '../../lib/html.js';
@@ -8,7 +8,7 @@ import { Chart, NUM_COLOURS } from '../../parts/chart.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { SAMPLED_MS } from '../../parts/uses.js';
 
-// Units of series by their name, with what one of them is in the API's.
+// Units of series by name, with the size of the unit in the API's unit.
 const UNITS = [
   [/cpu$/, 'cores', 1], [/memory/, 'GiB', 2 ** 30], [/disk|network/, 'MiB/s', 2 ** 20], [/utilization$/, '%', 0.01], [/power_w$/, 'W', 1], [/temperature_c$/, '°C', 1], [/./, '', 1],
 ];
@@ -19,8 +19,8 @@ const place = (key) => {
   return at < 0 ? ORDER.length : at;
 };
 
-// What was read before with what came since. Both are read anew once they are long: the server then
-// makes them fewer evenly, and joins old samples itself.
+// Append new points to earlier ones. Long series are read anew from the beginning instead, so that the
+// server downsamples them evenly and joins old samples.
 function joined(earlier, later) {
   const all = { ...earlier };
   for (const [key, { times, values }] of Object.entries(later)) {
@@ -30,7 +30,7 @@ function joined(earlier, later) {
   return all;
 }
 
-// The series of the first ranks, as many as there are colours: [{key: {times, values}}].
+// The series of the first ranks, at most one per colour: [{key: {times, values}}].
 function useSystem(job) {
   const [found, setFound] = useState([]);
   const isOver = ENDED.has(job.state);

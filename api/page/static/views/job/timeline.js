@@ -1,4 +1,4 @@
-// What happened to a job: as a strip in time, and as a list.
+// The history of a job, as a timeline and as a list of events.
 
 import { clock, duration, exactly, seconds } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
@@ -25,8 +25,8 @@ export function Timeline({ job, events, attempts, checkpoints }) {
   const moves = events.filter((event) => event.to_state);
   const spans = moves.map((event, i) => ({ state: event.to_state, from: event.time, to: moves[i + 1]?.time ?? end, why: event.message }));
   const faults = events.filter(isFault);
-  return html`<div ref=${box}><h2 class="minor soft">In time <span class="num">${clock(begin)} – ${job.finished_at ? clock(end) : 'now'}, ${duration((end - begin) / 1000)}</span></h2>
-    <svg class="timeline" viewBox=${`0 0 ${width} 58`} role="img" aria-label=${`States in time: ${spans.map(({ state, from, to }) => `${state} for ${duration(seconds(from, to))}`).join(', ')}`}>
+  return html`<div ref=${box}><h2 class="minor soft">Timeline <span class="num">${clock(begin)} – ${job.finished_at ? clock(end) : 'now'}, ${duration((end - begin) / 1000)}</span></h2>
+    <svg class="timeline" viewBox=${`0 0 ${width} 58`} role="img" aria-label=${`States over time: ${spans.map(({ state, from, to }) => `${state} for ${duration(seconds(from, to))}`).join(', ')}`}>
       <rect class="lane" x="0" y="4" width=${width} height="18" rx="4" />
       ${spans.filter(({ state }) => !['SUCCEEDED', 'FAILED', 'CANCELLED'].includes(state)).map(({ state, from, to, why }, i) => html`<rect key=${i} class=${`fill-${state.toLowerCase()}`}
         x=${x(from)} y="4" width=${Math.max(1.5, x(to) - x(from))} height="18"><title>${state} from ${clock(from)} for ${duration(seconds(from, to))}: ${why}</title></rect>`)}
@@ -40,7 +40,7 @@ export function Timeline({ job, events, attempts, checkpoints }) {
 }
 
 export function EventList({ events }) {
-  if (!events.length) return html`<${Loading} />`; // a job has one at least
+  if (!events.length) return html`<${Loading} />`; // every job has at least one
   return html`<div class="card"><table class="events"><thead><tr><th>Time</th><th>Event</th><th>What happened</th></tr></thead>
     <tbody>${[...events].reverse().map((event) => html`<tr key=${event.seq}>
       <td title=${exactly(event.time)}>${clock(event.time)}</td>
@@ -48,15 +48,15 @@ export function EventList({ events }) {
       <td>${event.message}${event.actor && event.actor !== 'anonymous' ? html` <span class="soft">by ${event.actor}</span>` : ''}</td></tr>`)}</tbody></table></div>`;
 }
 
-// When the job last came into another state, or did its first step.
+// The time of the job's last change of state or of its first step, whichever is later.
 export function changedAt(job, events) {
   const move = events.findLast((event) => event.to_state);
   return Math.max(...[job?.first_step_at, move?.time].map((time) => (time ? new Date(time).getTime() : 0)));
 }
 
-// Steps at which something happened, to be drawn in the curves.
+// Steps to mark in the curves: starts of attempts, and faults.
 export function marksOf(events, attempts) {
-  const marks = attempts.filter((one) => one.attempt > 1).map((one) => ({ x: one.resume_step, said: `attempt ${one.attempt}` }));
-  for (const event of events) if (isFault(event) && Number.isFinite(event.data?.step)) marks.push({ x: event.data.step, said: event.message });
+  const marks = attempts.filter((one) => one.attempt > 1).map((one) => ({ x: one.resume_step }));
+  for (const event of events) if (isFault(event) && Number.isFinite(event.data?.step)) marks.push({ x: event.data.step });
   return marks;
 }
