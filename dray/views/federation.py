@@ -59,7 +59,7 @@ class OpenRound(View):
 
     number: int
     awaits: str
-    """What the clients must send: `update`, or with secure aggregation the name of their answer in
+    """Kind of the data that clients must send: `update`, or with secure aggregation their answer in
     this phase."""
     missing: list[str]
     """Silos by name, or clients outside of the cluster by number, that have not answered yet; only
@@ -100,8 +100,8 @@ class FederatedRound(View):
     num_elements: int | None = None
     """Number of 32-bit numbers in an update."""
     awaits: str | None = None
-    """What the client must send: `update`, or with secure aggregation the name of its answer in
-    this phase."""
+    """Kind of the data that the client must send: `update`, or with secure aggregation its answer
+    in this phase."""
     update_bytes: int | None = None
     """Size of an update in bytes; with secure aggregation, of a masked update."""
     part_bytes: int | None = None
