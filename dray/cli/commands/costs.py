@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CostsBy(StrEnum):
-    """By user or by queue, costs are summed up."""
+    """Whether costs are summed up by user or by queue."""
 
     USER = "user"
     QUEUE = "queue"
@@ -35,7 +35,7 @@ def costs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report what jobs have cost; your own, and for admins everybody's."""
+    """Report the cost of your jobs; for admins, of the jobs of all users."""
     from dray.cli.display.output import warn, write_json
 
     with connect() as client:

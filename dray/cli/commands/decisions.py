@@ -19,7 +19,7 @@ def show_decisions(
         int | None,
         typer.Argument(min=1, metavar="[NUMBER]", help="Show this round, and decide it again."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="List so many rounds.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Number of rounds to list.")] = 20,
     before: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=1, help="Only rounds before this one.")
     ] = None,

@@ -55,7 +55,7 @@ def init(
             file.write(text)
     except FileExistsError:
         raise typer.BadParameter(
-            f"{output} is there already; --force overwrites it", param_hint="--output"
+            f"{output} exists already; --force overwrites it", param_hint="--output"
         ) from None
     say(f"{output} is written; submit it with: dray submit {output}")
 

@@ -161,13 +161,13 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
 
     stack = rank.stack or "no stack"
     parts = [f"rank {name}" + (", the culprit" if is_culprit else "")]
-    if isinstance(rank.collective, str):  # tells more than the phase of a script
+    if isinstance(rank.collective, str):  # more precise than the phase of a script
         parts.append(f"in {rank.collective}")
     elif rank.phase:
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if isinstance(rank.collective, int) and rank.collective:  # those of a script are in its stack
+    if isinstance(rank.collective, int) and rank.collective:  # a script's stack has its collectives
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
         parts.append(f"there for {rank.since_s:.1f} s")
@@ -180,6 +180,6 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
 
 def _named(ranks: list[int]) -> str:
     if not ranks:
-        return "nobody knows who"
+        return "an unknown rank"
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -102,8 +102,8 @@ def join_job(
 ) -> None:
     """Train in the rounds of a federated job with data that stay on this machine.
 
-    DRAY_TOKEN is the token that `dray federate invite` printed. The packages are those of
-    `pip install 'dray[client]'`. A client that is stopped may be started again at any time.
+    DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with
+    `pip install 'dray[client]'`. A client that was stopped may be started again at any time.
     """
     from dray._http.transport import Retry
     from dray.cli.display.output import say, warn, write

@@ -80,8 +80,8 @@ def wait(
 ) -> None:
     """Wait until jobs are over, or in a state.
 
-    --all chooses the jobs that are not over yet, and --label also those that are. Exits with 1 if
-    a job failed or was cancelled, with 3 if no job has the label, with 5 if the time was up.
+    --all selects the jobs that are not over yet, and --label also finished jobs. Exits with 1 if a
+    job failed or was cancelled, with 3 if no job has the label, with 5 after the timeout.
     """
     import time
 

@@ -113,7 +113,7 @@ def list_jobs(
 
 
 def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:
-    """arrays: those of which one job stands for all."""
+    """arrays: the arrays that are represented by one of their jobs."""
     from dray.cli.display.output import age, steps
     from dray.cli.display.tables import shortest_prefixes, table
 

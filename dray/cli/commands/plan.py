@@ -79,7 +79,7 @@ def _show(found: Plan) -> None:
 
 
 def show_sync(found: SyncPlan) -> None:
-    """The ways to keep copies in step, and the one that `sync: auto` chooses."""
+    """Write the ways to keep copies in sync, and the choice of `sync: auto`."""
     from dray.cli.display.output import number, say, size
     from dray.cli.display.tables import table
 

@@ -71,21 +71,21 @@ def _number_option(help_: str) -> Any:
 def set_queue(
     name: Name,
     weight: Annotated[
-        str | None, _number_option("Share of what all queues use, beside the others'.")
+        str | None, _number_option("Share of the cluster's use, relative to other queues.")
     ] = None,
     user_weight: Annotated[
         list[str] | None,
-        _named_option(USER_WEIGHT, "A user's share of what the queue uses, beside the others'."),
+        _named_option(USER_WEIGHT, "A user's share of the queue's use, relative to other users."),
     ] = None,
     quota: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Guaranteed to its jobs, such as GPU=8.")
+        list[str] | None, _named_option(AMOUNT, "Guaranteed to the queue's jobs, such as GPU=8.")
     ] = None,
     limit: Annotated[
         list[str] | None,
         _named_option(AMOUNT, "Most that its running jobs hold: GPU=8, memory=64GiB."),
     ] = None,
     user_limit: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Most that those of each user hold.")
+        list[str] | None, _named_option(AMOUNT, "Most that the jobs of each user hold.")
     ] = None,
     max_running: Annotated[str | None, _number_option("Most jobs that run.")] = None,
     max_running_per_user: Annotated[
@@ -210,7 +210,7 @@ def move(
     Of several jobs that are moved to the front, the first that is named goes first.
     """
     if queue is None and not first:
-        raise typer.BadParameter("say where to: --queue QUEUE, --first, or both")
+        raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")
     order = jobs[::-1] if first else jobs
     _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
 
@@ -226,7 +226,7 @@ def priority(
 
 
 def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
-    """Change each job, and say where it is now."""
+    """Change each job, and write its new position."""
     from dray.cli.display.output import say, write_json_line
 
     failures = Failures()

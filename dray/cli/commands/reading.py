@@ -100,7 +100,7 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def say_explanation(answer: Explanation) -> None:
-    """Say why a job waits or runs, until when, and what would change that."""
+    """Write why a job waits or runs, until when, and which changes would make it start earlier."""
     from dray.cli.display.output import say
 
     say(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
@@ -271,10 +271,10 @@ def _autoscaling(state: AutoscalingState, now: datetime) -> str:
     if state.asked_at is None:
         return f"no more nodes are asked for now; there may be {state.max_nodes}"
     nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
-    told = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    request = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
     if now - state.asked_at < DOUBTFUL:
-        return told
-    return f"{told}; if none comes, see whether an autoscaler runs (`ray status`)"
+        return request
+    return f"{request}; if none comes, see whether an autoscaler runs (`ray status`)"
 
 
 def _storage(state: StorageState) -> str | None:

@@ -40,8 +40,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit the document of this job again; arguments after -- replace those of the "
-            "same name.",
+            help="Submit the document of this job again; arguments after -- replace its arguments "
+            "of the same name.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -119,7 +119,7 @@ def submit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check everything, say when the job would start, and submit nothing."
+            "--dry-run", help="Check everything and show when the job would start; submit nothing."
         ),
     ] = False,
     key: Annotated[
@@ -130,8 +130,8 @@ def submit(
 ) -> None:
     """Queue a job.
 
-    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or with other arguments
-    once more: dray submit --like JOB -- --lr 0.01
+    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or again with other
+    arguments: dray submit --like JOB -- --lr 0.01
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, with_fields
@@ -240,7 +240,7 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
         warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
         return document
     if found.without is not None:
-        warn(f"{found.without}: the packages are those of {found.source}, without its versions")
+        warn(f"{found.without}: using the packages of {found.source}, without its versions")
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
     warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
@@ -276,8 +276,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """The document of a job, for one more job with these arguments in place of those of the same
-    name; and what to call its source. The new job waits for no other, and is in no array."""
+    """Return the document of a job in which these arguments replace arguments of the same name, and
+    a name for its source. The new job waits for no other job, and is in no array."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
@@ -373,7 +373,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
 def _forecast(
     document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
 ) -> None:
-    """Say whether and when the server would start the job, if a server answers."""
+    """Write whether and when the server would start the job, if a server answers."""
     from dray._http.transport import Retry
     from dray.cli.commands.reading import say_explanation
     from dray.cli.display.output import say, warn
@@ -387,7 +387,7 @@ def _forecast(
             _name_others(client, document, others)
             explanation = client.dry_run(document)
     except TransportError as error:
-        warn(f"nobody was asked when it would start: {error}")
+        warn(f"no server answered when it would start: {error}")
         return
     say("If it were submitted now:")
     say_explanation(explanation)

@@ -74,7 +74,7 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
 
 
 def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
-    """The number of jobs that stand beside each other: on a narrow terminal the others follow
+    """Return the number of jobs that fit next to each other; on a narrow terminal the others follow
     below."""
     from dray.cli.display import terminal
     from dray.cli.display.tables import GAP, LEAST
@@ -86,7 +86,7 @@ def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
 
 
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Rows that say which jobs they are and how they did, if they say something of one."""
+    """Yield rows with the names and outcomes of the jobs, without rows that would be empty."""
     from dray.cli.display.output import duration
     from dray.input.units import money
 
@@ -119,13 +119,13 @@ def _fields(found: Comparison) -> Iterator[tuple[object, ...]]:
 
 
 def _keeping_in_step(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Rows of what keeping the ranks' copies in step cost, if the jobs did it in different ways, or
-    told of it."""
+    """Yield rows with the cost of keeping the ranks' copies in sync, if the jobs did it in
+    different ways or reported it."""
     from dray.cli.display.output import number, size
 
     ways = [None if one is None else one.topology for one in found.sync]
-    tell = any(one is not None and one.sent_bytes is not None for one in found.sync)
-    if not tell and len(set(ways)) < 2:
+    is_reported = any(one is not None and one.sent_bytes is not None for one in found.sync)
+    if not is_reported and len(set(ways)) < 2:
         return
     yield ("cost of keeping in step", *ways)
 
@@ -163,7 +163,7 @@ def _cell(value: object) -> str | None:
 
     if value is None or isinstance(value, str):
         return value
-    # As in the document: a learning rate that was rounded would not be the one that differs.
+    # As in the document: rounded learning rates might not differ.
     return json.dumps(value)
 
 

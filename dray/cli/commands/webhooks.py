@@ -13,7 +13,7 @@ from dray.cli.choosing import label_pairs, state_names
 if TYPE_CHECKING:
     from dray.views import Webhook, WebhookDelivery
 
-group = typer.Typer(name="webhook", help="Have addresses told when jobs come to a state.")
+group = typer.Typer(name="webhook", help="Notify addresses when jobs enter a state.")
 app.add_typer(group)
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id.")]
@@ -25,7 +25,7 @@ def add_webhook(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tell of jobs that come to this state; by default of those that end.",
+            help="Notify of jobs that enter this state; by default of jobs that end.",
             autocompletion=completion.states,
         ),
     ] = None,
@@ -38,7 +38,8 @@ def add_webhook(
         bool, typer.Option("--slack", help="Send messages as Slack and Mattermost show them.")
     ] = False,
     all_users: Annotated[
-        bool, typer.Option("--all-users", help="Of everybody's jobs, not only yours; for admins.")
+        bool,
+        typer.Option("--all-users", help="Notify of all users' jobs, not only yours; for admins."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +68,7 @@ def add_webhook(
 
 @group.command("ls")
 def list_webhooks(as_json: AsJson = False) -> None:
-    """List your webhooks; for admins, everybody's."""
+    """List your webhooks; for admins, the webhooks of all users."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -207,5 +208,5 @@ def _state(hook: Webhook) -> str:
 def _answer(one: WebhookDelivery) -> str | None:
     if one.answer is None:
         return None
-    said = one.answer.error or str(one.answer.status)
-    return f"{said}: {one.answer.body}" if one.answer.body else said
+    outcome = one.answer.error or str(one.answer.status)
+    return f"{outcome}: {one.answer.body}" if one.answer.body else outcome
