@@ -166,8 +166,8 @@ class FederationCalls(DownloadCalls):
         """Send the parts of an update, then the update."""
         base = f"{_base(job_id)}/rounds/{segment(view.name or '')}"
         await self._send_parts(base, update.path, view.part_bytes or 1)
-        said = {key: value for key, value in update._asdict().items() if key != "path"}
-        await self._send(Call.with_json("POST", f"{base}/update", said), patient=True)
+        body = {key: value for key, value in update._asdict().items() if key != "path"}
+        await self._send(Call.with_json("POST", f"{base}/update", body), patient=True)
 
     async def _send_parts(self, base: str, path: Path, part_bytes: int) -> None:
         for part in range(-(-path.stat().st_size // part_bytes)):

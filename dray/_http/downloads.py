@@ -29,7 +29,8 @@ class RemoteFile:
 def artifact_files(
     job_id: str, items: Iterable[views.Artifact], wanted: str | None
 ) -> list[RemoteFile]:
-    """All artifacts, or the one whose id or path is `wanted`; ArtifactNotFound if none is."""
+    """Return all artifacts, or the artifact with the id or path `wanted`. Raises ArtifactNotFound
+    if it does not exist."""
     base = f"/v1/jobs/{segment(job_id)}/artifacts"
     return [
         RemoteFile(f"{base}/{segment(item.id)}", item.path, item.size_bytes, item.sha256)

@@ -39,8 +39,8 @@ def not_found(reference: str) -> errors.JobNotFound:
 
 
 def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.AmbiguousJob:
-    """found: one job more than are listed, if there are so many; newest first, by the id of each or
-    of the array that it stands for."""
+    """Return the error for an ambiguous reference. found: the matching jobs, newest first, by their
+    ids or the ids of the arrays that they represent; one more than is listed, if it exists."""
     listed = dict(list(found.items())[:MAX_CANDIDATES])
     more = len(found) > len(listed)
     number = f"more than {MAX_CANDIDATES}" if more else f"{len(found)}"
@@ -58,7 +58,7 @@ def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.Ambiguou
 
 
 def meant(reference: str, arrays: bool) -> list[JobFilter]:
-    """The lists in which the job is that is meant, and with `arrays` the array."""
+    """Return the filters that find the referenced job, and with `arrays` the array."""
     if reference == "@last":
         return [JobFilter.model_construct(owner="@me", collapse_arrays=arrays)]
     in_array = re.fullmatch(rf"({_ARRAY})(?:/([0-9]{{1,18}}))?", reference)

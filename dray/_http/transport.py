@@ -139,8 +139,8 @@ def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiEr
 
 
 def may_repeat(call: Call, failure: errors.ApiError) -> bool:
-    """Whether the call may be sent again after this answer. One of 429 says that nothing was
-    done."""
+    """Whether the call may be sent again after this answer. After a 429, the server has done
+    nothing."""
     return is_passing(failure) and (call.is_safe or failure.status == 429)
 
 

@@ -61,8 +61,8 @@ def list_files(folder: Path) -> GitFiles:
 
 
 def further_rules(root: Path) -> list[Rules]:
-    """The rules that a repository has outside of its folders, the weakest first: those of the user
-    (`core.excludesFile`), where Git can be asked for the name of that file, and `info/exclude`."""
+    """Return the rules that a repository has outside of its folders, the weakest first: the user's
+    rules (`core.excludesFile`), if Git returns the name of that file, and `info/exclude`."""
     found = []
     try:
         named = os.fsdecode(_git(root, "config", "--type=path", "--get", "core.excludesFile"))

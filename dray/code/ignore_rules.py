@@ -2,7 +2,7 @@
 
 A pattern is compared with each entry by itself and not with what is below it: as in Git, a folder
 that is ignored is not entered. This is why `data/**`, `!data/**/` and `!.gitkeep` together keep the
-`.gitkeep` of every folder. The rules are those of Git's `wildmatch`, byte by byte.
+`.gitkeep` of every folder. Patterns match as in Git's `wildmatch`, byte by byte.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which files of a folder are uploaded, and their parts.
 
-In a repository Git itself lists them: what is tracked, and what no rule ignores. Elsewhere the same
-rules hold, of the `.gitignore` in every folder. `.drayignore` has the same syntax and the last
-word. Some files are left out whatever these state, also if they are tracked, because they are large
-and of no use elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
-names the exceptions.
+In a repository, Git lists them: tracked files, and files that no rule ignores. Elsewhere the rules
+of the `.gitignore` in every folder apply. `.drayignore` has the same syntax and takes precedence.
+Some files are left out regardless of these rules, even if they are tracked, because they are large
+and useless elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
+names exceptions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HASHERS = 4
 
 
 USELESS = "is of no use on another machine"
-"""Why a folder such as `.git` is left out, which nobody needs to be told of."""
+"""Why a folder such as `.git` is left out. Users are not notified of these folders."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PackedCode:
 
     @cached_property
     def _places(self) -> dict[str, tuple[str, int, int]]:
-        """By a part's hash: a file that has it, where it begins there, and its size."""
+        """Hash of a part -> (a file that has it, its offset in the file, its size)."""
         return {
             part: (file.path, number * PART_BYTES, part_size(file.size_bytes, number))
             for file in self.files
@@ -118,8 +118,8 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
     found = sorted(walk.files())
     if not found:
         raise SpecError(
-            f"{root} has no file to upload; see its .gitignore and .drayignore, and those of the "
-            "folders above in its repository"
+            f"{root} has no file to upload; see its .gitignore and .drayignore, and these files in "
+            "the folders above in its repository"
         )
     with ThreadPoolExecutor(_HASHERS) as hashers:
         entries = list(hashers.map(lambda path: _entry(root, path), found))
@@ -209,7 +209,7 @@ class _Selection:
 
 
 class _Walk:
-    """One walk through a folder; `left_out` is complete when `files` has come to its end."""
+    """One walk through a folder; `left_out` is complete when `files` is exhausted."""
 
     def __init__(self, root: Path, include: Sequence[str]) -> None:
         self._root = root
@@ -273,7 +273,7 @@ class _Walk:
                 self._num_files += 1
                 if self._num_files > MAX_FILES:
                     raise SpecError(
-                        f"{self._root} has more than {MAX_FILES} files: name those that are no "
+                        f"{self._root} has more than {MAX_FILES} files: list files that are not "
                         "code in .drayignore, or give a smaller folder"
                     )
                 yield path
@@ -322,7 +322,7 @@ class _Walk:
 
 
 def _never(path: Path, *, is_folder: bool) -> str | None:
-    """Why a file or folder is left out whatever the ignore files say; None if it is not."""
+    """Return why a file or folder is left out regardless of ignore files; None if it is not."""
     name = path.name.lower()
     if is_folder:
         if name in _FOLDERS:
