@@ -218,10 +218,10 @@ def pin_baseline(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="A job of the experiment.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Compare with no job any more.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove the baseline.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pin the job that the others of an experiment are compared with."""
+    """Pin the job that the other jobs of an experiment are compared with."""
     if (job is None) != none:
         raise typer.BadParameter("name a job, or give --none", param_hint="JOB")
     with connect() as client:
@@ -230,17 +230,19 @@ def pin_baseline(
 
 
 def _show_experiment(found: ExperimentSummary, as_json: bool) -> None:
-    from dray.cli.display.output import number, say, write_json
+    from dray.cli.display.output import number, write_json, write_text
     from dray.cli.display.tables import table
 
     if as_json:
         write_json(found)
         return
     states = ", ".join(f"{count} {state}" for state, count in found.states.items())
-    say(f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}")
-    say(f"baseline: {found.baseline or 'none'}")
+    write_text(
+        f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}"
+    )
+    write_text(f"baseline: {found.baseline or 'none'}")
     if found.num_summarised < found.num_jobs:
-        say(f"metrics of the {found.num_summarised} newest jobs:")
+        write_text(f"metrics of the {found.num_summarised} newest jobs:")
     table(
         ("METRIC", "JOBS", "LEAST", "OF JOB", "GREATEST", "BY JOB"),
         (
@@ -286,10 +288,10 @@ def annotate(
 
 
 def _show_annotations(found: Annotations) -> None:
-    from dray.cli.display.output import cell, say, write
+    from dray.cli.display.output import cell, write, write_text
 
-    say(f"tags: {', '.join(found.tags) or 'none'}")
+    write_text(f"tags: {', '.join(found.tags) or 'none'}")
     if found.updated_at is not None:
-        say(f"changed by {found.updated_by} at {cell(found.updated_at)}")
+        write_text(f"changed by {found.updated_by} at {cell(found.updated_at)}")
     for line in found.notes.splitlines():
         write(line)
