@@ -1,4 +1,4 @@
-"""Which jobs are listed, and which job a name or the beginning of an id means."""
+"""Queries for lists of jobs, and the job that a name or the beginning of an id refers to."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dray.filters import JobFilter
 
 
 def query_of(chosen: JobFilter) -> Parameters:
-    """The filter as query parameters. The server checks them."""
+    """Return the filter as query parameters, which the server validates."""
     return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
 
 
 MAX_CANDIDATES = 10
 """Most candidates of an ambiguous reference that are listed."""
 _ARRAY = "array-[0-9a-z]{1,26}"
-"""An array's id, or how it begins."""
+"""Pattern of an array's id, or of its beginning."""
 
 
 def not_found(reference: str) -> errors.JobNotFound:
-    """The error that the server would answer for an id."""
+    """Return the error with which the server would answer for an unknown id."""
     what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
     hint = "`dray ls` shows the jobs there are"
     if re.fullmatch(_ARRAY, reference):

@@ -1,4 +1,4 @@
-"""Which files of a folder are uploaded, and their parts.
+"""Selection of the files of a folder to upload, and their parts.
 
 In a repository, Git lists them: tracked files, and files that no rule ignores. Elsewhere the rules
 of the `.gitignore` in every folder apply. `.drayignore` has the same syntax and takes precedence.
@@ -25,7 +25,7 @@ from dray.code.manifest import MAX_FILES, PART_BYTES, FileEntry, code_id, fault_
 from dray.errors import SpecError
 
 LARGE_BYTES = 50 << 20
-"""A file as large as this is mentioned: it may be data that should not travel with the code."""
+"""A file of this size or more causes a warning: it may be data instead of code."""
 _FOLDERS = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".dray", "node_modules", ".ipynb_checkpoints"),
@@ -57,7 +57,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PackedCode:
-    """A folder's files as they are to be uploaded."""
+    """The files of a folder that are to be uploaded."""
 
     root: Path
     files: tuple[FileEntry, ...]
@@ -76,8 +76,8 @@ class PackedCode:
         return sum(file.size_bytes for file in self.files)
 
     def read(self, wanted: str) -> bytes:
-        """The part with this hash, without bytes that were appended to its file, as to a log, since
-        it was packed. SpecError if the part itself was changed."""
+        """Return the part with this hash, without bytes that were appended to its file, such as a
+        log, since it was packed. Raises SpecError if the part itself was changed."""
         path, start, size = self._places[wanted]
         try:
             with (self.root / path).open("rb") as file:
@@ -104,10 +104,10 @@ class PackedCode:
 
 
 def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
-    """The files of a folder, with the hashes of their parts.
+    """Pack the files of a folder, with the hashes of their parts.
 
     include: paths of files or folders below `root` that are packed although a rule leaves them out.
-    SpecError if there is no such folder, it has no file, or more than MAX_FILES.
+    Raises SpecError if the folder does not exist, or has no file or more than MAX_FILES.
     """
     root = root.absolute()
     if not root.is_dir():
@@ -155,7 +155,7 @@ class _Selection:
     """The rules and the list that decide which entries of a folder are packed."""
 
     rules: tuple[Rules, ...]
-    """The ones with the last word come last."""
+    """Rules in the order of their precedence; the last rules override the others."""
     listed: GitFiles | None = None
     """Git's list, by paths relative to `start`; None where the rules alone decide."""
     start: str = ""
@@ -219,7 +219,7 @@ class _Walk:
         self._num_files = 0
 
     def named(self, path: str) -> bool:
-        """Whether the user asked for it, or for a folder that it is in."""
+        """Whether the user named the path, or a folder that contains it."""
         return any(path == one or path.startswith(f"{one}/") for one in self._include)
 
     def _leads_to_a_named_one(self, folder: str) -> bool:
@@ -308,7 +308,7 @@ class _Walk:
         return why is None
 
     def _why_not_followed(self, link: Path, *, is_named: bool) -> str | None:
-        """Why the file that a link leads to is left out; None if it is not."""
+        """Return why the file that a link leads to is left out; None if it is not."""
         root = self._root.resolve()
         target = Path(os.path.realpath(link))  # `resolve` raises for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
