@@ -16,7 +16,7 @@ Value: TypeAlias = "bool | int | float | str"
 
 MAX_PARAMETERS = 256
 MAX_CHARS = 255
-"""Of a name, and of a value that is a text; longer texts are cut."""
+"""Most characters of a name, and of a value that is a text; longer texts are cut."""
 
 _OPTION = re.compile(r"(--?[A-Za-z][^\s=]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -31,10 +31,11 @@ class Argument:
     """An option with the words that belong to it, or a word that belongs to none."""
 
     name: str | None
-    """As it is written: `--lr`, or `optimizer.lr` of an override; None of a positional word."""
+    """Name as it is written: `--lr`, or `optimizer.lr` in an override; None for a positional
+    word."""
     values: tuple[str, ...]
     words: tuple[str, ...]
-    """All of it as it stands on the command line."""
+    """All words of the argument as they are on the command line."""
 
 
 def parse(args: Sequence[str]) -> list[Argument]:
@@ -105,12 +106,12 @@ class AmbiguousArguments(ValueError):
 
 
 def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """The arguments with those of `changes` in their places. An option that is not there yet is
-    appended; positional words of `changes` replace all those of `args`.
+    """Return the arguments in which options of `changes` replace options of the same name. A new
+    option is appended; positional words of `changes` replace all positional words of `args`.
 
-    An option keeps its form, `--lr=0.1` or `--lr 0.1`, where the program could otherwise take other
-    words for its values. AmbiguousArguments where a word that may be positional would be lost, or
-    become the value of an option.
+    An option keeps its form, `--lr=0.1` or `--lr 0.1`, if the program could otherwise mistake other
+    words for its values. Raises AmbiguousArguments if a word that may be positional would be lost,
+    or become the value of an option.
     """
     given, tail = _split(args)
     new, new_tail = _split(changes)
@@ -123,7 +124,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
         tail = new_tail
     kept: list[str] = []
     counts: dict[str, int] = {}
-    """Of each replaced option, the words that may go without being positional."""
+    """Name of a replaced option -> number of its words that can't be positional."""
     for place, old in enumerate(given):
         if old.name not in by_name or old.name is None:
             kept += old.words
@@ -156,7 +157,7 @@ def _refuse_loss(old: Argument, count: int) -> None:
 
 
 def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argument]) -> None:
-    """Refuse positional words where those of before can't be told from the values of options."""
+    """Refuse new positional words if the old ones can't be distinguished from values of options."""
     if any(old.name is None for old in args):
         return
     stay: list[Argument] = []
@@ -175,8 +176,8 @@ def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argumen
 
 
 def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
-    """The words of the change: `--lr=0.1` where the old one was so written. follower: the argument
-    after it."""
+    """Return the words of the change in the form of the old argument, such as `--lr=0.1`. follower:
+    the argument after it."""
     if len(old.words) > 1 or not old.values or "=" in change.words[0]:
         return change.words
     if len(change.values) == 1:
@@ -191,8 +192,8 @@ def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> t
 
 
 def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a job document for a comparison: what its script is given has names, as
-    `parameters`, and `script.args` has the positional words alone."""
+    """Return a copy of a job document for comparisons: the script's named arguments are in
+    `parameters`, and only positional words remain in `script.args`."""
     script = document.get("script")
     if not isinstance(script, Mapping):
         return dict(document)
@@ -203,7 +204,7 @@ def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, Value]:
-    """The parameters of a job document's script: those that it names, and its arguments."""
+    """Return the parameters of a job document's script: its `parameters`, and its arguments."""
     script = document.get("script")
     if not isinstance(script, Mapping):
         return {}

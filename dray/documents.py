@@ -87,9 +87,9 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def load_document(path: str | PathLike[str]) -> dict[str, Any]:
-    """The raw job document in a YAML or JSON file, not yet checked; `-` is standard input.
+    """Load the job document from a YAML or JSON file without validation; `-` is standard input.
 
-    Raises SpecError when it can't be read, isn't a mapping, or has a key twice.
+    Raises SpecError if it can't be read, isn't a mapping, or has a key twice.
     """
     path = Path(path)
     if str(path) == "-":
@@ -136,10 +136,10 @@ def _no_document(script: str) -> str:
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """The job in a YAML or JSON file, checked as the server would check it. A folder that it
-    names as its code has the id that an upload would have.
+    """Load a job from a YAML or JSON file, and validate it as the server would. A folder that it
+    names as its code gets the id that an upload would have.
 
-    Raises SpecError with the field at fault when the document is not a valid job.
+    Raises SpecError with the field at fault if the document is not a valid job.
     """
     document = load_document(path)
     packed = packed_code(document, folder_of(path))
@@ -149,17 +149,16 @@ def load_spec(path: str | PathLike[str]) -> JobSpec:
 
 
 def folder_of(path: str | PathLike[str]) -> Path:
-    """The folder that relative paths of a document start from: its own, or for standard input the
-    current one."""
+    """Return the folder that paths in a document are relative to: its own folder, or for standard
+    input the current folder."""
     return Path() if str(path) == "-" else Path(path).parent
 
 
 def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
     """Check a job document, as a mapping or in a file, without a server.
 
-    Raises SpecError with the pointer, the sentence and the hint that the server would answer.
-    Conditions that only the server knows (the size of the cluster, data, other jobs) are not
-    checked.
+    Raises SpecError with the pointer, message and hint of the server's answer. Conditions that only
+    the server knows (the size of the cluster, data, other jobs) are not checked.
     """
     if isinstance(spec, Mapping):
         return check(spec, source=None)
@@ -167,7 +166,7 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
 
 
 def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
-    """`document` as a JobSpec; raises SpecError with the field of `source` at fault and the
+    """Return `document` as a JobSpec. Raises SpecError with the field of `source` at fault and the
     reason."""
     from dray.input import validation
 

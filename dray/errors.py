@@ -1,29 +1,29 @@
 """Exceptions of the SDK, named after the API's problem codes::
 
     DrayError
-      + SpecError               a document can't be read or is no valid job; nothing was sent
+      + SpecError               a document can't be read or is not a valid job; nothing was sent
       + IntegrityError          a download has a wrong hash, or its path would leave `dest`
       + AmbiguousJob            several jobs match a name or the beginning of an id
       + JobFailed               a job that was followed ended without success
-      + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
-      + ArrayWaitTimeout        `wait_array` ran out of time, likewise
-      + TransportError          no answer came (also a ConnectionError)
-      |   + ServerUnreachable   nothing listens there, or the name is unknown
+      + WaitTimeout             `wait` timed out; the job goes on (also a TimeoutError)
+      + ArrayWaitTimeout        `wait_array` timed out; the jobs go on (also a TimeoutError)
+      + TransportError          the server did not answer (also a ConnectionError)
+      |   + ServerUnreachable   no server listens at the address, or the name is unknown
       |   + RequestTimeout      the server took too long (also a TimeoutError)
       + ApiError                the server answered with a problem (RFC 9457)
-          + BadRequest          the request or the document is wrong; `pointer` says where
+          + BadRequest          the request or the document is wrong; `pointer` names the field
           + Unauthorized        the token is missing or wrong
           + Forbidden           the server does not allow the call
           + NotFound            the resource does not exist
           + Conflict            the state of the resource does not allow the request
-          + ServerError         the fault is the server's
-              + Unavailable     it can't answer now; try again
+          + ServerError         the server failed
+              + Unavailable     the server can't answer now; try again
 
-Each problem code of the API is a class below one of these, which has its HTTP status too: this tree
-is the one table of them.
+Each problem code of the API is a subclass of one of these classes, and has its HTTP status: this
+module is the only table of codes.
 
-A code that this version does not know is raised as the class of its HTTP status, so `except
-NotFound` also catches the codes of a newer server.
+An unknown code is raised as the class of its HTTP status, so `except NotFound` also catches the
+codes of a newer server.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:  # the help of the command line does not need them
 
 
 class DrayError(Exception):
-    """Base of everything that dray raises on purpose."""
+    """Base of all exceptions that dray raises on purpose."""
 
 
 class SpecError(DrayError, ValueError):
-    """A job document can't be read or is no valid job. Nothing was sent."""
+    """A job document can't be read or is not a valid job. Nothing was sent."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SpecError(DrayError, ValueError):
         self.source = source
         """The file that the document was read from."""
         self.pointer = pointer
-        """JSON pointer to the field at fault, as the server would answer it."""
+        """JSON pointer to the field at fault, as in the server's answer."""
         self.hint = hint
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """The time to wait was up before the job reached the state. The job goes on."""
+    """`wait` timed out before the job reached the state. The job goes on."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
@@ -76,7 +76,7 @@ class WaitTimeout(DrayError, TimeoutError):
 
 
 class ArrayWaitTimeout(DrayError, TimeoutError):
-    """The time to wait was up before all jobs of the array were over. They go on."""
+    """`wait_array` timed out before all jobs of the array were over. The jobs go on."""
 
     def __init__(self, array: JobArray, timeout_s: float) -> None:
         super().__init__(f"array {array.id} is still {array.state} after {round(timeout_s, 1):g} s")
@@ -84,7 +84,7 @@ class ArrayWaitTimeout(DrayError, TimeoutError):
 
 
 class JobFailed(DrayError):
-    """A job that was followed failed, or was cancelled."""
+    """A job that was followed failed or was cancelled."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(f"job {job.id} is {job.state}: {job.reason.message}")
@@ -92,7 +92,7 @@ class JobFailed(DrayError):
 
 
 class AmbiguousJob(DrayError, LookupError):
-    """Several jobs match a name or the beginning of an id. Nothing was done to any of them."""
+    """Several jobs match a name or the beginning of an id. No job was changed."""
 
     def __init__(
         self, detail: str, reference: str, candidates: Mapping[str, Job], *, more: bool
@@ -102,13 +102,13 @@ class AmbiguousJob(DrayError, LookupError):
         self.candidates = list(candidates.values())
         """The jobs that match, newest first."""
         self.ids = list(candidates)
-        """The id of each candidate, or of the array that it stands for."""
+        """The id of each candidate, or of the array that the candidate represents."""
         self.more = more
-        """Whether there are others besides the candidates."""
+        """Whether more jobs match than the candidates."""
 
 
 class TransportError(DrayError, ConnectionError):
-    """No answer came from the server."""
+    """The server did not answer."""
 
 
 class ServerUnreachable(TransportError):
@@ -184,12 +184,11 @@ class HeadersTooLarge(BadRequest, code="headers_too_large", status=431): ...
 
 
 class RequestTooSlow(BadRequest, code="request_too_slow", status=408):
-    """The request did not arrive completely in time; the clients send it again."""
+    """The request did not arrive completely in time. The clients send it again."""
 
 
 class TooManyRequests(BadRequest, code="too_many_requests", status=429):
-    """The caller asks more questions of this kind at once than the server answers; the clients send
-    it again."""
+    """The caller has too many requests of this kind at once. The clients send the request again."""
 
 
 class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable", status=416):
@@ -197,35 +196,36 @@ class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable", status=416):
 
 
 class Unsatisfiable(BadRequest, code="unsatisfiable"):
-    """The job asks for more than the cluster could ever give."""
+    """The job requests more resources than the cluster could ever have."""
 
 
 class OutOfMemory(Unsatisfiable, code="out_of_memory"):
-    """The job needs more memory than its workers have; the hint says what would help."""
+    """The job needs more memory than its workers have; the hint has a remedy."""
 
 
 class NotPlannable(BadRequest, code="not_plannable"):
-    """The plan depends on unread data, or the job allows no way to divide it."""
+    """The plan depends on unread data, or the job can't be divided in any way."""
 
 
 class BadUpload(BadRequest, code="bad_upload"):
-    """The uploaded files can't be those of one folder, or were damaged on their way."""
+    """The uploaded files can't be in one folder, or were damaged during the upload."""
 
 
 class BadUpdate(BadRequest, code="bad_update"):
-    """The update has not the size of the model, or lacks a part."""
+    """The update does not have the size of the model, or lacks a part."""
 
 
 class UploadTooLarge(BadRequest, code="upload_too_large", status=413):
-    """The code is larger than the server takes."""
+    """The code is larger than the server accepts."""
 
 
 class CodeUnfit(BadRequest, code="code_unfit"):
-    """The job names code that was not uploaded, or a program that is not in it or can't run."""
+    """The job names code that was not uploaded, or a program that is not in the code or can't
+    run."""
 
 
 class UnknownQueue(BadRequest, code="unknown_queue"):
-    """The job names a queue that does not exist; the detail lists those that do."""
+    """The job names a queue that does not exist; the detail lists the existing queues."""
 
 
 class PriorityTooHigh(BadRequest, code="priority_too_high"):
@@ -233,7 +233,7 @@ class PriorityTooHigh(BadRequest, code="priority_too_high"):
 
 
 class InvalidQueue(BadRequest, code="invalid_queue"):
-    """The rules of a queue contradict each other; `pointer` is the one at fault."""
+    """The rules of a queue contradict each other; `pointer` names the rule at fault."""
 
 
 class ArrayTooLarge(BadRequest, code="array_too_large"):
@@ -241,7 +241,7 @@ class ArrayTooLarge(BadRequest, code="array_too_large"):
 
 
 class InvalidTrial(BadRequest, code="invalid_trial"):
-    """Values of a sweep's parameters do not go together; the detail names the trial."""
+    """Values of a sweep's parameters conflict; the detail names the trial."""
 
 
 class SamplerUnavailable(BadRequest, code="sampler_unavailable"):
@@ -253,7 +253,7 @@ class DependencyNotFound(BadRequest, code="dependency_not_found"):
 
 
 class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
-    """`after` asks for the success of a job that has failed or was cancelled."""
+    """`after` requires the success of a job that has failed or was cancelled."""
 
 
 class InitFromNotFound(BadRequest, code="init_from_not_found"):
@@ -261,12 +261,12 @@ class InitFromNotFound(BadRequest, code="init_from_not_found"):
 
 
 class InitFromDiffers(BadRequest, code="init_from_differs"):
-    """`init_from` names a job of another model or, with `take: everything`, a job that trained
-    differently; `pointer` is the field that differs."""
+    """`init_from` names a job with another model or, with `take: everything`, a job that trained
+    differently; `pointer` names the field that differs."""
 
 
 class DrillImpossible(BadRequest, code="drill_impossible"):
-    """The job does not allow the drill; `pointer` is the field of the drill at fault."""
+    """The job does not allow the drill; `pointer` names the field of the drill at fault."""
 
 
 class IdempotencyMismatch(BadRequest, code="idempotency_key_reused"):
@@ -274,11 +274,11 @@ class IdempotencyMismatch(BadRequest, code="idempotency_key_reused"):
 
 
 class InvalidSearch(BadRequest, code="invalid_search"):
-    """The search expression can't be read; the message begins with the column at fault."""
+    """The search expression is invalid; the message begins with the column of the error."""
 
 
 class NotComparable(BadRequest, code="not_comparable"):
-    """There is nothing to compare the jobs with, or the baseline is no job of the experiment."""
+    """There is no job to compare with, or the baseline is not a job of the experiment."""
 
 
 class TooManyTags(BadRequest, code="too_many_tags"):
@@ -322,7 +322,7 @@ class DrillNotFound(NotFound, code="drill_not_found"):
 
 
 class CodeNotFound(NotFound, code="code_not_found"):
-    """The job brought no code."""
+    """The job has no uploaded code."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):
@@ -330,15 +330,15 @@ class QueueNotFound(NotFound, code="queue_not_found"):
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):
-    """No round of the scheduler of this number is kept."""
+    """The scheduler has no round with this number, or does not keep it any more."""
 
 
 class ArrayNotFound(NotFound, code="array_not_found"):
-    """There is no such array, or none of its jobs is left."""
+    """There is no such array, or all its jobs were deleted."""
 
 
 class SweepNotFound(NotFound, code="sweep_not_found"):
-    """There is no such sweep, or none of its trials is left."""
+    """There is no such sweep, or all its trials were deleted."""
 
 
 class ExperimentNotFound(NotFound, code="experiment_not_found"):
@@ -346,7 +346,7 @@ class ExperimentNotFound(NotFound, code="experiment_not_found"):
 
 
 class WebhookNotFound(NotFound, code="webhook_not_found"):
-    """There is no such webhook, or it is another user's."""
+    """There is no such webhook, or it belongs to another user."""
 
 
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
@@ -354,11 +354,11 @@ class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
 
 
 class ClientNotFound(NotFound, code="client_not_found"):
-    """The federated job has no client of this number."""
+    """The federated job has no client with this number."""
 
 
 class RouteNotFound(NotFound, code="not_found"):
-    """The server has no such path: it may be older than the client, or no dray server."""
+    """The server has no such path: it may be older than the client, or not a dray server."""
 
 
 class Conflict(ApiError, code="conflict", status=409):
@@ -374,32 +374,32 @@ class JobFinished(Conflict, code="job_finished"):
 
 
 class JobNotRunning(Conflict, code="job_not_running"):
-    """The job does not run, so it can be neither preempted nor drilled."""
+    """The job is not running, so it can be neither preempted nor drilled."""
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):
-    """The job does not wait, so it can be neither held nor moved."""
+    """The job is not waiting, so it can be neither held nor moved."""
 
 
-# Not 429, which is of a rate that a pause resolves: the clients send such a request again.
+# Not 429, which is for rates that a pause resolves: the clients would send the request again.
 class QueueFull(Conflict, code="queue_full"):
-    """As many jobs wait in the queue as its rules allow."""
+    """The queue has as many waiting jobs as its rules allow."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
-    """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
+    """The queue can't be deleted: it has jobs that have not ended, or is the default queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
-    """A job that has not ended starts from a checkpoint of this one, so it can't be deleted."""
+    """The job can't be deleted: a job that has not ended starts from one of its checkpoints."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
-    """Somebody changed the tags or notes since they were read: read them again."""
+    """The tags or notes were changed since they were read: read them again."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
-    """A submit with this key is in progress; the clients try again by themselves."""
+    """A submit with this key is in progress. The clients send the request again."""
 
 
 class TooManyWebhooks(Conflict, code="too_many_webhooks"):
@@ -415,19 +415,19 @@ class NotFederated(Conflict, code="not_federated"):
 
 
 class TooManyClients(Conflict, code="too_many_clients"):
-    """As many clients are invited as the job's document has."""
+    """All clients of the job's document have been invited."""
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round is not open (any more): ask for the newest one."""
+    """The round is not open, or not any more: ask for the newest round."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):
-    """The client is not asked for an update in the round, or has sent it."""
+    """The client does not take part in the round, or has sent its update."""
 
 
 class ServerError(ApiError, status=500):
-    """The server failed to answer; its log says why."""
+    """The server failed to answer; its log has the reason."""
 
 
 class InternalError(ServerError, code="internal_error"): ...

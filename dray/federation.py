@@ -16,19 +16,21 @@ class ClientTrainer(Protocol):
     """Trains on the client's data: `ray_workers.training.clients.outside_client`."""
 
     def train(self, number: int) -> Any:
-        """The update of this round, whose model is in the folder."""
+        """Train the round's model in the folder, and return the update."""
 
     def answer(
         self, session: str, number: int, num_elements: int, awaits: str, message: bytes
     ) -> Any:
-        """The answer in a phase of secure aggregation."""
+        """Return the answer in a phase of secure aggregation."""
 
 
 def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:
-    """Makes the trainer of the client with a number, once the job's form is in the folder.
+    """Return a function that makes the trainer of the client with a number, once the job's form is
+    in the folder.
 
-    ImportError if the packages of `dray[client]` are missing, ValueError if the data do not fit the
-    job; if there are none, at once, since the job may begin in hours.
+    Raises ValueError immediately if there are no data, since the job may begin in hours. The
+    returned function raises ImportError if the packages of `dray[client]` are missing, and
+    ValueError if the data do not fit the job.
     """
     if not Path(data).exists():
         raise ValueError(f"{data}: there is no such file or folder")

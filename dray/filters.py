@@ -59,7 +59,7 @@ Label = Annotated[
 
 
 class JobFilter(BaseModel):
-    """Selects the jobs for which everything holds that is given; None selects any."""
+    """Selects the jobs that match all given fields; a field that is None matches all jobs."""
 
     # The SDK fills it without a check, so the check is built at the first use. Descriptions are not
     # taken from docstrings: finding these takes longer than the other imports of the module.
@@ -83,7 +83,7 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             max_length=128,
-            description="Jobs whose name contains this, in whatever case of its letters.",
+            description="Jobs whose name contains this text, ignoring case.",
         ),
     ] = None
     id_prefix: Annotated[
@@ -107,8 +107,8 @@ class JobFilter(BaseModel):
     collapse_arrays: Annotated[
         bool,
         Field(
-            description="List one job alone of each array; with `state`, of those with a job in "
-            "any of the states."
+            description="List only one job of each array; with `state`, of each array with a job "
+            "in any of the states."
         ),
     ] = False
     owner: Annotated[
@@ -132,6 +132,6 @@ class JobFilter(BaseModel):
 
     @property
     def labels(self) -> list[tuple[str, str]]:
-        """Key and value of each label. A key may have two, which no job has."""
+        """Return the key and value of each label. No job matches two values of one key."""
         pairs = (text.partition("=") for text in dict.fromkeys(self.label))
         return [(key, value) for key, _, value in pairs]

@@ -18,7 +18,8 @@ EXPERIMENT = "experiment"
 
 
 def require_pandas() -> Any:
-    """The module. ImportError says how to get it where it is not installed."""
+    """Return the module pandas. Raises ImportError, with the way to install it, if it is
+    missing."""
     try:
         return importlib.import_module("pandas")
     except ModuleNotFoundError as error:
@@ -28,8 +29,9 @@ def require_pandas() -> Any:
 
 
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
-    """A row for each job, by its id: how it did, the fields of the documents that differ, by their
-    path, its arguments as `parameters.lr`, and the newest value of each metric."""
+    """Return a frame with a row for each job, indexed by id: its outcome, the fields in which the
+    documents differ, by their path, its arguments as `parameters.lr`, and the newest value of each
+    metric."""
     pandas = require_pandas()
     documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
@@ -70,7 +72,7 @@ def _about(job: views.Job) -> dict[str, Any]:
 
 
 _LEFT_OUT = frozenset({"version", "name", "labels"})
-"""Fields that say which job it is."""
+"""Fields that identify the job."""
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -100,5 +102,5 @@ def of_series(found: Iterable[tuple[str, views.Metrics]]) -> pandas.DataFrame:
 
 
 def _number(value: float | str | None) -> float | None:
-    """NaN and the infinities are named in JSON."""
+    """Return the number; NaN and the infinities are strings in JSON."""
     return None if value is None else float(value)

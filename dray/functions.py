@@ -37,8 +37,9 @@ call({pickle!r}, python={python!r})
 def write(folder: Path, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Write the files of the job's code into an empty folder.
 
-    A function of a notebook, of a script or of a module of one's own travels with what it refers
-    to there; packages are imported on the node. SpecError for what can't be pickled.
+    A function of a notebook, a script or a module of the user is pickled with the objects that it
+    uses there; packages are imported on the node. Raises SpecError for objects that can't be
+    pickled.
     """
     cloudpickle = _cloudpickle()
     with _by_value(cloudpickle, sys.modules.get(getattr(function, "__module__", ""))):
@@ -75,12 +76,12 @@ def document(
 def parameters(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Value]:
-    """The arguments of the call that are numbers, texts, true or false, by their names; defaults
-    are among them, and those in mappings, as `name.key`. Left out is what the name calls a
-    secret."""
+    """Return the arguments of the call that are numbers, texts, true or false, by their names,
+    including defaults, and items of mappings as `name.key`. Arguments whose name suggests a secret
+    are left out."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the call will say what is wrong with it, or has no signature
+    except (TypeError, ValueError):  # the call itself will fail, or it has no signature
         return {}
     bound.apply_defaults()
     found: dict[str, Value] = {}

@@ -1,4 +1,4 @@
-"""The token in a service's home, with which callers sign in that are no processes of its user.
+"""The token in a service's home, with which callers other than its user's processes sign in.
 
 A service without a tokens file writes it at its first start. This user's SDK and command line read
 it where the service has put it: below `DRAY_HOME`, or `.dray` in the current folder.
@@ -36,9 +36,9 @@ def path_in(home: Path) -> Path:
 
 
 def read(home: Path) -> str | None:
-    """The token in a home; None if there is none.
+    """Return the token in a home; None if there is none.
 
-    Raises UnsafeTokenFile if other users may have read or written it, and OSError.
+    Raises UnsafeTokenFile if other users may have read or written the token, and OSError.
     """
     try:
         fd = os.open(path_in(home), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

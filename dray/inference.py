@@ -9,13 +9,13 @@ _NEEDED = frozenset({"numpy", "safetensors", "torch", "torchmetrics"})
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
-    """The trained model in the folder of a job's artifacts, as `Client.download` leaves it.
+    """Load the trained model from the folder of a job's artifacts, as written by `Client.download`.
 
-    The model's `predict` takes images as paths, Pillow images or arrays; rows as mappings or a
+    The model's `predict` accepts images as paths, Pillow images or arrays; rows as mappings or a
     frame; or a text. `predict_proba` returns probabilities in the order of `labels`.
 
     Raises ImportError if the packages of `dray[predict]` are missing, and FileNotFoundError if the
-    folder holds no result of a recipe.
+    folder has no result of a recipe.
     """
     try:
         from ray_workers.recipes import load as load_result

@@ -15,7 +15,7 @@ class RecipeModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        """As `dray.load` returns it."""
+        """Model as returned by `dray.load`."""
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
         """The predictions for a batch of images, the rows of a frame, or its column `prompt`."""

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def role_names(document: Mapping[str, Any]) -> list[str]:
-    """`chief 0`, `worker 0`, `worker 1`: of each rank its role, and its number in it. Empty where
-    ranks have no roles, and an empty name of a rank that has none. document: the job's, as the
-    server stored it."""
+    """Return the role of each rank and its index in the role: `chief 0`, `worker 0`, `worker 1`.
+    The list is empty if ranks have no roles; a rank without a role has an empty name. document: the
+    job's document as the server stored it."""
     roles: Mapping[str, Any] = (document.get("script") or {}).get("roles") or {}
     counts = {name: role.get("num_workers", 1) for name, role in roles.items()}
     sync, silos = document.get("sync") or {}, (document.get("federated") or {}).get("silos")
@@ -23,12 +23,12 @@ def role_names(document: Mapping[str, Any]) -> list[str]:
 
 
 def role_of(rank: int, names: Sequence[str]) -> str:
-    """`ps 0`, or nothing. names: as of `role_names`."""
+    """Return `ps 0`, or an empty text. names: the result of `role_names`."""
     return names[rank] if rank < len(names) else ""
 
 
 def kind_of(rank: int, names: Sequence[str]) -> str:
-    """`ps`; `worker` of ranks that have no roles."""
+    """Return `ps`; `worker` for ranks without a role."""
     return role_of(rank, names).partition(" ")[0] or "worker"
 
 

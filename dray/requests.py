@@ -1,6 +1,6 @@
 """Bodies of requests other than the job document.
 
-A small body that only its route reads stands with the route, as query parameters do.
+A small body that only one route reads is defined with the route, as query parameters are.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ class DrillRequest(Document):
     rank: Rank = 0
     """Rank to inject the fault into; has no meaning for `preempt`."""
     at_step: Step | None = None
-    """Inject the fault when this many optimizer steps are done; by default at once."""
+    """Inject the fault when this many optimizer steps are done; by default immediately."""
 
 
 Priority = Annotated[Int, Field(ge=0, le=100)]
 
 
 class JobChangeRequest(Document):
-    """Change where a job waits; the fields that are not given stay as they are."""
+    """Change where a job waits; fields that are not given do not change."""
 
     queue: QueueName | None = None
     """Move a waiting job to this queue."""
     priority: Priority | None = None
-    """At most the queue's `max_priority`, unless an admin asks."""
+    """New priority: at most the queue's `max_priority`, unless the caller is an admin."""
     held: StrictBool | None = None
     """Whether a waiting job is held: it does not start until it is released."""
     first: Literal[True] | None = None
-    """Move a waiting job before all others of its priority in its queue; for admins."""
+    """Move a waiting job before all other jobs of its priority in its queue; for admins."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -101,17 +101,17 @@ Tag = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 ]
 MAX_TAGS = 32
-"""Of one job."""
+"""Most tags of one job."""
 MAX_NOTES = 32_768
 
 
 class AnnotationRequest(Document):
-    """Change the tags and notes of a job; the fields that are not given stay as they are."""
+    """Change the tags and notes of a job; fields that are not given do not change."""
 
     add_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     remove_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     notes: Annotated[str, StringConstraints(max_length=MAX_NOTES)] | None = None
-    """Markdown, instead of the notes that there are; an empty text removes them."""
+    """Markdown that replaces the present notes; an empty text removes them."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -125,7 +125,7 @@ _RESOURCE = r"CPU|GPU|memory|accelerator_type:[A-Za-z0-9._-]{1,64}"
 
 
 def _amounts(value: Any, info: ValidationInfo) -> Any:
-    """Amounts by resource, each checked; memory may be a size such as `8GiB`."""
+    """Check the amount of each resource; memory may be a size such as `8GiB`."""
     if not isinstance(value, Mapping):
         return value
     return {name: _amount(str(name), each, f"/{info.field_name}") for name, each in value.items()}
@@ -144,7 +144,7 @@ def _amount(name: str, value: Any, pointer: str) -> float | None:
         except ValueError as error:
             raise wrong(place, str(error)) from None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= MAX_AMOUNT):  # neither holds of NaN
+    if not (is_number and 0 <= value <= MAX_AMOUNT):  # both comparisons are false for NaN
         raise wrong(place, "must be a number from 0 to 2**60")
     return float(value)
 
@@ -177,34 +177,35 @@ class QueueRequest(Document):
     """The rules of a queue. Resources have Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
 
     weight: Weight = 1.0
-    """Share of what all queues use, beside the weights of the other queues."""
+    """Share of the cluster's use, relative to the weights of the other queues."""
     user_weights: UserWeights = Field(default_factory=dict)
-    """Each user's share of what the queue uses, beside the weights of its other users; 1 if not
-    named."""
+    """Each user's share of the queue's use, relative to the weights of its other users; users who
+    are not listed have the weight 1."""
     quota: Amounts = Field(default_factory=dict)
-    """Resources that are guaranteed to its jobs."""
+    """Resources that are guaranteed to the queue's jobs."""
     limit: Amounts = Field(default_factory=dict)
-    """The most that its running jobs hold together; what is not named is not limited."""
+    """Most resources that the queue's running jobs may hold together; resources that are not listed
+    are not limited."""
     user_limit: Amounts = Field(default_factory=dict)
-    """The most that the running jobs of each of its users hold together."""
+    """Most resources that the running jobs of each user of the queue may hold together."""
     max_running: Count | None = None
-    """Most jobs that hold slots."""
+    """Most jobs that may hold slots."""
     max_running_per_user: Count | None = None
     max_queued: Count | None = None
-    """Most jobs that wait; one more is refused when it is submitted."""
+    """Most jobs that may wait; another job is refused when it is submitted."""
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
-    """Highest priority that may be submitted; admins may raise a job above it afterwards."""
+    """Highest priority with which jobs may be submitted; admins may later raise a job above it."""
     budget: Money | None = None
-    """The most that its jobs may cost in all, in the currency of the server's prices. Once that is
-    spent, no more of them start; those that run go on."""
+    """Most that all jobs of the queue may cost, in the currency of the server's prices. Once it is
+    spent, no more jobs start; running jobs go on."""
     monthly_budget: Money | None = None
-    """The same in each month, by UTC."""
+    """Most that the queue's jobs may cost in each month, by UTC."""
 
 
 class QueueChangeRequest(Document):
-    """Change some rules of a queue, as a JSON merge patch (RFC 7396): null stands for the default,
-    and removes a resource or a user's weight. Rules that are not given stay as they are."""
+    """Change some rules of a queue, as a JSON merge patch (RFC 7396): null restores the default, or
+    removes a resource or a user's weight. Rules that are not given do not change."""
 
     weight: Weight | None = None
     user_weights: UserWeightChanges | None = None
@@ -224,15 +225,16 @@ class PlanRequest(JobSpec):
     """A job document, with optional facts that the planner can't know."""
 
     memory_bytes_per_rank: Size | None = None
-    """Memory of each worker for tensors; by default that of the cluster's GPUs, or
+    """Memory of each worker for tensors; by default the memory of the cluster's GPUs, or
     `resources.memory_bytes` on CPU."""
     flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None
-    """Floating point operations per second of a GPU, or of a CPU core, in training; by default the
-    speed of the last jobs on such workers, or else a typical number; the answer says which."""
+    """Floating point operations per second of a GPU, or of a CPU core, in training. By default the
+    speed of the last jobs on such workers, or else a typical number; the answer names the
+    source."""
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
-    """Bandwidth with which each worker sends while all workers send."""
+    """Bytes per second that each worker sends while all workers send."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
-    """Latency of one collective operation."""
+    """Seconds that one collective operation takes without data."""
 
     @property
     def job(self) -> JobSpec:
@@ -249,16 +251,18 @@ class CheckpointFileRequest(Document):
 
 
 class LogRequest(Document):
-    """A log as it is by now, in plain text."""
+    """A log up to now, as plain text."""
 
     rank: Rank | None = None
-    """By default all ranks, each line with its attempt and rank before it."""
+    """Rank whose log to download; by default all ranks, with the attempt and rank before each
+    line."""
     attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(_a_number)] | None = None
-    """By default all attempts."""
+    """Attempt whose log to download; by default all attempts."""
 
 
 class DownloadRequest(Document):
-    """Ask for a link that downloads something of a job. Give one of the three."""
+    """Request a download link for an artifact, a file of a checkpoint, or a log of a job. Give one
+    of the three."""
 
     artifact: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """The id of an artifact."""
@@ -276,15 +280,15 @@ class CodeFileRequest(Document):
     """One file of code, by the hashes of its parts."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Relative to the code's root, with `/` between its folders."""
+    """Path of the file, relative to the code's root, with `/` between folders."""
     size_bytes: Annotated[Int, Field(ge=0, le=1 << 40)]
     is_executable: StrictBool = False
     parts: list[Sha256]
-    """The SHA-256, in hexadecimal, of each 4 MiB of it; none of an empty file."""
+    """The SHA-256, in hexadecimal, of each part of 4 MiB; an empty file has no parts."""
 
 
 class CodeRequest(Document):
-    """The files of a folder, which a job can run once their parts are there."""
+    """The files of a folder, which a job can run once all parts are uploaded."""
 
     files: Annotated[list[CodeFileRequest], Field(min_length=1, max_length=MAX_FILES)]
 
@@ -293,7 +297,7 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 
 def _a_url(value: str) -> str:
-    """Refuse what programs read in different ways: the host that is checked must be the host that
+    """Refuse URLs that programs parse differently: the host that is checked must be the host that
     is connected to."""
     if not value.isascii():
         raise ValueError("must be ASCII: write other characters as %C3%A9, and hosts as xn--...")
@@ -308,40 +312,40 @@ def _a_url(value: str) -> str:
 
 
 class WebhookRequest(Document):
-    """Tell an address when jobs come to certain states."""
+    """Notify an address when jobs enter certain states."""
 
     url: Annotated[
         str,
         StringConstraints(min_length=1, max_length=2000, pattern=_URL),
         AfterValidator(_a_url),
     ]
-    """Where messages are posted: `https://`, without a name, a password or a fragment."""
+    """URL that messages are posted to: `https://`, without a user name, password or fragment."""
     format: WebhookFormat = WebhookFormat.JSON
     states: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] = Field(
         default_factory=lambda: [state for state in JobState if state.is_terminal]
     )
-    """The states of which it is told when a job comes to them; by default those that end it."""
+    """Entering one of these states sends a notification; by default the final states."""
     queue: QueueName | None = None
-    """Only of jobs in this queue."""
+    """Notify only of jobs in this queue."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
         default_factory=dict
     )
-    """Only of jobs with all of these labels."""
+    """Notify only of jobs with all of these labels."""
     all_users: StrictBool = False
-    """Of the jobs of all users, not of your own alone; for admins."""
+    """Notify of the jobs of all users, instead of only your own; for admins."""
 
 
 class UpdateRequest(Document):
-    """Send the update whose parts are there. The numbers are the client's own word."""
+    """Send the update whose parts are uploaded. The server can't verify the client's numbers."""
 
     sha256: Sha256
-    """Of all parts together."""
+    """The SHA-256 of all parts together."""
     num_samples: Annotated[Int, Field(ge=1, le=2**31)]
-    """That the client has trained with."""
+    """Number of samples that the client has trained with."""
     num_steps: Annotated[Int, Field(ge=1, le=2**31)]
     loss: Number
-    """The mean loss of the training, on the way."""
+    """Mean loss during the training."""
     num_val_samples: Annotated[Int, Field(ge=0, le=2**31)] = 0
-    """Of the client's own, for validation."""
+    """Number of the client's own validation samples."""
     val_loss: Number | None = None
-    """The mean loss of the round's model over these, before the training."""
+    """Mean loss of the round's model on the validation samples, before the training."""

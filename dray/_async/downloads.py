@@ -1,4 +1,4 @@
-"""Download what jobs leave: results and checkpoints."""
+"""Download the results and checkpoints of jobs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dray._http.transport import no_answer, segment
 
 class DownloadCalls(Calls):
     async def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
-        """The checkpoints of the job that are kept."""
+        """Return the checkpoints of the job that are kept."""
         return await self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     async def artifacts(self, job_id: str) -> list[views.Artifact]:
-        """The files that the job left as its result."""
+        """Return the files of the job's result."""
         return await self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     async def download(
@@ -45,7 +45,8 @@ class DownloadCalls(Calls):
         return await self._fetch_all(files, dest, on_progress)
 
     async def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
-        """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
+        """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if it does not
+        exist."""
         return await self._list(
             views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
         )
@@ -69,8 +70,8 @@ class DownloadCalls(Calls):
         dest: str | PathLike[str],
         on_progress: OnProgress | None,
     ) -> list[Path]:
-        """The files' paths under `dest`, all of which are checked before the first byte is
-        fetched."""
+        """Fetch the files and return their paths under `dest`. All paths are checked before the
+        first byte is fetched."""
         root = Path(dest)
         targets = [(file, downloads.destination(root, file.path)) for file in files]
         for file, target in targets:
@@ -78,7 +79,7 @@ class DownloadCalls(Calls):
         return [target for _, target in targets]
 
     async def _fetch(self, file: RemoteFile, target: Path, report: OnProgress) -> None:
-        """Download into a hidden `.part` beside the target, which is renamed once its hash is
+        """Download into a hidden `.part` file next to the target, which is renamed once its hash is
         right."""
         if await asyncio.to_thread(downloads.matches, target, file):
             report(file.path, file.size_bytes, file.size_bytes)

@@ -1,1 +1,1 @@
-"""The SDK's private HTTP: one transport under two clients, retries, streams and downloads."""
+"""The SDK's private HTTP layer: the transport of both clients, retries, streams and downloads."""

@@ -12,14 +12,14 @@ from dray._http.transport import Call
 from dray.code.packing import PackedCode
 
 BATCH_BYTES = 8 << 20
-"""Of parts that are sent in one request; the server takes twice as much."""
+"""Bytes of the parts that are sent in one request; the server accepts twice as much."""
 BATCH_PARTS = 2000
 OnUpload = Callable[[int, int], None]
-"""Called with how many of the bytes to send are sent, and how many there are."""
+"""Called with (bytes sent, bytes to send)."""
 
 
 def described(packed: PackedCode) -> Call:
-    """The call by which the server learns of these files; it answers which parts are missing."""
+    """Return the call that describes these files to the server; its answer lists missing parts."""
     files = [
         {
             "path": file.path,
@@ -46,7 +46,7 @@ def batches(packed: PackedCode, parts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def as_tar(packed: PackedCode, parts: Sequence[str]) -> tuple[bytes, int]:
-    """These parts as the members of an archive, and how many bytes they have."""
+    """Return an archive with these parts as its members, and their size in bytes."""
     archive, size = io.BytesIO(), 0
     for part in parts:
         data = packed.read(part)

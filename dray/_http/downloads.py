@@ -1,4 +1,4 @@
-"""Files of a download: which ones, where they are written, and the check of their hashes."""
+"""Files of a download: their selection, their paths, and the check of their hashes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class RemoteFile:
 def artifact_files(
     job_id: str, items: Iterable[views.Artifact], wanted: str | None
 ) -> list[RemoteFile]:
-    """All artifacts, or the one whose id or path is `wanted`; ArtifactNotFound if none is."""
+    """Return all artifacts, or the artifact with the id or path `wanted`. Raises ArtifactNotFound
+    if it does not exist."""
     base = f"/v1/jobs/{segment(job_id)}/artifacts"
     return [
         RemoteFile(f"{base}/{segment(item.id)}", item.path, item.size_bytes, item.sha256)
@@ -50,7 +51,7 @@ def checkpoint_files(
 def _choose(
     items: Iterable[views.Artifact], job_id: str, wanted: str | None
 ) -> list[views.Artifact]:
-    """The wanted artifacts; if several attempts left files with one path, the newest."""
+    """Return the wanted artifacts; of several with the same path, only the newest."""
     newest: dict[str, views.Artifact] = {}
     for item in sorted(items, key=lambda item: item.created_at):
         if item.id == wanted:
@@ -80,7 +81,7 @@ def range_call(file: RemoteFile, offset: int) -> Call:
 
 
 def destination(root: Path, name: str) -> Path:
-    """Path of the file `name` under `root`; raises IntegrityError if the path leads elsewhere."""
+    """Return the path of the file `name` under `root`. Raises IntegrityError if it leads out."""
     parts = PurePosixPath(name)
     target = root.joinpath(*parts.parts)
     unsafe = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
@@ -97,7 +98,7 @@ def matches(path: Path, file: RemoteFile) -> bool:
 
 
 def begin(part: Path, size_bytes: int) -> int:
-    """Create the part file; returns the number of bytes that an earlier download left."""
+    """Create the part file, and return the number of bytes that an earlier download left."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.is_symlink():
         part.unlink()

@@ -1,4 +1,4 @@
-"""Signing in with the token in this user's home, where a server of this machine asks for one."""
+"""Signing in with the token in this user's home, if a server on this machine requires a token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dray import home_token
 
 
 class HomeSignIn(httpx.Auth):
-    """Sends a call again with the token if it was refused for want of one.
+    """Sends a call again with the token if it was refused because it had none.
 
-    The token is sent to a process of this user, or of root, alone: another user could listen at the
+    The token is only sent to a process of this user or of root: another user could listen at the
     server's port while the server is stopped.
     """
 

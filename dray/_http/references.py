@@ -1,4 +1,4 @@
-"""Which jobs are listed, and which job a name or the beginning of an id means."""
+"""Queries for lists of jobs, and the job that a name or the beginning of an id refers to."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dray.filters import JobFilter
 
 
 def query_of(chosen: JobFilter) -> Parameters:
-    """The filter as query parameters. The server checks them."""
+    """Return the filter as query parameters, which the server validates."""
     return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
 
 
 MAX_CANDIDATES = 10
 """Most candidates of an ambiguous reference that are listed."""
 _ARRAY = "array-[0-9a-z]{1,26}"
-"""An array's id, or how it begins."""
+"""Pattern of an array's id, or of its beginning."""
 
 
 def not_found(reference: str) -> errors.JobNotFound:
-    """The error that the server would answer for an id."""
+    """Return the error with which the server would answer for an unknown id."""
     what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
     hint = "`dray ls` shows the jobs there are"
     if re.fullmatch(_ARRAY, reference):
@@ -39,8 +39,8 @@ def not_found(reference: str) -> errors.JobNotFound:
 
 
 def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.AmbiguousJob:
-    """found: one job more than are listed, if there are so many; newest first, by the id of each or
-    of the array that it stands for."""
+    """Return the error for an ambiguous reference. found: the matching jobs, newest first, by their
+    ids or the ids of the arrays that they represent; one more than is listed, if it exists."""
     listed = dict(list(found.items())[:MAX_CANDIDATES])
     more = len(found) > len(listed)
     number = f"more than {MAX_CANDIDATES}" if more else f"{len(found)}"
@@ -58,7 +58,7 @@ def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.Ambiguou
 
 
 def meant(reference: str, arrays: bool) -> list[JobFilter]:
-    """The lists in which the job is that is meant, and with `arrays` the array."""
+    """Return the filters that find the referenced job, and with `arrays` the array."""
     if reference == "@last":
         return [JobFilter.model_construct(owner="@me", collapse_arrays=arrays)]
     in_array = re.fullmatch(rf"({_ARRAY})(?:/([0-9]{{1,18}}))?", reference)

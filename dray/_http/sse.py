@@ -24,7 +24,7 @@ class Message:
 
 
 class Decoder:
-    """Decodes the pieces of one stream; a piece may end anywhere, also within a character.
+    """Decodes the pieces of one stream; a piece may end anywhere, even within a character.
 
     Lines end only at CR, LF or both; `str.splitlines` would also split at characters that JSON does
     not escape. `retry_s` is the pause before a reconnect that the server asked for last. Ids are
@@ -39,7 +39,7 @@ class Decoder:
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> Iterator[Message]:
-        """The messages that `piece` completes."""
+        """Yield the messages that `piece` completes."""
         self._pending += self._text.decode(piece)
         # A CR at the very end may be half of a CRLF, so the line waits for the next piece.
         ends = [e for e in _LINE_END.finditer(self._pending) if e.group() != "\r" or self._more(e)]

@@ -1,4 +1,4 @@
-"""The layer under both clients: what a request is, when it is repeated, and how an answer is read.
+"""The layer under both clients: requests, the rule for repeating them, and parsing of answers.
 
 Nothing here does I/O. `dray._async.calls` sends the requests.
 """
@@ -30,7 +30,7 @@ DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
 LONG_POLL_S = 30.0
 RECONNECT_PATIENCE_S = 60.0
-"""Seconds for which waits, streams and downloads retry while the server is away or restarts."""
+"""Seconds for which waits, streams and downloads retry while the server is unreachable."""
 
 Parameters = tuple[tuple[str, str], ...]
 V = TypeVar("V", bound=BaseModel)
@@ -59,7 +59,7 @@ class Call:
         params: Parameters = (),
         headers: Mapping[str, str] | None = None,
     ) -> Call:
-        """A call with a document as its body; raises SpecError if JSON cannot hold it."""
+        """Return a call with a document as its body. Raises SpecError if it can't be JSON."""
         try:
             content = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -79,7 +79,7 @@ class Call:
 
 
 def _not_finite(value: Any) -> str | None:
-    """The JSON pointer of the first number in a document that JSON has no words for."""
+    """Return the JSON pointer of the first number that JSON can't represent."""
     if isinstance(value, float) and not math.isfinite(value):
         return ""
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ class Retry:
     """
 
     patience_s: float = 3.0
-    """Seconds after the first try beyond which no other try begins."""
+    """Seconds after the first attempt beyond which no other attempt begins."""
     first_delay_s: float = 0.2
     max_delay_s: float = 5.0
     jitter: Callable[[], float] = random.random
@@ -108,7 +108,7 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def delay_s(self, tries: int, retry_after_s: float | None) -> float:
-        """Seconds before the next try, `tries` having failed."""
+        """Return the seconds before the next attempt, after `tries` failed attempts."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
         # On top of Retry-After, or all clients that got the same answer would return at once.
         return (retry_after_s or 0.0) + ceiling * self.jitter()
@@ -126,7 +126,7 @@ def is_passing(failure: errors.ApiError) -> bool:
 
 
 def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiError | None:
-    """The exception for an answer, whose body must have been read; None for a success."""
+    """Return the exception for an answer, whose body must have been read; None for a success."""
     if response.is_success:
         return None
     failure = from_response(response)
@@ -139,8 +139,8 @@ def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiEr
 
 
 def may_repeat(call: Call, failure: errors.ApiError) -> bool:
-    """Whether the call may be sent again after this answer. One of 429 says that nothing was
-    done."""
+    """Whether the call may be sent again after this answer. After a 429, the server has done
+    nothing."""
     return is_passing(failure) and (call.is_safe or failure.status == 429)
 
 
@@ -164,8 +164,8 @@ def _cause(error: Exception) -> str:
 
 
 def params(**given: Any) -> Parameters:
-    """Query parameters. Each value of a list is one, a flag is sent if it is set, and what is None
-    is left out. Raises ValueError for a time without a time zone."""
+    """Return query parameters. Each item of a list is a parameter, a flag is sent if it is set, and
+    None is left out. Raises ValueError for a time without a time zone."""
     found: list[tuple[str, str]] = []
     for name, value in given.items():
         is_list = isinstance(value, Iterable) and not isinstance(value, str)
@@ -183,12 +183,12 @@ def _text(value: Any) -> str:
 
 
 def present(**values: Any) -> dict[str, Any]:
-    """The values that are not None, by their names."""
+    """Return the values that are not None, by their names."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def segment(name: str) -> str:
-    """`name` as one segment of a path."""
+    """Return `name` as one segment of a path."""
     if name in ("", ".", ".."):
         raise ValueError(f"{name!r} is no id")
     return quote(name, safe="")
@@ -258,7 +258,7 @@ class Connection:
         }
 
     def parse(self, view: type[V], content: bytes | str, call: Call) -> V:
-        """`content` as `view`; raises TransportError if the content does not fit."""
+        """Parse `content` as `view`. Raises TransportError if the content does not fit."""
         try:
             return view.model_validate_json(content)
         except ValueError:

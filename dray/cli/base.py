@@ -123,7 +123,7 @@ def server_url() -> str:
 
 @contextmanager
 def connect(retry: Retry | None = None) -> Iterator[Client]:
-    """retry: of calls that fail; None for the client's own rule."""
+    """Open a client. retry: rule for repeating failed calls; None for the client's own rule."""
     _travel_light()
     from dray.client import Client
 
@@ -170,8 +170,8 @@ class Failures:
 
 
 def moment(text: str | None, option: str) -> datetime | None:
-    """A time ago (`90s`, `2h`, `3d`) or ISO 8601, in this machine's time zone unless it names
-    one."""
+    """Parse a time ago (`90s`, `2h`, `3d`), or a time in ISO 8601, which is in this machine's time
+    zone unless it names another."""
     import re
     from datetime import UTC, datetime, timedelta
 

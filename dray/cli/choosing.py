@@ -76,9 +76,9 @@ def choose(
     default_states: Sequence[str],
     is_reading: bool = False,
 ) -> dict[str, str]:
-    """Ids of the jobs, and of arrays that were named, each with its display name. A reference to no
-    job is printed as a failure, and the others are handled; a name of several jobs likewise, unless
-    `is_reading`, which takes the newest."""
+    """Return the ids of the jobs and named arrays, each with its display name. A reference to no
+    job is printed as a failure, and the others are handled. A name of several jobs is a failure
+    too, unless `is_reading`, which takes the newest job."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
@@ -102,8 +102,8 @@ def choose(
 
 
 def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
-    """The id of the job that a command shows. Of several jobs with the name, the newest is taken,
-    and a line on standard error names it. With `arrays` it may be the id of an array.
+    """Return the id of the job that a command shows. If several jobs have the name, the newest is
+    taken, and a line on standard error names it. With `arrays`, it may be the id of an array.
 
     A command that changes a job calls `client.resolve`, which raises AmbiguousJob instead.
     """

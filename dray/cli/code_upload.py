@@ -25,8 +25,8 @@ def is_program(source: str) -> bool:
 def packed_folder(
     document: dict[str, Any], source: str, code: Path | None, include: list[str]
 ) -> PackedCode | None:
-    """The folder to upload: the one that --code or the document names, or for a program the current
-    one. None if there is none."""
+    """Pack the folder that --code or the document names, or for a program the current folder.
+    Return None if there is no folder to upload."""
     from dray.code.local import named_folder
     from dray.code.packing import pack
     from dray.documents import folder_of
@@ -67,9 +67,9 @@ def packed_folder(
 
 
 def _within(folder: Path, program: Path) -> list[str]:
-    """The program's paths below the folder that is uploaded: the one that was given, and that
-    which links lead to. It may be given relative to that folder, or to the current one. SpecError
-    if it is not there."""
+    """Return the program's paths below the uploaded folder: the given path, and the path that links
+    lead to. The program may be given relative to that folder or to the current folder. Raises
+    SpecError if the folder does not contain it."""
     from dray.errors import SpecError
 
     places = [program.absolute(), folder / program]

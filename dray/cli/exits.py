@@ -18,7 +18,7 @@ class Exit(IntEnum):
     NO_SERVER = 4
     """The server can't be reached, or failed."""
     TIME_WAS_UP = 5
-    """The time to wait was up; the job goes on."""
+    """The command timed out while it waited; the job goes on."""
     INTERRUPTED = 130
 
 

@@ -1,1 +1,1 @@
-"""The code that a job brings along: which files are packed, and how an upload is described."""
+"""The uploaded code of a job: the selection of files, and the description of an upload."""

@@ -35,11 +35,11 @@ class GitFiles:
     files: frozenset[str]
     """Paths relative to the folder. A repository inside of this one is listed by its folder."""
     folders: frozenset[str]
-    """The folders that they are in."""
+    """The folders of these files."""
 
 
 def repository_above(folder: Path) -> Path | None:
-    """The root of the work tree that a folder is in; None if it is in no repository."""
+    """Return the root of the work tree that contains a folder; None without a repository."""
     return next((each for each in (folder, *folder.parents) if is_root(each)), None)
 
 
@@ -50,7 +50,8 @@ def is_root(folder: Path) -> bool:
 
 
 def list_files(folder: Path) -> GitFiles:
-    """Have Git list the files of a folder. GitUnavailable if it can't; SpecError after LIMIT_S."""
+    """Let Git list the files of a folder. Raises GitUnavailable if it can't, SpecError after
+    LIMIT_S."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = frozenset(os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path)
     folders = {""}
@@ -61,8 +62,8 @@ def list_files(folder: Path) -> GitFiles:
 
 
 def further_rules(root: Path) -> list[Rules]:
-    """The rules that a repository has outside of its folders, the weakest first: those of the user
-    (`core.excludesFile`), where Git can be asked for the name of that file, and `info/exclude`."""
+    """Return the rules that a repository has outside of its folders, the weakest first: the user's
+    rules (`core.excludesFile`), if Git returns the name of that file, and `info/exclude`."""
     found = []
     try:
         named = os.fsdecode(_git(root, "config", "--type=path", "--get", "core.excludesFile"))

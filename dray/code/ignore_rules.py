@@ -2,7 +2,7 @@
 
 A pattern is compared with each entry by itself and not with what is below it: as in Git, a folder
 that is ignored is not entered. This is why `data/**`, `!data/**/` and `!.gitkeep` together keep the
-`.gitkeep` of every folder. The rules are those of Git's `wildmatch`, byte by byte.
+`.gitkeep` of every folder. Patterns match as in Git's `wildmatch`, byte by byte.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pattern:
 
 
 def parsed(content: bytes) -> list[Pattern]:
-    """The patterns of an ignore file; blank lines and comments are none."""
+    """Return the patterns of an ignore file, without blank lines and comments."""
     patterns = []
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         text = _without_end(line.removesuffix(b"\r"))
@@ -108,7 +108,7 @@ def _translated(glob: bytes, *, is_path: bool) -> bytes:
 
 
 def _stars(glob: bytes, at: int, *, is_path: bool) -> tuple[bytes, int]:
-    """The stars at a position, and where they end."""
+    """Translate the stars at a position. Returns (expression, position after the stars)."""
     end = at
     while glob[end : end + 1] == b"*":
         end += 1

@@ -45,7 +45,7 @@ def named_folder(document: Mapping[str, Any], base: Path) -> Path | None:
 
 
 def packed_code(document: Mapping[str, Any], base: Path) -> PackedCode | None:
-    """The files of the folder that the document names; None if it names none. SpecError if the
+    """Pack the folder that the document names; None if it names none. Raises SpecError if the
     folder can't be packed."""
     folder = named_folder(document, base)
     if folder is None:
@@ -56,7 +56,7 @@ def packed_code(document: Mapping[str, Any], base: Path) -> PackedCode | None:
 
 
 def with_code(document: Mapping[str, Any], code: str | None) -> dict[str, Any]:
-    """A copy of the document with this id, or none, in the place of the path."""
+    """Return a copy of the document with this id, or none, in the place of the path."""
     part = code_part(document)
     if part is None:
         return dict(document)

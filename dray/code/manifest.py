@@ -1,4 +1,4 @@
-"""The description of an upload: each file's path, and the parts that it is made of.
+"""The description of an upload: the path and the parts of each file.
 
 A part is at most PART_BYTES of one file and is named by its SHA-256, so that a file, or the part of
 a large one, that was uploaded before is not sent again. The code's id follows from the description:
@@ -35,7 +35,7 @@ class FileEntry:
 
 
 def num_parts(size_bytes: int) -> int:
-    """How many parts a file of this size has."""
+    """Return the number of parts of a file of this size."""
     return -(-size_bytes // PART_BYTES)
 
 
@@ -80,10 +80,10 @@ def fault_of(path: str) -> str | None:
 
 
 def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Two of these paths that can't both be files of one folder; None if all can.
+    """Return two of these paths that can't both be files of one folder; None if all can.
 
-    Such are equal ones, ones that a person can't tell apart because they differ in their Unicode
-    form alone, and a file with the path of a folder.
+    Paths collide if they are equal, if they differ only in their Unicode form, so that a person
+    can't distinguish them, or if a file has the path of a folder.
     """
     # NUL sorts before all that a path may have: what is in a folder comes right after its name.
     forms = sorted((unicodedata.normalize("NFC", path).replace("/", "\0"), path) for path in paths)

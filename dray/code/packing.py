@@ -1,10 +1,10 @@
-"""Which files of a folder are uploaded, and their parts.
+"""Selection of the files of a folder to upload, and their parts.
 
-In a repository Git itself lists them: what is tracked, and what no rule ignores. Elsewhere the same
-rules hold, of the `.gitignore` in every folder. `.drayignore` has the same syntax and the last
-word. Some files are left out whatever these state, also if they are tracked, because they are large
-and of no use elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
-names the exceptions.
+In a repository, Git lists them: tracked files, and files that no rule ignores. Elsewhere the rules
+of the `.gitignore` in every folder apply. `.drayignore` has the same syntax and takes precedence.
+Some files are left out regardless of these rules, even if they are tracked, because they are large
+and useless elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
+names exceptions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dray.code.manifest import MAX_FILES, PART_BYTES, FileEntry, code_id, fault_
 from dray.errors import SpecError
 
 LARGE_BYTES = 50 << 20
-"""A file as large as this is mentioned: it may be data that should not travel with the code."""
+"""A file of this size or more causes a warning: it may be data instead of code."""
 _FOLDERS = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".dray", "node_modules", ".ipynb_checkpoints"),
@@ -44,7 +44,7 @@ _HASHERS = 4
 
 
 USELESS = "is of no use on another machine"
-"""Why a folder such as `.git` is left out, which nobody needs to be told of."""
+"""Why a folder such as `.git` is left out. Users are not notified of these folders."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PackedCode:
-    """A folder's files as they are to be uploaded."""
+    """The files of a folder that are to be uploaded."""
 
     root: Path
     files: tuple[FileEntry, ...]
@@ -76,8 +76,8 @@ class PackedCode:
         return sum(file.size_bytes for file in self.files)
 
     def read(self, wanted: str) -> bytes:
-        """The part with this hash, without bytes that were appended to its file, as to a log, since
-        it was packed. SpecError if the part itself was changed."""
+        """Return the part with this hash, without bytes that were appended to its file, such as a
+        log, since it was packed. Raises SpecError if the part itself was changed."""
         path, start, size = self._places[wanted]
         try:
             with (self.root / path).open("rb") as file:
@@ -95,7 +95,7 @@ class PackedCode:
 
     @cached_property
     def _places(self) -> dict[str, tuple[str, int, int]]:
-        """By a part's hash: a file that has it, where it begins there, and its size."""
+        """Hash of a part -> (a file that has it, its offset in the file, its size)."""
         return {
             part: (file.path, number * PART_BYTES, part_size(file.size_bytes, number))
             for file in self.files
@@ -104,10 +104,10 @@ class PackedCode:
 
 
 def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
-    """The files of a folder, with the hashes of their parts.
+    """Pack the files of a folder, with the hashes of their parts.
 
     include: paths of files or folders below `root` that are packed although a rule leaves them out.
-    SpecError if there is no such folder, it has no file, or more than MAX_FILES.
+    Raises SpecError if the folder does not exist, or has no file or more than MAX_FILES.
     """
     root = root.absolute()
     if not root.is_dir():
@@ -118,8 +118,8 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
     found = sorted(walk.files())
     if not found:
         raise SpecError(
-            f"{root} has no file to upload; see its .gitignore and .drayignore, and those of the "
-            "folders above in its repository"
+            f"{root} has no file to upload; see its .gitignore and .drayignore, and these files in "
+            "the folders above in its repository"
         )
     with ThreadPoolExecutor(_HASHERS) as hashers:
         entries = list(hashers.map(lambda path: _entry(root, path), found))
@@ -155,7 +155,7 @@ class _Selection:
     """The rules and the list that decide which entries of a folder are packed."""
 
     rules: tuple[Rules, ...]
-    """The ones with the last word come last."""
+    """Rules in the order of their precedence; the last rules override the others."""
     listed: GitFiles | None = None
     """Git's list, by paths relative to `start`; None where the rules alone decide."""
     start: str = ""
@@ -209,7 +209,7 @@ class _Selection:
 
 
 class _Walk:
-    """One walk through a folder; `left_out` is complete when `files` has come to its end."""
+    """One walk through a folder; `left_out` is complete when `files` is exhausted."""
 
     def __init__(self, root: Path, include: Sequence[str]) -> None:
         self._root = root
@@ -219,7 +219,7 @@ class _Walk:
         self._num_files = 0
 
     def named(self, path: str) -> bool:
-        """Whether the user asked for it, or for a folder that it is in."""
+        """Whether the user named the path, or a folder that contains it."""
         return any(path == one or path.startswith(f"{one}/") for one in self._include)
 
     def _leads_to_a_named_one(self, folder: str) -> bool:
@@ -273,7 +273,7 @@ class _Walk:
                 self._num_files += 1
                 if self._num_files > MAX_FILES:
                     raise SpecError(
-                        f"{self._root} has more than {MAX_FILES} files: name those that are no "
+                        f"{self._root} has more than {MAX_FILES} files: list files that are not "
                         "code in .drayignore, or give a smaller folder"
                     )
                 yield path
@@ -308,7 +308,7 @@ class _Walk:
         return why is None
 
     def _why_not_followed(self, link: Path, *, is_named: bool) -> str | None:
-        """Why the file that a link leads to is left out; None if it is not."""
+        """Return why the file that a link leads to is left out; None if it is not."""
         root = self._root.resolve()
         target = Path(os.path.realpath(link))  # `resolve` raises for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
@@ -322,7 +322,7 @@ class _Walk:
 
 
 def _never(path: Path, *, is_folder: bool) -> str | None:
-    """Why a file or folder is left out whatever the ignore files say; None if it is not."""
+    """Return why a file or folder is left out regardless of ignore files; None if it is not."""
     name = path.name.lower()
     if is_folder:
         if name in _FOLDERS:

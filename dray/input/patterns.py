@@ -10,8 +10,8 @@ MAX_PATTERN_BYTES: Final = 1 << 20
 
 
 def compile_pattern(pattern: str) -> Any:
-    """The pattern, compiled by RE2, whose searches take time in proportion to the line, whatever
-    the pattern. ValueError if it is none; ImportError where RE2 is not installed."""
+    """Compile the pattern by RE2, whose search time is linear in the length of the line for every
+    pattern. Raises ValueError if the pattern is invalid, ImportError if RE2 is not installed."""
     import re2  # on servers and nodes only
 
     options = re2.Options()
@@ -21,5 +21,5 @@ def compile_pattern(pattern: str) -> Any:
         return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else error
-        said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise ValueError(f"is no regular expression of RE2: {said}") from None
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(f"is no regular expression of RE2: {text}") from None

@@ -53,7 +53,8 @@ class Fault(ValueError):
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """The document as a JobSpec; raises Fault with the first field at fault and the reason."""
+    """Return the document as a JobSpec. Raises Fault with the first field at fault and the
+    reason."""
     spec = check_as(JobSpec, document)
     if spec.sweep is not None:
         _check_values_of(spec, spec.sweep)
@@ -62,7 +63,8 @@ def check(document: Mapping[str, Any]) -> JobSpec:
 
 def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
     """Raise Fault for a parameter of a sweep that is no field of the recipe's document, or has a
-    value that the field can never have. Whether values go together, each trial's document shows."""
+    value that the field can never have. Conflicts between values are found in each trial's
+    document."""
     if spec.recipe is None:
         return
     for name, parameter in sweep.parameters.items():
@@ -94,7 +96,7 @@ def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
 
 
 def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
-    """As `check`, for any kind of document."""
+    """Like `check`, for any kind of document."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """JobSpec: the one document that a user writes.
 
 The API validates the document, the service stores it, and the workers train by it; all three use
-these classes. Unknown fields are refused, and so are numbers written as strings or booleans, and
-features that this version does not have.
+these classes. Unknown fields, numbers written as strings or booleans, and features that this
+version does not have are refused.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dray.input.names import unfit
 
 MAX_STEPS = 10**12
 TAG_FIELDS = ("name", "kind")
-"""The fields by whose values unions of parts choose one of them."""
+"""Fields whose value selects the class of a part that may have several."""
 
 
 def _plain_text(value: str) -> str:
@@ -46,12 +46,12 @@ def _a_number(value: Any) -> Any:
 
 
 GPU_STEP = 0.0001
-"""Ray counts no finer."""
+"""Smallest part of a GPU that Ray distinguishes."""
 LEAST_OF_A_GPU = 0.01
 
 
 def _of_a_gpu(value: Any) -> Any:
-    """0, 1, or a part of a GPU that Ray can count."""
+    """Accept 0, 1, or a part of a GPU that Ray can count."""
     number = _a_number(value)
     if number in (0, 1):
         return int(number)
@@ -73,7 +73,7 @@ def _in_bytes(value: Any) -> Any:
 
 
 def _or_text(pattern: str, most: int, example: str) -> WithJsonSchema:
-    """JSON Schema of a number from 1 that may be written with a unit."""
+    """Return the JSON Schema of a number, at least 1, that may be written with a unit."""
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": most}, text]})
 
@@ -110,7 +110,7 @@ GpuShare = Annotated[
         }
     ),
 ]
-"""How much of a GPU a worker has."""
+"""Number of GPUs of a worker: 0, 1 or a fraction."""
 Seconds = Annotated[
     Int,
     Field(ge=1, le=10**8),
@@ -131,21 +131,21 @@ class Document(BaseModel):
 
 
 def wrong(pointer: str, message: str) -> PydanticCustomError:
-    """The exception to raise for a conflict between fields; `pointer` (RFC 6901) is the one
-    named."""
+    """Return the exception to raise for a conflict between fields; `pointer` (RFC 6901) names the
+    field at fault."""
     context = {"pointer": pointer, "message": message}
     return PydanticCustomError("wrong_together", "{message}", context)
 
 
 def refuse_set(part: Document, at: str, options: Iterable[str], message: str) -> None:
-    """Refuse options of a part, which is at the pointer `at`, that differ from their defaults."""
+    """Refuse options that differ from their defaults in the part at the pointer `at`."""
     for option in options:
         if _is_set(part, option):
             raise wrong(f"{at}/{option}", message)
 
 
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse an option that the chosen name does not have, if it differs from its default.
+    """Refuse options that the chosen name does not have, if they differ from their defaults.
 
     owners: for each option that not all names share, the names that have it.
     """

@@ -1,6 +1,6 @@
-"""JobSpec: the whole document, from parts that have files of their own.
+"""JobSpec: the whole document. Its parts have files of their own.
 
-A check of one part is in the part's class; one that needs several parts is in `dray.spec.checks`.
+A check of one part is in the part's class; a check of several parts is in `dray.spec.checks`.
 """
 
 from __future__ import annotations
@@ -45,62 +45,64 @@ _NOT_ONE = (
 
 
 class JobSpec(Document):
-    """A training job: exactly one of `recipe` and `script`, and what it needs to run."""
+    """A training job: exactly one of `recipe` and `script`, and the settings of the run."""
 
     version: Literal[1] = SPEC_VERSION
     """Version of the document's format."""
     name: Name = "job"
     """Name of the job, which need not be unique."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    """Keys and values by which jobs can be listed and chosen."""
+    """Keys and values by which jobs can be listed and selected."""
     recipe: RecipeName | None = None
     """Training program that comes with dray; instead of `script`."""
     script: Script | None = None
     """A training script of your own; instead of `recipe`."""
     model: Model | None = None
-    """The model; by default the recipe's first one."""
+    """The model; by default the first model of the recipe."""
     data: Data = Data()
     train: Train = Train()
     parallel: Annotated[
         Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
     ] = Parallel()
-    """How the model is divided; `auto`: the planner chooses the axes at the submit."""
+    """How the model is divided; `auto`: the planner chooses the axes when the job is submitted."""
     sync: Annotated[
         Sync | None,
         BeforeValidator(with_kind, json_schema_input_type=Sync | Literal["auto"] | None),
     ] = None
-    """How the ranks keep their copies of the model in step; unset, by an all-reduce of the
-    gradients in every step, uncompressed. `auto`: the service chooses the kind at the submit."""
+    """How the ranks keep their copies of the model in sync; unset, by an uncompressed all-reduce of
+    the gradients in every step. `auto`: the service chooses the kind when the job is submitted."""
     federated: Federated | None = None
-    """Whether clients with data of their own train; unset, all ranks train on all samples."""
+    """Federated learning, in which clients train on their own data; unset, all ranks train on all
+    samples."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
-    """Whether the group may change its size; unset, the size is fixed."""
+    """How the group may change its size; unset, the size is fixed."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
     environment: Environment | None = None
-    """Packages and variables of the ranks; unset, those of their nodes."""
+    """Packages and environment variables of the ranks, in addition to their nodes' own."""
     profile: Profile | None = None
     """Steps to profile; unset, none."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics of a script that does not report them itself."""
     after: Afters = []
-    """Jobs that must end before this one starts, each an object or the id alone."""
+    """Jobs that must end before this one starts, each as an object or only an id."""
     array: Array | None = None
-    """Makes many jobs of this document; unset, one."""
+    """Makes many jobs from this document; unset, one job."""
     sweep: Sweep | None = None
-    """Makes many jobs of this document, which differ by the values of parameters; unset, one."""
+    """Makes many jobs from this document, which differ in the values of parameters; unset, one
+    job."""
     queue: QueueName = "default"
-    """The queue in which the job waits, by whose rules it starts; `dray queue ls` lists them."""
+    """The queue in which the job waits; `dray queue ls` lists the queues and their rules."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
-    """Jobs of higher priority start first; of equal ones those with the least work left. At most
-    the queue's `max_priority`."""
+    """Jobs with a higher priority start first; among jobs of equal priority, the job with the least
+    remaining work. At most the queue's `max_priority`."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
     """Number of retries after an error of the training code. Failures of the cluster have a
     separate budget, and preemptions are free."""
     max_runtime_s: Seconds | None = None
-    """Most seconds of running time over all attempts, after which the job fails; a number, or a
-    time such as `2h`."""
+    """Running time over all attempts, in seconds, after which the job fails; a number, or a time
+    such as `2h`."""
 
     @property
     def num_jobs(self) -> int:
@@ -111,20 +113,20 @@ class JobSpec(Document):
 
     @property
     def arguments(self) -> list[str]:
-        """Those of the script, and of its roles that have their own."""
+        """Arguments of the script, and of the roles that have their own arguments."""
         if self.script is None:
             return []
         of_roles = [role.args or () for role in self.script.roles.values()]
         return [argument for some in (self.script.args, *of_roles) for argument in some]
 
     def of_trial(self, values: Values) -> dict[str, Any]:
-        """The document of a trial of the sweep as the user would write it, not yet checked."""
+        """Return the document of a trial of the sweep as a user would write it, not validated."""
         own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
         return with_values(own, values)
 
     @property
     def _recipe_metrics(self) -> tuple[str, ...]:
-        """Those that an evaluation of the recipe reports."""
+        """Metrics that an evaluation of the recipe reports."""
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
@@ -161,41 +163,41 @@ class JobSpec(Document):
 
     @property
     def num_ranks_that_train(self) -> int:
-        """All ranks but the parameter servers, which are the last ones."""
+        """Number of ranks without the parameter servers, which are the last ranks."""
         num_servers = self.sync.servers if isinstance(self.sync, ParameterServer) else 0
         return self.resources.num_workers - num_servers
 
     @property
     def roles_with_resources(self) -> list[RoleRanks]:
-        """Ranks that have other resources than `resources`."""
+        """The ranks of each role whose resources differ from `resources`."""
         if isinstance(self.sync, ParameterServer) and self.sync.server_resources is not None:
             servers = range(self.num_ranks_that_train, self.resources.num_workers)
             return [RoleRanks("server", servers, self.sync.server_resources)]
         return [] if self.script is None else roles.with_resources(self.script.roles)
 
     def num_cpus_of(self, rank: int) -> int:
-        """CPU cores of a rank."""
+        """Return the number of CPU cores of a rank."""
         own = (one.resources.cpus for one in self.roles_with_resources if rank in one.ranks)
         return next(own, self.resources.cpus_per_worker)
 
     @property
     def compression(self) -> Compression | None:
-        """Of the gradients that ranks exchange."""
+        """Compression of the gradients that ranks exchange."""
         return self.sync.compression if isinstance(self.sync, AllReduce) else None
 
     @property
     def outer(self) -> Outer | None:
-        """The optimizer of the averages after local steps."""
+        """The optimizer that is applied to the averages after local steps."""
         return self.sync.outer if isinstance(self.sync, AllReduce) else None
 
     @property
     def takes_local_steps(self) -> bool:
-        """Whether ranks take steps by themselves between two averages of all."""
+        """Whether ranks take independent steps between two averages of their weights."""
         return isinstance(self.sync, AllReduce) and self.sync.every > 1
 
     @property
     def copies_differ(self) -> bool:
-        """Whether each rank has weights, and a state of the optimizer, of its own."""
+        """Whether each rank has its own weights and its own optimizer state."""
         return self.sync is not None and self.sync.copies_differ
 
     @model_validator(mode="before")

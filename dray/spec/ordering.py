@@ -1,4 +1,4 @@
-"""Jobs that start after others, and arrays: many jobs of one document."""
+"""Jobs that start after other jobs, and arrays: many jobs from one document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from dray.spec.fields import Document, Int
 
 MAX_AFTER: Final = 64
-"""Jobs and arrays that one document may name in `after`."""
+"""Most jobs and arrays that one document may name in `after`."""
 
 JobOrArrayId = Annotated[
     str, StringConstraints(min_length=1, max_length=64, pattern=r"^(job|array)-[0-9a-z]+$")
@@ -20,10 +20,10 @@ class After(Document):
     """A job, or an array of jobs, that must end before this one starts."""
 
     job: JobOrArrayId
-    """Id of the job, or of the array, all of whose jobs must end."""
+    """Id of a job; or of an array, all of whose jobs must end."""
     on: Literal["success", "end"] = "success"
-    """success: unless the other job succeeds, this one is cancelled. end: this one starts however
-    the other one ended."""
+    """success: this job starts if the other job succeeds, and is cancelled otherwise. end: this job
+    starts however the other job ended."""
 
 
 def _written_out(given: Any) -> Any:
@@ -46,11 +46,11 @@ Afters = Annotated[
 
 
 class Array(Document):
-    """Many jobs of one document, which differ by their index. A script finds it as
-    `DRAY_ARRAY_INDEX`, and their number as `DRAY_ARRAY_SIZE`; a recipe's `train.seed` is the
-    document's plus the index."""
+    """Many jobs from one document, which differ in their index. A script reads the index from the
+    variable `DRAY_ARRAY_INDEX`, and the number of jobs from `DRAY_ARRAY_SIZE`. For a recipe, the
+    index is added to `train.seed`."""
 
     size: Annotated[Int, Field(ge=1)]
-    """Number of jobs, with the indices from 0; at most the server's `DRAY_MAX_ARRAY_SIZE`."""
+    """Number of jobs, whose indices begin with 0; at most the server's `DRAY_MAX_ARRAY_SIZE`."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Jobs of the array that may run at a time; unset, as many as have slots."""
+    """Most jobs of the array that may run at a time; unset, as many as there are slots for."""

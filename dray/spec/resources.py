@@ -15,13 +15,13 @@ class Resources(Document):
     """Resources of the group. All workers start together or not at all."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Ranks of the job: processes that train together. Parameter servers are among them."""
+    """Number of ranks: processes that train together, including parameter servers."""
     gpus_per_worker: GpuShare = 0
     """0 trains on CPU; 1 gives each rank a GPU of its own; a part such as 0.5 shares each GPU with
     other jobs, and needs `share_gpus`. Two ranks of one job never share a GPU."""
     share_gpus: StrictBool = False
-    """Accept that other jobs run on the same GPUs. Each process may take its part of a GPU's
-    memory, and its speed depends on what the others do."""
+    """Accept that other jobs run on the same GPUs. Each process may use its part of a GPU's memory,
+    and its speed depends on the load of the others."""
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores of each worker."""
     memory_bytes: Size | None = None
@@ -29,11 +29,12 @@ class Resources(Document):
     accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """Ray's accelerator type, such as `H100`."""
     node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(max_length=8)] = {}
-    """Labels of Ray's that the nodes of its workers have. `{ray.io/market-type: on-demand}` keeps a
-    job off spot nodes, where these are labelled."""
+    """Ray labels that the workers' nodes must have. `{ray.io/market-type: on-demand}` keeps a job
+    off spot nodes, if the nodes are labelled."""
     required_topology: LabelKey | None = None
-    """Level of the cluster's topology, such as `rack`, of which one domain must hold all workers;
-    `node` puts them on one node. Unset, they are as near each other as there is room."""
+    """Level of the cluster's topology, such as `rack`: all workers run within one domain of this
+    level, and with `node` on one node. Unset, workers are placed as near each other as free slots
+    allow."""
 
 
 class RoleResources(Document):
@@ -66,16 +67,18 @@ class RoleRanks(NamedTuple):
 
 
 class Elastic(Document):
-    """The group may be smaller than `resources.num_workers`: it starts with the free slots, goes on
-    without lost workers, and grows again when slots are free. The batch size and the order of the
-    samples do not change. For recipes on CPU, and scripts on CPU that call `train.prepare`."""
+    """Allows a group that is smaller than `resources.num_workers`: the group starts with the free
+    slots, goes on without lost workers, and grows again when slots are free. The batch size and the
+    order of the samples do not change. For recipes on CPU, and scripts on CPU that call
+    `train.prepare`."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
     """Least number of workers to start and to go on with; at most `resources.num_workers`."""
     exact: StrictBool = False
-    """Makes the weights equal to the last bit at any size, at some cost: gradients are computed in
-    `resources.num_workers` shares and added in their order, on any number of workers."""
+    """Whether the weights are bitwise equal at any size of the group, at some cost in speed: on any
+    number of workers, gradients are computed in `resources.num_workers` shares and added in a fixed
+    order."""
     by_speed: StrictBool = True
-    """Whether the size of a recipe is chosen by the step times that it reports: it gives slots up,
-    or leaves for a while, where other elastic jobs gain more by them. If false, it gets free slots
-    and leaves them as jobs do that are not elastic."""
+    """Whether the size of a recipe's group is chosen by its reported step times: the job then gives
+    up slots, or stops for a while, when other elastic jobs gain more from the slots. If false, the
+    job gets and gives up slots by the same rules as jobs that are not elastic."""

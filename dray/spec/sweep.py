@@ -1,5 +1,5 @@
-"""Sweeps: many jobs (trials) of one document, which differ by the values of some parameters and are
-compared by a metric."""
+"""Sweeps: many jobs (trials) from one document, which differ in the values of some parameters and
+are compared by a metric."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ from dray.spec.program.recipes import MINIMISED
 
 MAX_PARAMETERS: Final = 32
 MAX_CHOICES: Final = 256
-"""Values that all lists of one sweep may have together."""
+"""Most values in all lists of one sweep together."""
 MAX_LIST: Final = 64
-"""Items of a value that is a list itself."""
+"""Most items of a value that is itself a list."""
 MAX_ARGUMENTS: Final = 1 << 20
-"""Characters that the arguments of a trial may have together. No system starts a program with many
-more, and a parameter that stands in them a thousand times could fill any memory."""
+"""Most characters of all arguments of a trial together. No system starts a program with many more,
+and a parameter that occurs a thousand times in the arguments could fill any memory."""
 MAX_NUMBER: Final = 2**53
 """Bounds and whole numbers are at most this: a double holds each of them exactly."""
 SWEPT_PARTS: Final = ("train", "model", "sync", "federated")
 """Parts of a recipe's document whose fields a sweep may vary."""
 FIXED: Final = ("model.code", "model.import")
-"""Fields of those that it may not: they name code, which is checked once, when it is submitted."""
+"""Fields of SWEPT_PARTS that a sweep may not vary: they name code, which is checked only once, when
+the sweep is submitted."""
 RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
-"""Metrics of all recipes, besides those of their evaluations."""
+"""Metrics that every recipe reports, besides the metrics of its evaluations."""
 _LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
 
 _NEAR: Final = 1e-9
-"""Steps of a range by which a value may be off, if the step was computed in binary fractions."""
+"""Tolerance, in steps of a range, for values whose step was computed in binary fractions."""
 
 Value = Any
 """The value of a parameter in a trial: true, false, null, a number, a text, or a list of these."""
 Values = Mapping[str, Value]
-"""By the parameter's name."""
+"""Name of a parameter -> its value."""
 
 
 def _scalar(value: Any) -> Any:
@@ -77,7 +78,8 @@ def _choice(value: Any) -> Any:
 
 
 def _bound(value: Any) -> Any:
-    """A whole number stays one: it says that the values are whole numbers too."""
+    """Check a bound of a range. A whole number stays an int, since the values of the range are then
+    whole numbers too."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number")
     if not (isinstance(value, int) or math.isfinite(value)):
@@ -107,10 +109,10 @@ class Parameter(Document):
     max: Bound | None = None
     """Greatest value of a range."""
     step: Bound | None = None
-    """Distance between the values of a range, from `min` on; unset, any value, and of whole numbers
-    each."""
+    """Distance between the values of a range, from `min` on; unset, any number in the range, or any
+    whole number if the range has whole numbers."""
     log: StrictBool = False
-    """Draw the logarithm of the value evenly, for values of different magnitudes."""
+    """Whether the logarithm of the value is drawn uniformly, for values of different magnitudes."""
     type: Literal["int", "float"] | None = None
     """Kind of the values of a range; unset, whole numbers if `min`, `max` and `step` are."""
 
@@ -124,7 +126,7 @@ class Parameter(Document):
 
     @property
     def num_values(self) -> int | None:
-        """How many values there are; None if there is one between any two."""
+        """Number of values; None if the range is continuous."""
         if self.choices is not None:
             return len(self.choices)
         assert self.min is not None
@@ -132,7 +134,7 @@ class Parameter(Document):
         if self.step is None and not self.is_whole:
             return None
         steps = (self.max - self.min) / (self.step or 1)
-        # The last step may be lost in the rounding of decimal fractions.
+        # Rounding of decimal fractions could lose the last step.
         return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + _NEAR) + 1
 
     @property
@@ -141,27 +143,27 @@ class Parameter(Document):
         return self.choices if self.choices is not None else [self.number(0.0), self.number(1.0)]
 
     def value(self, number: int) -> Value:
-        """One of the `num_values`, by its number from 0."""
+        """Return one of the `num_values`, by its index from 0."""
         if self.choices is not None:
             return self.choices[number]
         assert self.min is not None
         low, step = Fraction(str(self.min)), Fraction(str(self.step or 1))
-        found = low + number * step  # of the decimal fractions as they are written
+        found = low + number * step  # computed in decimal fractions, as written
         return self._written(0.0 if abs(found) < step * _NEAR else float(found))
 
     def number(self, share: float) -> float | int:
-        """The number of a range without `step` at this share of it, 0 to 1."""
+        """Return the number at this share, 0 to 1, of a range without `step`."""
         assert self.min is not None
         assert self.max is not None
         low, high = float(self.min), float(self.max)
-        if self.log and self.is_whole:  # each number has all that is rounded to it
+        if self.log and self.is_whole:  # each number gets the interval that is rounded to it
             ends = math.log(low - 0.5), math.log(high + 0.5)
             return round(min(max(math.exp(ends[0] + share * (ends[1] - ends[0])), low), high))
         if self.log:
             found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             found = low + share * (high - low)
-        # Six figures read well, and tell the numbers of all but narrow ranges apart.
+        # Six figures read well, and distinguish the numbers of all but narrow ranges.
         figures = 6 if high - low > 1e-3 * max(abs(low), abs(high)) else 15
         return self._written(min(max(float(f"{found:.{figures}g}"), low), high))
 
@@ -201,16 +203,17 @@ class Parameter(Document):
 
 
 class SuccessiveHalving(Document):
-    """Stops trials early that are worse than others at the same step: asynchronous successive
+    """Early stopping of trials that are worse than others at the same step: asynchronous successive
     halving (ASHA, arXiv:1810.05934)."""
 
     min_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
-    """Steps after which a trial is judged for the first time, then after `eta` times as many, and
-    so on."""
+    """Steps after which a trial is first compared with others; it is compared again after `eta`
+    times as many steps, and so on."""
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Steps from which on no trial is judged any more; unset, there is no such step."""
+    """Steps from which a trial is not compared any more; unset, there is no such limit."""
     eta: Annotated[Int, Field(ge=2, le=100)] = 3
-    """Each time the best of `eta` goes on, and the others are stopped."""
+    """Reduction factor: at each comparison the best trial out of `eta` goes on, and the others are
+    stopped."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -231,26 +234,29 @@ ParameterName = Annotated[
 
 
 class Sweep(Document):
-    """Makes many jobs of this document, the trials, which differ by the values of `parameters`, and
-    finds the best by a metric."""
+    """Makes many jobs (trials) from this document, which differ in the values of `parameters`, and
+    finds the best trial by a metric."""
 
     metric: MetricKey
-    """Metric by which trials are compared, such as `val/loss`; of rank 0."""
+    """Metric of rank 0 by which trials are compared, such as `val/loss`."""
     mode: Literal["min", "max"] | None = None
-    """Whether a lower or a higher value is better; needed for metrics that dray does not know."""
+    """Whether a lower (min) or a higher (max) value is better; needed for metrics that dray does
+    not know."""
     by: Literal["best", "last"] = "best"
-    """The value of a trial: the best that it has reported, or the last."""
+    """Which reported value of a trial counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
-    """grid: all combinations, the last parameter changing first. random: drawn independently.
-    optuna: asked of Optuna (TPE) when a trial starts, by the values of the trials before it."""
+    """grid: all combinations; the last parameter changes fastest. random: values are drawn
+    independently. optuna: Optuna (TPE) suggests the values when a trial starts, based on the
+    results of earlier trials."""
     trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
     """Number of trials, for random and optuna."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the sampler: the same seed draws the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Trials that may run at a time; unset, as many as have slots."""
+    """Most trials that may run at a time; unset, as many as there are slots for."""
     max_failed: Annotated[Int, Field(ge=0, le=10**9)] | None = None
-    """Trials that may fail: with one more, those that wait are cancelled. Unset, any number."""
+    """Most trials that may fail; if one more fails, the waiting trials are cancelled. Unset, any
+    number."""
     parameters: Annotated[
         dict[
             ParameterName,
@@ -261,11 +267,11 @@ class Sweep(Document):
         ],
         Field(min_length=1, max_length=MAX_PARAMETERS),
     ]
-    """The values by name, each a list or a range. Of a recipe, the name is a field's, such as
-    `train.optimizer.lr`. Of a script, it is `NAME` for `${NAME}` in `script.args`. All ranks have
-    it as `DRAY_PARAM_NAME`."""
+    """Values of each parameter by its name, as a list or a range. For a recipe, the name is the
+    path of a field, such as `train.optimizer.lr`. For a script, `NAME` replaces `${NAME}` in
+    `script.args`. All ranks have the value as the environment variable `DRAY_PARAM_NAME`."""
     early_stopping: SuccessiveHalving | None = None
-    """Stop trials early that are worse than others; unset, each trains to its end."""
+    """Early stopping of trials that are worse than others; unset, each trial trains to its end."""
 
     @property
     def maximises(self) -> bool:
@@ -294,7 +300,7 @@ class Sweep(Document):
             self._check_grid()
         elif self.trials is None:
             raise wrong(
-                "/sweep/trials", f"is missing: say how many trials {self.sampler} is to make"
+                "/sweep/trials", f"is missing: give the number of trials for {self.sampler}"
             )
         if sum(len(one.choices or ()) for one in self.parameters.values()) > MAX_CHOICES:
             message = f"list more than {MAX_CHOICES} values together: give ranges, as {{min, max}}"
@@ -323,11 +329,12 @@ class Sweep(Document):
 
     @property
     def longest(self) -> dict[str, int]:
-        """Most characters that each parameter's value has as an argument."""
+        """Name of a parameter -> most characters that its value has as an argument."""
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
-        """Of these arguments together, with the longest values in the place of `${NAME}`."""
+        """Return the most characters that these arguments have together, with the longest values in
+        the place of `${NAME}`."""
         longest = self.longest
         return sum(
             len(argument)
@@ -342,8 +349,8 @@ class Sweep(Document):
     def check_program(
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
-        """Raise the error of `wrong` for what does not fit the recipe, which evaluates these
-        metrics, or the script with these arguments if there is no recipe."""
+        """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
+        these metrics, or, without a recipe, the script with these arguments."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
@@ -390,12 +397,12 @@ def _place(name: str) -> str:
 
 
 def variable(name: str) -> str:
-    """The environment variable with the value of a parameter."""
+    """Return the name of the environment variable with the value of a parameter."""
     return f"DRAY_PARAM_{re.sub('[.-]', '_', name).upper()}"
 
 
 _LONGEST_NUMBER = 32
-"""Characters of any number of a range between its ends."""
+"""Most characters of a number between the ends of a range."""
 
 
 def _length(value: Value) -> int:
@@ -403,13 +410,14 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """A value as an argument or a variable has it: a text as it is, others as JSON."""
+    """Return a value as it is written in an argument or a variable: a text unchanged, other values
+    as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """A copy of a job document in which a recipe's fields, or `${NAME}` in a script's arguments,
-    have these values."""
+    """Return a copy of a job document in which a recipe's fields, or `${NAME}` in a script's
+    arguments, have these values."""
     script = document.get("script")
     if script is None:
         changed = dict(document)

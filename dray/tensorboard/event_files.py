@@ -29,14 +29,14 @@ _METADATA_PLUGIN, _PLUGIN_NAME = 1, 1
 
 
 class Damaged(ValueError):
-    """The bytes are not those of an event file, from here on."""
+    """From this position on, the bytes are not an event file's."""
 
 
 def records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(offset of its end, data) of each whole record; the data of a long one are empty.
+    """Yield (offset of its end, data) for each whole record; the data of a long record are empty.
 
-    A record whose end is beyond `data` comes only if it is long, so that its end can be waited
-    for. Damaged where the checksum of a length is wrong."""
+    A record whose end is beyond `data` is yielded only if it is long, so that the caller can wait
+    for its end. Raises Damaged if the checksum of a length is wrong."""
     at = 0
     while len(data) - at >= HEADER_BYTES:
         head = data[at : at + 8]
@@ -54,15 +54,16 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def check(data: bytes, end: bytes) -> None:
-    """Damaged if these are not the data of a record that ends with these bytes, as where a machine
-    went down before it wrote them. TensorBoard reads nothing behind such a record."""
+    """Raise Damaged if these are not the data of a record that ends with these bytes, for example
+    because a machine crashed before it wrote them. TensorBoard reads nothing after such a
+    record."""
     if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
         raise Damaged("a record's data are damaged")
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field: an int, or the bytes of anything else. Damaged if it is no
-    message."""
+    """Yield (number, value) for each field: an int, or the bytes of other types. Raises Damaged if
+    the bytes are not a message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -154,7 +155,8 @@ def text_event(time: float, tag: str, markdown: str) -> bytes:
 
 
 def last_steps(data: bytes) -> dict[str, int]:
-    """The last step of each tag of an event that `scalars_event` made; Damaged if it is none."""
+    """Return the last step of each tag of an event made by `scalars_event`. Raises Damaged if it is
+    no such event."""
     step, tags = 0, []
     for number, value in fields(data):
         if number == EVENT_STEP and isinstance(value, int):
@@ -193,7 +195,7 @@ def _float(number: int, value: float) -> bytes:
 
 
 def _encoded(value: int) -> bytes:
-    """As a varint."""
+    """Return the value as a varint."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

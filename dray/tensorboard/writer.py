@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 FILE = "events.out.tfevents.0.dray"
 DOCUMENT = "job\N{NO-BREAK SPACE}document"
-"""The tag of the job's document. No metric is called so: their names have no such space. Of two
-kinds of content with one tag, TensorBoard shows the first alone."""
+"""The tag of the job's document. No metric has this tag, since names of metrics have no such space.
+Of two kinds of content with the same tag, TensorBoard shows only the first."""
 FLUSH_S = 1.0
 _PIECE_BYTES = 4 << 20
 
@@ -101,7 +101,7 @@ class EventFile:
                 "folder by --logdir"
             ) from None
         self.last_steps: dict[str, int] = {}
-        """By the name of a series, the last step that is in the file."""
+        """Name of a series -> the last step that is in the file."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
         """Values of one step and time, which become one event."""
         end = self._read()
@@ -123,7 +123,7 @@ class EventFile:
             self.flush()
 
     def _read(self) -> int:
-        """Note the last steps; answers the end of the last whole record."""
+        """Record the last steps, and return the end of the last whole record."""
         self._file.seek(0)
         start, data, end = 0, b"", 0
         with contextlib.suppress(event_files.Damaged):

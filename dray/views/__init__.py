@@ -1,8 +1,8 @@
 """The answers of the API, which server and clients share.
 
-Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
-the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
-that a newer server stays readable. Every class of the modules below is exported here.
+Times are RFC 3339 in UTC. A metric value that JSON cannot represent (NaN, infinities) is sent as
+the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore unknown fields, so that they can
+read the answers of a newer server. Every class of the modules below is exported here.
 """
 
 from dray.drills import DrillKind as DrillKind

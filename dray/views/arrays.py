@@ -11,7 +11,7 @@ from dray.views.jobs import JobState
 
 
 class JobArray(View):
-    """The jobs that one document with `array` made."""
+    """The jobs that were made from one document with `array`."""
 
     id: str
     name: str
@@ -19,24 +19,24 @@ class JobArray(View):
     project: str
     queue: str
     size: int
-    """Number of jobs that were made; those that were deleted since are in no count."""
+    """Number of jobs that were made. `counts` leaves out jobs that have been deleted since."""
     max_running: int | None = None
     counts: dict[JobState, int]
-    """Number of jobs in each state that a job of the array is in."""
+    """Number of jobs in each state; states without jobs are left out."""
     is_sweep: bool = False
-    """Whether its jobs are the trials of a sweep."""
+    """Whether the jobs are the trials of a sweep."""
     stopped_early: int = 0
-    """Of those that are CANCELLED, the trials that were stopped because others are better."""
+    """Number of trials that were stopped because others are better; their state is CANCELLED."""
     created_at: datetime
 
     @property
     def state(self) -> str:
-        """The number of its jobs in each state, as a sentence: `4 RUNNING, 96 QUEUED`."""
+        """The number of jobs in each state as text, such as `4 RUNNING, 96 QUEUED`."""
         return ", ".join(f"{n} {state}" for state in JobState if (n := self.counts.get(state)))
 
     @property
     def has_bad_ends(self) -> bool:
-        """Whether a job failed or was cancelled, other than a trial that was stopped early."""
+        """Whether a job failed or was cancelled, not counting trials that were stopped early."""
         bad = self.counts.get(JobState.FAILED, 0) + self.counts.get(JobState.CANCELLED, 0)
         return bad > self.stopped_early
 
@@ -53,15 +53,15 @@ class Trial(View):
     state: JobState
     reason: Reason
     parameters: dict[str, Any] | None = None
-    """Values by name; null until the sampler has been asked for them."""
+    """Name of a parameter -> its value; null until the sampler has chosen the values."""
     value: float | None = None
-    """Value by which the trial is compared; null while no finite number was reported."""
+    """Value by which the trial is compared; null until a finite number is reported."""
     step: int | None = None
     """Step at which the value was reported."""
     last_step: int | None = None
     """Highest step at which the metric was reported."""
     is_best: bool = False
-    """Whether no trial that has neither failed nor been stopped early has a better value."""
+    """Whether this is the best trial of all that have neither failed nor been stopped early."""
 
 
 class TrialPage(View):
@@ -70,13 +70,13 @@ class TrialPage(View):
 
 
 class JobSweep(JobArray):
-    """The trials of a sweep, as an array, and the best of them."""
+    """The trials of a sweep, as an array, and the best trial."""
 
     metric: str
     mode: Literal["min", "max"]
     """Whether a lower or a higher value is better."""
     by: Literal["best", "last"]
-    """The value of a trial: the best that it has reported, or the last."""
+    """Which reported value of a trial counts: the best or the last."""
     sampler: str
     sweep: dict[str, Any]
     """The part `sweep` of the document."""

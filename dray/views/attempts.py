@@ -20,7 +20,8 @@ class Position(View):
     """Number of completed epochs."""
     step_in_epoch: int
     samples: int
-    """Samples of the epoch that are used up, in an order that is the same at any world size."""
+    """Number of the epoch's samples that have been used. Their order is the same at any world
+    size."""
 
 
 class Receipt(View):
@@ -31,7 +32,7 @@ class Receipt(View):
     url: str
     """URL of the checkpoint; empty if none was intact."""
     sha256: str | None = None
-    """Hash of the manifest, by which every file was verified."""
+    """Hash of the manifest, which has the hashes that every file was verified against."""
     size_bytes: int | None = None
     position: Position | None = None
     """Position in the data."""
@@ -39,9 +40,9 @@ class Receipt(View):
     """World size of the group that saved the checkpoint."""
     optimizer_restored: bool = False
     rng: str | None = None
-    """How random numbers continue."""
+    """How the random number generators continue."""
     loss_before: MetricValue | None = None
-    """Training loss of the saved step; null if it was no number."""
+    """Training loss of the saved step; null if the loss was not a number."""
     loss_after: MetricValue | None = None
     """Training loss of the first step after the saved one."""
     passed_over: list[PassedOver] = []
@@ -57,7 +58,7 @@ class Attempt(View):
     """Unset for a fresh start."""
     reason: Reason | None = None
     cost: Cost | None = None
-    """Up to its newest report; unset where slots have no prices."""
+    """Cost of the attempt up to its newest report; unset if slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -72,7 +73,7 @@ class Checkpoint(View):
     step: int
     size_bytes: int
     sha256: str
-    """Hash of the manifest, which holds the hash of each file."""
+    """Hash of the manifest, which has the hash of each file."""
     created_at: datetime
     is_latest: bool
     is_best: bool

@@ -1,4 +1,4 @@
-"""The parts that many answers have."""
+"""Types that many answers contain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
-"""A number; a string where JSON has none for it."""
+"""A number, or a string if JSON can't represent the number."""
 
 
 class View(BaseModel):

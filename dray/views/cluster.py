@@ -8,7 +8,7 @@ from dray.views.base import View
 
 
 class QuarantinedSlots(View):
-    """Slots that are withheld, because parts of their last job are not gone yet."""
+    """Slots that are not used yet, because processes or files of their last job still exist."""
 
     slots: int
     reason: str
@@ -22,20 +22,20 @@ class NodeSlots(View):
     alive: bool
     resources: dict[str, float]
     labels: dict[str, str] = {}
-    """Ray's labels of the node, by which its slots may be priced."""
+    """Ray labels of the node, by which its slots may be priced."""
     held: dict[str, float]
-    """Resources that live attempts of dray hold on the node."""
+    """Resources on the node that live attempts of dray hold."""
     accepted: bool
     reason: str | None = None
-    """Why the node is refused, or, of an accepted node, why its disk takes no files, or that it
-    takes ranks of silos alone."""
+    """Why the node is refused; or, for an accepted node, why its disk accepts no files, or a note
+    that it accepts only ranks of silos."""
     quarantined: list[QuarantinedSlots] = []
     """Slots in quarantine, which are checked every few seconds and returned when clean."""
     jobs: list[str]
 
 
 class StorageState(View):
-    """Use of the storage, as last measured."""
+    """Use of the storage, by the newest measurement."""
 
     used_bytes: int | None = None
     """Bytes of checkpoints, artifacts and logs; only with a quota."""
@@ -44,18 +44,19 @@ class StorageState(View):
     """Free bytes of the storage's disk; only with `DRAY_MIN_FREE_BYTES`."""
     min_free_bytes: int | None = None
     problem: str | None = None
-    """Why no job is accepted or started; unset while there is room."""
+    """Why no job is accepted or started; unset while there is free space."""
 
 
 class AutoscalingState(View):
-    """The request to Ray's autoscaler. Whether one runs is not known before nodes come."""
+    """The request to Ray's autoscaler. Whether an autoscaler runs is unknown until nodes are
+    added."""
 
     max_nodes: int
-    """The most nodes of the types that may be added, with those of them that are there."""
+    """Most nodes of the types that may be added, including existing nodes of these types."""
     num_nodes: int = 0
-    """Number of nodes that are to come."""
+    """Number of nodes that were requested and are not in the cluster yet."""
     asked_at: datetime | None = None
-    """Since when nodes are to come."""
+    """When the nodes were requested."""
 
 
 class Cluster(View):
@@ -66,5 +67,5 @@ class Cluster(View):
     nodes: list[NodeSlots]
     storage: StorageState = StorageState()
     autoscaling: AutoscalingState | None = None
-    """None where no nodes may be added."""
+    """Unset if no nodes may be added."""
     updated_at: datetime | None = None

@@ -17,7 +17,7 @@ class HangRank(View):
     collective: int | str | None = None
     """The last collective that the rank entered."""
     since_s: float | None = None
-    """Seconds that the rank had spent in its phase."""
+    """Seconds that the rank had been in its phase."""
     stack: str | None = None
 
 
@@ -25,17 +25,17 @@ class Hang(View):
     """A hang, with the position of every rank."""
 
     seq: int
-    """1, 2, 3 ... within the job; only the newest are kept."""
+    """Number of the hang within the job, from 1; only the newest hangs are kept."""
     attempt: int
     time: datetime
     culprits: list[int]
-    """Ranks that kept the others waiting."""
+    """Ranks that the other ranks were waiting for."""
     step: int | None = None
     phase: str | None = None
     """Phase of the culprits, such as `data_wait` or `forward`."""
     waited_s: float | None = None
     limit_s: float | None = None
-    """Seconds that a rank may stand still, derived from the job's step time."""
+    """Seconds without progress after which a rank hangs, derived from the job's step time."""
     ranks: list[HangRank]
 
 
@@ -50,7 +50,7 @@ class Drill(View):
     kind: DrillKind
     rank: int
     at_step: int | None = None
-    """Optimizer steps after which the fault is injected; unset: at once."""
+    """Optimizer steps after which the fault is injected; unset, it is injected immediately."""
     attempt: int
     state: DrillState
     step: int | None = None

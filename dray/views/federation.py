@@ -1,4 +1,4 @@
-"""Clients of federated jobs that are outside of the cluster, and the rounds that they see."""
+"""Clients of federated jobs outside of the cluster, and the rounds as these clients see them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dray.views.jobs import JobState
 
 
 class Invitation(View):
-    """A client's token, which no later answer has."""
+    """A client's token, which is only in this answer."""
 
     client: int
     token: str
-    """It takes part in the rounds of this job, and does nothing else."""
+    """Token with which the client takes part in the rounds of this job; it permits nothing else."""
 
 
 class InvitationPage(View):
@@ -30,90 +30,91 @@ class FederatedClient(View):
     invited_by: str
     created_at: datetime
     joined_at: datetime | None = None
-    """When its token was first used."""
+    """When the client's token was first used."""
     sent_at: datetime | None = None
-    """When its newest update came."""
+    """When the client's newest update arrived."""
     num_sent: int
-    """Updates that it has sent. The job's log names those that were refused."""
+    """Number of updates that the client has sent. The job's log names the refused updates."""
 
 
 class FederatedClientPage(View):
-    """All clients that were invited, by their numbers, and the newest round."""
+    """All invited clients in the order of their numbers, and the newest round."""
 
     items: list[FederatedClient]
     round: int | None = None
-    """Its number; None if there was none yet."""
+    """Number of the newest round; null before the first round."""
     is_open: bool | None = None
     closes_at: datetime | None = None
-    """From then on a quorum ends it."""
+    """The deadline of the round, after which a quorum ends it."""
     quorum: int | None = None
     num_sent: int | None = None
-    """Clients that have sent an update in it."""
+    """Number of clients that have sent an update in the round."""
     missing: list[int] = []
-    """Clients that are asked and have not answered, while it is open; with secure aggregation in
-    its phase."""
+    """Numbers of the clients that have not answered yet, while the round is open; with secure
+    aggregation, in the present phase of the round."""
 
 
 class OpenRound(View):
-    """The round of a federated job that is open, and the clients for which it waits."""
+    """The open round of a federated job, and the clients that it waits for."""
 
     number: int
     awaits: str
-    """The thing that clients are to send: `update`, or with secure aggregation their answer in this
-    phase."""
+    """Kind of the data that clients must send: `update`, or with secure aggregation their answer in
+    this phase."""
     missing: list[str]
-    """Names of silos, or numbers of clients outside of the cluster, that are asked and have not
-    answered: the first 100."""
+    """Silos by name, or clients outside of the cluster by number, that have not answered yet; only
+    the first 100."""
     num_missing: int
     num_answered: int
     quorum: int
     closes_at: datetime | None = None
-    """The deadline, from which on a quorum ends it."""
+    """The deadline, after which a quorum ends the round."""
 
 
 class RoundPhase(StrEnum):
-    """The task that a round has for a client."""
+    """The next task of a client."""
 
     OPEN = "open"
-    """Train, and send an update."""
+    """The client trains and sends an update."""
     WAITING = "waiting"
-    """Ask again: no round is open, or the client is not asked for an update, or has sent it."""
+    """The client asks again: no round is open, or the client does not take part in the round, or
+    has sent its update."""
     OVER = "over"
     """The job has ended."""
 
 
 class FederatedRound(View):
-    """A round, as one client is to see it."""
+    """The newest round, as one client sees it."""
 
     phase: RoundPhase
     client: int
-    """The number of the client that asks."""
+    """Number of the client that sent the request."""
     job_state: JobState
     number: int | None = None
-    """Of the newest round; None if there was none yet."""
+    """Number of the newest round; null before the first round."""
     name: str | None = None
-    """It stands for the round's weights as well, and is part of the paths of its requests."""
+    """Name of the round and of its weights, which is part of the paths of the round's requests."""
     closes_at: datetime | None = None
-    """The deadline."""
+    """The deadline of the round."""
     quorum: int | None = None
     num_elements: int | None = None
-    """Of an update: as many numbers of 32 bits."""
+    """Number of 32-bit numbers in an update."""
     awaits: str | None = None
-    """The thing that the client is to send: `update`, or with secure aggregation its answer in this
-    phase."""
+    """Kind of the data that the client must send: `update`, or with secure aggregation its answer
+    in this phase."""
     update_bytes: int | None = None
-    """The size of an update; with secure aggregation of a masked one."""
+    """Size of an update in bytes; with secure aggregation, of a masked update."""
     part_bytes: int | None = None
-    """The size of a part of an update; the last one may be smaller."""
+    """Size of a part of an update in bytes; the last part may be smaller."""
     model_sha256: str | None = None
     model_size_bytes: int | None = None
     form_sha256: str | None = None
     form_size_bytes: int | None = None
-    """The form is the same in all rounds of a job."""
+    """Size of the form in bytes; the form is the same in all rounds of a job."""
 
 
 class UpdateReceipt(View):
-    """An update came in. Whether it counts, the job's log and metrics tell."""
+    """Confirms that an update arrived. The job's log and metrics show whether it counts."""
 
     round: int
     client: int

@@ -31,11 +31,11 @@ class Progress(View):
     total_steps: int | None = None
     epoch: int | None = None
     samples_per_s: float | None = None
-    """Null while the job is not RUNNING, like the times of its end."""
+    """Samples per second; null, like the times of the end, while the job is not RUNNING."""
     earliest_end_at: datetime | None = None
     latest_end_at: datetime | None = None
-    """Between which times the job ends at the paces that were measured of it; both are null until
-    enough steps were measured, and of a job that reports no total number of steps."""
+    """The job ends between these two times at its measured speeds. Both are null until enough steps
+    have been measured, and for a job that reports no total number of steps."""
 
 
 class Links(View):
@@ -48,11 +48,11 @@ class Links(View):
 
 
 class SlotSeconds(View):
-    """Use of slots in slot-seconds; each second of each slot is in one class."""
+    """Use of slots in slot-seconds; each second of each slot is counted in one class."""
 
     useful: float
     recomputed: float
-    """Repeated steps, whose first results were lost."""
+    """Time of steps that were repeated because their first results were lost."""
     starting: float
     data_wait: float
     recovering: float
@@ -60,30 +60,30 @@ class SlotSeconds(View):
     idle: float
     """Time without a known use."""
     unreported: float = 0.0
-    """Time of a script that reported no step, so that its use is unknown."""
+    """Time of a script that has reported no step, so that its use is unknown."""
 
 
 class Goodput(View):
-    """How well a job used its slots, over all its attempts."""
+    """How a job used its slots, over all its attempts."""
 
     slot_seconds: SlotSeconds
     total: float
-    """The sum of the classes, which is all time for which slots were held."""
+    """Sum of all classes: the time for which slots were held."""
     useful_share: float | None = None
-    """Share of the total, 0 to 1; unset while nothing was held, and while a script has reported no
-    step."""
+    """Share of the total that was useful, 0 to 1; unset before slots are held, and while a script
+    has reported no step."""
 
 
 class Cost(View):
-    """The price of slots, divided as the goodput divides their time; the parts add up to the
-    total."""
+    """The cost of slots, divided into the same classes as their time in `Goodput`; the classes add
+    up to the total."""
 
     currency: str
     total: float
     useful: float
     wasted: float
     unreported: float
-    """Of time whose use nobody can say, such as that of a script that has reported no step."""
+    """Cost of time whose use is unknown, such as that of a script that has reported no step."""
 
 
 class Job(View):
@@ -93,41 +93,42 @@ class Job(View):
     project: str
     labels: dict[str, str]
     tags: list[str] = []
-    """Words that people marked the job with, in order."""
+    """Words that users marked the job with, sorted."""
     state: JobState
     reason: Reason
     queue: str
     priority: int
     held_by: str | None = None
-    """Name of the caller who holds the waiting job, so that it does not start."""
+    """Name of the caller who holds the waiting job; a held job does not start."""
     spec: dict[str, Any]
     array_id: str | None = None
-    """Id of the array that the job belongs to; unset, like `array_index`, of one that is alone."""
+    """Id of the array that the job belongs to; unset, like `array_index`, for a job without an
+    array."""
     array_index: int | None = None
     """Index of the job in its array, from 0."""
     attempt: int
     """Number of the newest attempt; 0 before the first."""
     world_size: int
-    """Number of workers that the job has or last had; while it waits, the number it asks for."""
+    """Number of workers that the job has or last had; while it waits, the requested number."""
     position: int | None = None
-    """Place in the queue, from 1, as of the scheduler's last run; only while the job waits."""
+    """Position in the queue, from 1, as of the scheduler's last round; only while the job waits."""
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""
     warnings: list[Reason] = []
     """Problems that did not end the job, such as a loss that was not finite."""
     recoveries: int = 0
-    """Number of times that the group lost a rank and was recovered in place."""
+    """Number of times that the group lost a rank and recovered in place."""
     goodput: Goodput | None = None
-    """Unset until an attempt has reported the use of its slots."""
+    """Use of the slots; unset until an attempt has reported it."""
     cost: Cost | None = None
-    """Sum over all attempts, up to their newest reports; unset where slots have no prices."""
+    """Cost of all attempts up to their newest reports; unset if slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     """When the first attempt was launched."""
     first_step_at: datetime | None = None
     """When the first optimizer step of the job was reported, by the worker's clock; unset for a
-    script that reports none."""
+    script that reports no steps."""
     finished_at: datetime | None = None
     links: Links
 
@@ -138,11 +139,11 @@ class JobPage(View):
 
 
 class OtherJob(View):
-    """A job that another one waits for."""
+    """A job that another job waits for."""
 
     id: str
     name: str
     state: JobState
     priority: int
     world_size: int
-    """Number of workers that the job has, or asks for."""
+    """Number of workers that the job has or requests."""

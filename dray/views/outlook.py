@@ -11,37 +11,37 @@ from dray.views.planner import SyncPlan
 
 
 class Forecast(View):
-    """When something is expected."""
+    """The expected time of a start or an end."""
 
     at: datetime | None = None
-    """Null where the time is not known; `reason` then has the reason. Of an end the middle of the
-    range."""
+    """The expected time; for an end, the middle of the range. Null if the time is unknown; `reason`
+    then has the reason."""
     earliest_at: datetime | None = None
     latest_at: datetime | None = None
-    """The range: by the fastest and the slowest paces that the jobs are likely to go on with. Null
-    where `at` is, and `latest_at` also where a start has no latest time."""
+    """The range, by the fastest and the slowest speeds at which the jobs are likely to go on. Null
+    if `at` is null; `latest_at` is also null if a start has no latest time."""
     not_before: datetime | None = None
-    """Where `at` is null: until when it will not have come."""
+    """If `at` is null, a time before which the start or end is impossible."""
     reason: Reason | None = None
     num_assumed: int = 0
-    """Jobs of which nobody knows how long they take, and that were assumed to take as long as
-    others of late, to make this forecast."""
+    """Number of jobs with unknown duration, for which the forecast assumes the duration of other
+    recent jobs."""
     made_at: datetime
     first_at: datetime | None = None
-    """The first time that was told; its error is measured."""
+    """The first forecast, whose error is measured."""
 
 
 class ForecastError(View):
-    """How far off the first forecasts were."""
+    """The error of first forecasts."""
 
     count: int
-    """Forecasts whose event has come, of the last 7 days."""
+    """Number of forecasts of the last 7 days whose start or end has happened."""
     median_s: float | None = None
-    """Median of the absolute error."""
+    """Median of the absolute error, in seconds."""
     p90_s: float | None = None
-    """In nine of ten cases the error was no larger."""
+    """90th percentile of the absolute error, in seconds."""
     median_ahead_s: float | None = None
-    """How long before its event the median forecast was made."""
+    """Median of the seconds between a forecast and its start or end."""
 
 
 class ForecastErrors(View):
@@ -50,19 +50,19 @@ class ForecastErrors(View):
 
 
 class Counterfactual(View):
-    """A change of a waiting job, and when the job would start with it."""
+    """A change of a waiting job, and the time at which the job would then start."""
 
     message: str
     """`starts now with 4 workers`, `starts earlier at priority 70`, `not on the cluster as it is:
     each worker needs 16 GPU ...`."""
     at: datetime | None = None
-    """When it would start; null if never, or nobody knows when."""
+    """When the job would start; null if never, or if the time is unknown."""
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The change, which may be a queue with a lower priority. All three are null of a job that
-    could never start as it is, and of changes that the message alone names: less of a resource for
-    each worker, `elastic.min_workers`, and no `required_topology`."""
+    """The change, which may be another queue with a lower priority. All three fields are null for a
+    job that could never start unchanged, and for changes that only the message names: less of a
+    resource for each worker, `elastic.min_workers`, and no `required_topology`."""
 
 
 class Explanation(View):
@@ -71,35 +71,36 @@ class Explanation(View):
     state: JobState
     reason: Reason
     position: int | None = None
-    """Place in the order in which the scheduler looks at jobs, from 1; only while the job waits."""
+    """Position, from 1, in the order in which the scheduler considers jobs; only while the job
+    waits."""
     queue_length: int | None = None
-    """Number of waiting jobs, including this one; only while it waits."""
+    """Number of waiting jobs, including this job; only while it waits."""
     blocked_by: list[str] = []
-    """Ids of the jobs that hold the slots that this job waits for, or of the jobs and arrays after
-    whose end it starts."""
+    """Ids of the jobs that hold the slots that this job waits for, or of the jobs and arrays that
+    must end before it starts."""
     ahead: list[OtherJob] = []
-    """The first 20 jobs ahead in the queue, the next to start first."""
+    """The first 20 jobs ahead in the queue, in the order in which they start."""
     running: list[OtherJob] = []
-    """The first 20 jobs that hold slots, those in `blocked_by` first."""
+    """The first 20 jobs that hold slots, beginning with the jobs in `blocked_by`."""
     favoured: list[Reason] = []
-    """Rules by which jobs of others come before this one while it waits: quotas of other queues,
-    and use beyond the share of its queue or user."""
+    """Rules by which jobs of other users or queues start before this job: quotas of other queues,
+    and use beyond the share of this job's queue or user."""
     expected_start_at: datetime | None = None
-    """`start.at`."""
+    """Equal to `start.at`."""
     start: Forecast | None = None
-    """Only while the job waits, and from the first forecast on."""
+    """Forecast of the start; only while the job waits, from the first forecast on."""
     end: Forecast | None = None
-    """Only while the job has slots."""
+    """Forecast of the end; only while the job has slots."""
     counterfactuals: list[Counterfactual] = []
-    """Changes that would have a waiting job start, or start earlier."""
+    """Changes with which a waiting job would start, or start earlier."""
     forecast_error: ForecastError | None = None
-    """Of earlier forecasts of starts, or of ends while the job has slots."""
+    """Error of earlier forecasts of starts; while the job has slots, of ends."""
     sync: SyncPlan | None = None
-    """The choice of `sync: auto`, as it was made at the submit; null if the document gave another
-    `sync`, or none."""
+    """The choice that `sync: auto` made when the job was submitted; null if the document gave
+    another `sync`, or none."""
     round: OpenRound | None = None
-    """Of a federated job: the round that is open. Rounds of silos are shown once they have been so
-    for some seconds."""
+    """The open round of a federated job. Rounds of silos are shown once they have been open for
+    some seconds."""
 
 
 class Decision(View):
@@ -108,14 +109,14 @@ class Decision(View):
     number: int
     made_at: datetime
     started: list[str] = []
-    """Ids of jobs, here and below the first 20."""
+    """Ids of the started jobs; this list and the lists below have only the first 20 jobs."""
     grew: list[str] = []
     shrank: list[str] = []
-    """Groups that were asked to give slots back."""
+    """Jobs whose groups were asked to release slots."""
     left: list[str] = []
     """Running jobs that were asked to leave their slots."""
     failed: list[str] = []
-    """Jobs that the cluster could not run, were it empty."""
+    """Jobs that could not run even if the cluster were empty."""
     num_changes: int
     num_waiting: int
     num_running: int
@@ -123,13 +124,13 @@ class Decision(View):
 
 class DecisionPage(View):
     items: list[Decision]
-    """The newest first."""
+    """The rounds, newest first."""
     next_before: int | None = None
-    """Ask with it as `before` for older ones; null if there are none."""
+    """Pass as `before` to get older rounds; null if there are none."""
 
 
 class DecisionOnJob(View):
-    """The decision about one job, and the facts that it went by."""
+    """The decision about one job, and the facts that it was based on."""
 
     job_id: str
     decision: str
@@ -138,23 +139,23 @@ class DecisionOnJob(View):
     num_workers: int | None = None
     node_ids: list[str] = []
     because_of: str | None = None
-    """The job for which it was to leave, or to give slots back."""
+    """The job for which this job had to leave or release slots."""
     queue: str | None = None
     owner: str | None = None
     priority: int | None = None
     left_s: float | None = None
-    """Seconds that it had left, by its progress and earlier runs; null where nothing told."""
+    """Remaining seconds of the job, by its progress and earlier runs; null if unknown."""
     waited_s: float | None = None
 
 
 class ReplayedDecision(Decision):
-    """A round, and what the policy decides now of what it saw then."""
+    """A round of the scheduler, and the present policy's decision from the same state."""
 
     nodes: dict[str, dict[str, float]]
-    """The resources that jobs could take of each node."""
+    """Resources of each node that jobs could use."""
     is_same: bool
-    """Whether the policy decides now as it did then."""
+    """Whether the present policy makes the same decision."""
     decided: list[DecisionOnJob]
-    """In the order in which the jobs were considered. Of the jobs that waited, those are kept that
-    the decisions depended on."""
+    """Decisions in the order in which the jobs were considered. Waiting jobs that no decision
+    depended on are left out."""
     replayed: list[DecisionOnJob]

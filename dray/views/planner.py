@@ -1,4 +1,4 @@
-"""How a job could be divided among its workers, and how these could keep in step."""
+"""How a job could be divided among its workers, and how the workers could keep in sync."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dray.views.base import View
 
 
 class PlannedMemory(View):
-    """Bytes on the rank with the most, at the peak of a step."""
+    """Bytes on the rank that uses the most memory, at the peak of a step."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    """All other memory: activations for the backward pass, gathered weights, buffers; less the
+    """All other memory: activations for the backward pass, gathered weights, buffers; minus the
     gradients that do not exist yet at the peak."""
     total_bytes: int
 
@@ -31,7 +31,7 @@ class PlannedMesh(View):
     missing_bytes: int | None = None
     """Bytes missing on a worker, 0 if the mesh fits; null if the workers' memory is unknown."""
     step_time_s: float
-    """Expected step time, which is the sum of the next three fields."""
+    """Expected step time in seconds, which is the sum of the next three fields."""
     compute_s: float
     send_s: float
     idle_s: float
@@ -40,7 +40,7 @@ class PlannedMesh(View):
 
 
 class Calibration(View):
-    """Speeds from which the times are computed."""
+    """Speeds from which step times are computed."""
 
     flops_per_s: float
     bandwidth_bytes_per_s: float
@@ -50,8 +50,8 @@ class Calibration(View):
 
 
 class SyncOption(View):
-    """One way to keep the ranks' copies in step. Figures are null where the model is not known, or
-    nothing can be chosen."""
+    """One way to keep the ranks' copies in sync. Figures are null if the model is unknown, or if
+    there is no choice."""
 
     name: str
     sync: dict[str, Any]
@@ -60,19 +60,19 @@ class SyncOption(View):
     """Expected bytes that all ranks together send in a step."""
     step_time_s: float | None
     staleness_steps: int | None
-    """Steps that may pass until an update of one rank is in the weights of every other."""
+    """Most steps until an update of one rank reaches the weights of every other rank."""
     why: str
-    """The reason for it, or against it."""
+    """The reason for or against this option."""
 
 
 class SyncPlan(View):
-    """The ways to keep the ranks' copies in step, and the one that `sync: auto` chooses."""
+    """The ways to keep the ranks' copies in sync, and the choice of `sync: auto`."""
 
     chosen: str
     """Name of the chosen option."""
     options: list[SyncOption]
     facts: list[str]
-    """Sentences about what is known of the workers and their network."""
+    """Sentences with the known facts about the workers and their network."""
 
 
 class Plan(View):
@@ -81,7 +81,7 @@ class Plan(View):
     chosen: str | None = None
     """Name of the mesh that `parallel: auto` would choose; null if none fits."""
     meshes: list[PlannedMesh]
-    """Meshes that fit, the fastest first; then the others, by the memory that is missing."""
+    """Meshes that fit, fastest first; then the others, in the order of the missing memory."""
     memory_bytes_per_rank: int | None = None
     """Memory of each worker; null if unknown."""
     memory_source: str
@@ -89,6 +89,6 @@ class Plan(View):
     """If no mesh fits, the smallest change of the document that makes one fit."""
     calibration: Calibration
     assumed: list[str] = []
-    """Properties of the data that are not in the document and were assumed."""
+    """Assumed properties of the data, which the document does not state."""
     sync: SyncPlan
-    """Of the first mesh."""
+    """Ways to keep the ranks of the first mesh in sync."""

@@ -1,4 +1,4 @@
-"""Queues with their rules and users, and what slots cost."""
+"""Queues with their rules and users, and the prices of slots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class QueueUser(View):
 
     owner: str
     weight: float
-    """The user's share of what the queue uses, beside those of the others."""
+    """The user's share of the queue's use, relative to the weights of the other users."""
     num_waiting: int
     num_held: int
-    """Of those that wait, the jobs that are held."""
+    """Number of waiting jobs that are held."""
     num_running: int
-    """Jobs that hold slots."""
+    """Number of jobs that hold slots."""
     holds: dict[str, float]
-    """Resources that they hold now, in Ray's names."""
+    """Resources that the running jobs hold, by Ray's names."""
 
 
 class Queue(View):
@@ -29,7 +29,7 @@ class Queue(View):
     name: str
     weight: float
     user_weights: dict[str, float]
-    """Weights of users; that of all others is 1."""
+    """Weights of users; other users have the weight 1."""
     quota: dict[str, float]
     limit: dict[str, float]
     user_limit: dict[str, float]
@@ -39,11 +39,11 @@ class Queue(View):
     max_queued_per_user: int | None = None
     max_priority: int
     budget: float | None = None
-    """The most that its jobs may cost in all; once that is spent, no more of them start."""
+    """Most that all jobs of the queue may cost; once it is spent, no more jobs start."""
     monthly_budget: float | None = None
     spent: float | None = None
-    """The cost of its jobs in all, up to their newest reports; unset where slots have no
-    prices, like the next two."""
+    """Cost of all jobs of the queue, up to their newest reports; unset, like the next two fields,
+    if slots have no prices."""
     spent_this_month: float | None = None
     currency: str | None = None
     num_waiting: int
@@ -51,9 +51,9 @@ class Queue(View):
     num_running: int
     holds: dict[str, float]
     users: list[QueueUser]
-    """By name, those who have jobs here that have not ended."""
+    """Users with jobs in the queue that have not ended, by name."""
     warnings: list[Reason] = []
-    """Rules that the cluster can't honour, such as a quota above what it has."""
+    """Rules that the cluster can't satisfy, such as a quota above its resources."""
 
 
 class QueuePage(View):
@@ -61,27 +61,27 @@ class QueuePage(View):
 
 
 class Price(View):
-    """The price of an hour of a resource, on the nodes that have all of these labels."""
+    """The price of a resource for one hour, on nodes that have all of these labels."""
 
     resource: str
-    """`CPU`, `GPU`, `memory` by the GiB, or `slot` for each worker."""
+    """`CPU`, `GPU`, `memory` per GiB, or `slot` per worker."""
     per_hour: float
     currency: str
     labels: dict[str, str] = {}
 
 
 class CostItem(View):
-    """The cost of one user, or of the jobs of one queue, in one currency."""
+    """The cost of the jobs of one user or one queue, in one currency."""
 
     name: str
     cost: Cost
     slot_hours: float
     num_jobs: int
-    """Jobs that held slots in this time, also such as were deleted since."""
+    """Number of jobs that held slots in this time, including jobs that were deleted since."""
 
 
 class CostReport(View):
-    """The costs of users or queues in a span of time, the dearest first."""
+    """The costs of users or queues in a period, highest first."""
 
     by: str
     """`user` or `queue`."""
@@ -89,5 +89,6 @@ class CostReport(View):
     until: datetime
     items: list[CostItem]
     prices: list[Price] = []
-    """As they are now. Of each resource the first that is for a node's labels holds there."""
+    """The current prices. For each resource on a node, the first price whose labels match the node
+    applies."""
     warnings: list[Reason] = []

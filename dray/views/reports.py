@@ -13,15 +13,15 @@ class Series(View):
     steps: list[int]
     values: list[MetricValue]
     times: list[float] | None = None
-    """Unix time at which rank 0 first reported each step, in seconds; unset unless it was asked
-    for, and of jobs that an older server ran."""
+    """Unix time in seconds at which rank 0 first reported each step; unset if it was not requested,
+    and for jobs that an older server ran."""
 
 
 class Metrics(View):
     series: dict[str, Series]
     next_step: int
-    """Pass as `after_step` to get later points. While the job is live its newest step is sent
-    again, because more values of it may follow: merge by step."""
+    """Pass as `after_step` to get later points. While the job is live, its newest step is sent
+    again, because more values of that step may follow: merge points by step."""
 
 
 class Point(View):
@@ -31,18 +31,18 @@ class Point(View):
     step: int
     value: MetricValue
     time: float | None = None
-    """As in `Series.times`."""
+    """Time of the report, as in `Series.times`."""
 
 
 class SystemSeries(View):
     times: list[int]
-    """Unix seconds."""
+    """Unix times in seconds."""
     values: list[float]
 
 
 class SystemMetrics(View):
-    """The use of processors, memory, disks, network and GPUs by one rank, and by the node of which
-    it is the lowest rank."""
+    """The use of processors, memory, disks, network and GPUs by one rank, and by its node if it is
+    the node's lowest rank."""
 
     series: dict[str, SystemSeries]
     next_time: int
@@ -58,7 +58,7 @@ class SystemSample(View):
     """The newest system metrics of every rank."""
 
     time: int | None
-    """Unix seconds; unset of a job without samples."""
+    """Unix time in seconds; unset for a job without samples."""
     ranks: list[RankSample]
 
 
@@ -72,14 +72,14 @@ class LogLine(View):
 class LogPage(View):
     items: list[LogLine]
     next_cursor: str
-    """Pass as `cursor` to get later lines, also when `items` is empty."""
+    """Pass as `cursor` to get later lines, even if `items` is empty."""
     complete: bool
-    """True when the job is over and this page reaches the end of its log."""
+    """Whether the job is over and this page reaches the end of its log."""
 
 
 class Event(View):
     seq: int
-    """1, 2, 3 ... within the job, without gaps."""
+    """Number of the event within the job, from 1, without gaps."""
     time: datetime
     type: str
     from_state: JobState | None = None
@@ -88,7 +88,8 @@ class Event(View):
     code: str
     message: str
     actor: str | None = None
-    """Name of the caller's token, `anonymous` without tokens; unset for events without a caller."""
+    """Name of the caller's token; `anonymous` if the server has no tokens, unset for events without
+    a caller."""
     data: dict[str, Any] = {}
 
 
@@ -98,7 +99,7 @@ class EventPage(View):
 
 
 class Reset(View):
-    """Data of the event `reset`, after which a stream starts again with the first event."""
+    """Data of the event `reset`, after which a stream begins again with the first event."""
 
     code: str
     message: str
@@ -118,16 +119,16 @@ class ArtifactPage(View):
 
 
 class Code(View):
-    """Uploaded code, or what of an upload is still to be sent."""
+    """Uploaded code, or the missing parts of an upload."""
 
     id: str
-    """`code-` and a hash of all its files: the same files have the same id."""
+    """`code-` and a hash of all files: the same files have the same id."""
     num_files: int
     size_bytes: int
     is_complete: bool
-    """Whether every part is there, so that a job may name it."""
+    """Whether the server has every part, so that a job may name the code."""
     missing: list[str] = []
-    """The SHA-256 of each part that is still to be sent."""
+    """The SHA-256 of each missing part."""
 
 
 class CodeFile(View):
@@ -142,9 +143,9 @@ class CodeFilePage(View):
 
 
 class DownloadLink(View):
-    """A link that downloads one file of a job, once, without a token."""
+    """A link for downloading one file of a job, once, without a token."""
 
     url: str
-    """Its path on this server; anybody who has it can get the file."""
+    """Path of the link on this server; anyone who has it can download the file."""
     expires_at: datetime
-    """When the download must have begun."""
+    """Time before which the download must begin."""

@@ -1,4 +1,4 @@
-"""Comparisons of jobs, experiments, and what people wrote about jobs."""
+"""Comparisons of jobs, experiments, and users' tags and notes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ class Annotations(View):
 
     tags: list[str]
     notes: str
-    """Markdown; empty if nobody wrote any."""
+    """Notes in Markdown; empty if there are none."""
     revision: int
-    """Number of changes so far; the answer's ETag."""
+    """Number of changes so far, which is also the answer's ETag."""
     updated_at: datetime | None
     updated_by: str | None
 
 
 class FinalMetric(View):
-    """A series of rank 0: its newest value and its extremes. A value is null if all are NaN."""
+    """A series of rank 0: its newest value and its extremes, which are null if all values are
+    NaN."""
 
     last: MetricValue
     last_step: int
@@ -42,9 +43,9 @@ class ComparedJob(View):
     world_size: int
     created_at: datetime
     waited_s: float
-    """From the submit to the first start, or to now."""
+    """Seconds from the submission to the first start, or until now."""
     ran_s: float | None
-    """From the first start to the end, or to now; null before it."""
+    """Seconds from the first start to the end, or until now; null before the first start."""
     goodput: Goodput | None
     cost: Cost | None
 
@@ -54,51 +55,52 @@ class FieldDifference(View):
 
     pointer: str
     values: list[Any]
-    """Of each job, in the order of `jobs`; null also where a document has no such field."""
+    """Value of each job, in the order of `jobs`; also null if a document has no such field."""
 
 
 class ComparedMetric(View):
     key: str
     values: list[FinalMetric | None]
-    """Of each job, in the order of `jobs`; null of one that has no such series."""
+    """Values of each job, in the order of `jobs`; null for a job without this series."""
     changes: list[float | None]
-    """Newest value less that of the baseline; null where either is not a finite number, and
-    without a baseline."""
+    """Newest value minus the baseline's newest value; null if either is not a finite number, or if
+    there is no baseline."""
 
 
 class SyncFigures(View):
-    """The price that a job's ranks paid for keeping their copies of the model in step. A figure is
-    null where the job has not reported it."""
+    """The cost of keeping the ranks' copies of the model in sync. A figure is null if the job has
+    not reported it."""
 
     topology: str
-    """The way in which they did, such as `all-reduce`."""
+    """How the copies are kept in sync, such as `all-reduce`."""
     steps: int
-    """Steps that are done."""
+    """Number of completed steps."""
     samples_per_s: float | None
-    """Of the newest steps."""
+    """Samples per second in the newest steps."""
     sent_bytes: float | None
-    """Bytes that all ranks together sent in a step, on average before the last evaluation."""
+    """Bytes that all ranks together sent per step, averaged over the steps before the last
+    evaluation."""
     staleness_mean: float | None
-    """Updates of others that came between the reading of weights and the update with their
-    gradient; 0 where all ranks take one step together."""
+    """Mean number of updates by other ranks between a rank's reading of the weights and its own
+    update; 0 if all ranks take each step together."""
     staleness_max: float | None
     consensus_distance: float | None
-    """Distance of the copies from their mean; 0 where all are equal."""
+    """Distance of the copies from their mean; 0 if all copies are equal."""
     loss: MetricValue | None
     """The newest `val/loss`."""
 
 
 class Comparison(View):
-    """Jobs side by side."""
+    """A comparison of several jobs."""
 
     jobs: list[ComparedJob]
-    """The baseline, then the others as they were asked for."""
+    """The baseline, then the other jobs in the order of the request."""
     baseline: str | None
     """Id of the job that is pinned as the baseline of their experiment."""
     differences: list[FieldDifference]
     sync: list[SyncFigures | None]
-    """Of each job, in the order of `jobs`; null of a script, of one rank, and of a job whose ranks
-    share a model or are clients."""
+    """Figures of each job, in the order of `jobs`; null for a script, for a job with one rank, and
+    for a job whose ranks share a model or are clients."""
     metrics: list[ComparedMetric]
 
 
@@ -118,7 +120,7 @@ class ExperimentPage(View):
 
 
 class MetricRange(View):
-    """The newest values of a metric over jobs. Null where no job has a number."""
+    """The range of the newest values of a metric over jobs; null if no job has a number."""
 
     key: str
     num_jobs: int
@@ -130,7 +132,7 @@ class MetricRange(View):
 
 class ExperimentSummary(Experiment):
     states: dict[JobState, int]
-    """Number of jobs in each state that one is in."""
+    """Number of jobs in each state; states without jobs are left out."""
     num_summarised: int
-    """Number of its newest jobs that `metrics` is about."""
+    """Number of the experiment's newest jobs that `metrics` covers."""
     metrics: list[MetricRange]

@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told when jobs come to a state, and the messages sent to them."""
+"""Webhooks: addresses that are notified when jobs enter a state, and the messages sent to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dray.views.jobs import JobState
 
 
 class WebhookFormat(StrEnum):
-    """The form of the messages."""
+    """The format of the messages."""
 
     JSON = "json"
     SLACK = "slack"
@@ -18,46 +18,46 @@ class WebhookFormat(StrEnum):
 
 
 class DeliveryStatus(StrEnum):
-    """The fate of a message."""
+    """The status of a message."""
 
     WAITING = "waiting"
-    """It is sent when its time has come."""
+    """The message is sent at its `next_try_at`."""
     DELIVERED = "delivered"
     FAILED = "failed"
-    """The receiver did not take it in a day; of a test, at its only try."""
+    """The receiver did not accept the message within a day; a test message is tried only once."""
     DROPPED = "dropped"
-    """The webhook was disabled while it waited."""
+    """The webhook was disabled while the message waited."""
 
 
 class Webhook(View):
-    """An address that is told when jobs come to certain states."""
+    """An address that is notified when jobs enter certain states."""
 
     id: str
     owner: str
     url: str
     format: WebhookFormat
     states: list[JobState]
-    """It is notified of jobs that come to one of these."""
+    """The webhook is notified of jobs that enter one of these states."""
     queue: str | None = None
-    """Only of jobs in this queue."""
+    """If set, only jobs in this queue count."""
     labels: dict[str, str]
-    """Only of jobs with all of these labels."""
+    """Only jobs with all of these labels count."""
     all_users: bool
-    """Whether it is notified of everybody's jobs, and not only of its owner's."""
+    """Whether the webhook is notified of all users' jobs, instead of only its owner's."""
     enabled: bool
     disabled_reason: Reason | None = None
     enabled_by: str | None = None
-    """The admin who enabled it last, if that was not its owner: with the admin's token it goes on
-    without the owner's."""
+    """The admin who last enabled the webhook, if that was not its owner. The webhook then works
+    while the admin's token is valid, even without the owner's token."""
     failing_since: datetime | None = None
-    """Since when its receiver has taken no message; unset while it does."""
+    """Since when the receiver has accepted no message; unset while it accepts messages."""
     paused_until: datetime | None = None
-    """No message is sent to a failing receiver before."""
+    """No message is sent to a failing receiver before this time."""
     num_waiting: int
-    """Messages that are still to be sent."""
+    """Number of messages that are still to be sent."""
     created_at: datetime
     secret: str | None = None
-    """The key of the signatures. It is told once, to whoever makes the webhook."""
+    """The key of the signatures, which is only in the answer to the webhook's creation."""
 
 
 class WebhookPage(View):
@@ -65,14 +65,14 @@ class WebhookPage(View):
 
 
 class DeliveryAnswer(View):
-    """The receiver's answer to the newest try, or why there was none."""
+    """The receiver's answer to the newest attempt, or the reason why there was none."""
 
     status: int | None = None
-    """HTTP status."""
+    """HTTP status of the answer."""
     body: str = ""
-    """Its beginning."""
+    """Beginning of the answer's body."""
     error: str | None = None
-    """Why it does not count as taken."""
+    """Why the message does not count as accepted."""
     took_s: float
 
 
@@ -80,7 +80,7 @@ class WebhookDelivery(View):
     """A message to a webhook's address."""
 
     id: str
-    """The header `webhook-id`, which is the same at each try."""
+    """Value of the header `webhook-id`, which is the same in each attempt."""
     type: str
     """`job.` and the state, such as `job.failed`, or `webhook.test`."""
     job_id: str | None = None
@@ -93,7 +93,7 @@ class WebhookDelivery(View):
 
 
 class WebhookDeliveryPage(View):
-    """The newest first."""
+    """Messages, newest first."""
 
     items: list[WebhookDelivery]
     next_cursor: str | None = None

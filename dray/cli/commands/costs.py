@@ -1,4 +1,4 @@
-"""The command that reports what users and queues have cost."""
+"""The command that reports the costs of users and queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CostsBy(StrEnum):
-    """By user or by queue, costs are summed up."""
+    """Whether costs are summed up by user or by queue."""
 
     USER = "user"
     QUEUE = "queue"
@@ -25,17 +25,19 @@ def costs(
     by: Annotated[CostsBy, typer.Option(help="Sum up by user or by queue.")] = CostsBy.USER,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Since then, such as 7d or 2026-01-31; else this month."),
+        typer.Option(
+            metavar="TIME", help="Begin of the period, such as 7d or 2026-01-31; else this month."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Until then; else until now.")
+        str | None, typer.Option(metavar="TIME", help="End of the period; else now.")
     ] = None,
     prices: Annotated[
         bool, typer.Option("--prices", help="Show the prices of resources instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report what jobs have cost; your own, and for admins everybody's."""
+    """Report the cost of your jobs; for admins, of the jobs of all users."""
     from dray.cli.display.output import warn, write_json
 
     with connect() as client:
@@ -51,11 +53,11 @@ def costs(
 
 
 def _show(report: CostReport) -> None:
-    from dray.cli.display.output import cell, say
+    from dray.cli.display.output import cell, write_text
     from dray.cli.display.tables import table
     from dray.input.units import money
 
-    say(f"from {cell(report.since)} to {cell(report.until)}")
+    write_text(f"from {cell(report.since)} to {cell(report.until)}")
     table(
         (report.by.upper(), "COST", "USEFUL", "WASTED", "UNREPORTED", "SLOT HOURS", "JOBS"),
         (

@@ -1,4 +1,4 @@
-"""Commands about what the scheduler decided, and how far off its forecasts were."""
+"""Commands about the scheduler's decisions and the errors of its forecasts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def show_decisions(
         int | None,
         typer.Argument(min=1, metavar="[NUMBER]", help="Show this round, and decide it again."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="List so many rounds.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Number of rounds to list.")] = 20,
     before: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=1, help="Only rounds before this one.")
     ] = None,
@@ -54,10 +54,10 @@ def _names(jobs: list[str]) -> str | None:
 
 
 def _show(found: ReplayedDecision) -> None:
-    from dray.cli.display.output import cell, say, write
+    from dray.cli.display.output import cell, write, write_text
     from dray.cli.display.tables import table
 
-    say(f"round {found.number} at {cell(found.made_at)}: {_waited(found.num_waiting)}")
+    write_text(f"round {found.number} at {cell(found.made_at)}: {_waited(found.num_waiting)}")
     write("")
     table(
         ("JOB", "DECISION", "PRIORITY", "LEFT", "WAITED", "USER", "QUEUE", "WHY"),
@@ -67,9 +67,9 @@ def _show(found: ReplayedDecision) -> None:
     )
     write("")
     if found.is_same:
-        say("The policy decides the same of it now.")
+        write_text("The policy decides the same of it now.")
         return
-    say("The policy decides otherwise now:")
+    write_text("The policy decides otherwise now:")
     table(
         ("JOB", "DECISION", "PRIORITY", "LEFT", "WAITED", "USER", "QUEUE", "WHY"),
         map(_row, found.replayed),
@@ -98,7 +98,7 @@ def _row(each: DecisionOnJob) -> tuple[object, ...]:
 
 @group.command("forecasts")
 def show_forecasts(as_json: AsJson = False) -> None:
-    """Show how far off the forecasts of starts and ends were of the last 7 days."""
+    """Show the errors of the forecasts of starts and ends in the last 7 days."""
     from dray.cli.display.output import write_json
     from dray.cli.display.tables import table
 

@@ -34,8 +34,8 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a job document to begin with, each field with a comment."""
-    from dray.cli.display.output import say, write
+    """Write a template of a job document, with a comment on each field."""
+    from dray.cli.display.output import write, write_text
     from dray.spec.authoring.starting import KINDS, starting_document
 
     script = kind if kind.endswith(".py") else None
@@ -55,9 +55,9 @@ def init(
             file.write(text)
     except FileExistsError:
         raise typer.BadParameter(
-            f"{output} is there already; --force overwrites it", param_hint="--output"
+            f"{output} exists already; --force overwrites it", param_hint="--output"
         ) from None
-    say(f"{output} is written; submit it with: dray submit {output}")
+    write_text(f"{output} is written; submit it with: dray submit {output}")
 
 
 def _of_script(script: Path, output: Path, schema: str) -> str:

@@ -38,8 +38,8 @@ def preempt(
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Have jobs save a checkpoint, leave their slots and resume later."""
-    from dray.cli.display.output import say, write_json_line
+    """Ask jobs to save a checkpoint, leave their slots and resume later."""
+    from dray.cli.display.output import write_json_line, write_text
 
     failures = Failures()
     with connect() as client:
@@ -49,7 +49,7 @@ def preempt(
                 if as_json:
                     write_json_line(job)
                 else:
-                    say(f"{job.id} {job.state}: was asked to leave its slots")
+                    write_text(f"{job.id} {job.state}: was asked to leave its slots")
     failures.end()
 
 
@@ -61,7 +61,7 @@ def drill(
         bool, typer.Option("--stall", help="Stop the process of a rank, so that it hangs.")
     ] = False,
     preempt: Annotated[
-        bool, typer.Option("--preempt", help="Have the whole job leave its slots.")
+        bool, typer.Option("--preempt", help="Ask the whole job to leave its slots.")
     ] = False,
     rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
@@ -81,7 +81,7 @@ def drill(
 
     Exits with 1 if the job did not recover as it should.
     """
-    from dray.cli.display.output import say, write_json
+    from dray.cli.display.output import write_json, write_text
     from dray.views import DrillState
 
     chosen = [kind for kind, given in zip(KINDS, (kill, stall, preempt), strict=True) if given]
@@ -96,7 +96,7 @@ def drill(
             wait=wait,
             idempotency_key=key,
         )
-    write_json(done) if as_json else say(_outcome(done))
+    write_json(done) if as_json else write_text(_outcome(done))
     if done.state is DrillState.FAILED:
         raise typer.Exit(Exit.JOB_ENDED_BADLY)
 
@@ -120,7 +120,7 @@ def hangs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the hangs of a job: which ranks, where, how long, and the stack of every rank."""
+    """Show the hangs of a job: the ranks, their position, the time, and the stack of every rank."""
     from dray.cli.display.output import write, write_json
     from dray.ranks import role_names
 
@@ -140,7 +140,7 @@ def hangs(
 
 
 def _show(hang: Hang, names: Sequence[str], *, every_frame: bool) -> None:
-    """names: of the ranks, where these have roles."""
+    """names: names of the ranks, if they have roles."""
     from dray.cli.display.output import cell, write
     from dray.ranks import with_role
 
@@ -161,13 +161,13 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
 
     stack = rank.stack or "no stack"
     parts = [f"rank {name}" + (", the culprit" if is_culprit else "")]
-    if isinstance(rank.collective, str):  # tells more than the phase of a script
+    if isinstance(rank.collective, str):  # more precise than the phase of a script
         parts.append(f"in {rank.collective}")
     elif rank.phase:
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if isinstance(rank.collective, int) and rank.collective:  # those of a script are in its stack
+    if isinstance(rank.collective, int) and rank.collective:  # a script's stack has its collectives
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
         parts.append(f"there for {rank.since_s:.1f} s")
@@ -180,6 +180,6 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
 
 def _named(ranks: list[int]) -> str:
     if not ranks:
-        return "nobody knows who"
+        return "an unknown rank"
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

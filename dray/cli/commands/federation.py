@@ -1,4 +1,4 @@
-"""Commands about clients of federated jobs: invite, list and revoke them; and join as one."""
+"""Commands about clients of federated jobs: invite, list, revoke, and join as a client."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dray.cli.base import AsJson, JobId, app, connect, interruptible
 from dray.cli.choosing import read_job
 
 group = typer.Typer(
-    name="federate", help="Invite clients outside of the cluster, and take part as one."
+    name="federate", help="Invite clients outside of the cluster, and take part as a client."
 )
 app.add_typer(group)
 
 PATIENCE_S = 24 * 3600.0
-"""For which the server may be away while a client takes part."""
+"""Seconds for which the server may be unreachable while a client takes part."""
 
 
 @group.command("invite")
 def invite_clients(
     job_id: JobId,
     clients: Annotated[
-        int, typer.Option(help="How many, 1,000 in a call at most.", min=1, max=1000)
+        int, typer.Option(help="Number of clients, at most 1,000 in a call.", min=1, max=1000)
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Make tokens for clients of a federated job, one for each line, after the client's number.
+    """Create tokens for clients of a federated job, and print a line for each: number and token.
 
-    They are printed this once. A token takes part in the rounds of this job, and does nothing else.
+    Tokens are printed only now. A token permits its client to take part in this job, and no more.
     """
     from dray.cli.display.output import write, write_json
 
@@ -44,8 +44,8 @@ def invite_clients(
 
 @group.command("clients")
 def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
-    """List the clients that were invited, and show the newest round."""
-    from dray.cli.display.output import age, say, time_left, write_json
+    """List the invited clients, and show the newest round."""
+    from dray.cli.display.output import age, time_left, write_json, write_text
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -55,10 +55,10 @@ def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
         return
     if page.round is not None:
         state = "open" if page.is_open else "over"
-        say(f"round {page.round} is {state}: {page.num_sent} updates, quorum {page.quorum}")
+        write_text(f"round {page.round} is {state}: {page.num_sent} updates, quorum {page.quorum}")
         if page.missing and page.closes_at is not None:
             missing = ", ".join(map(str, page.missing))
-            say(f"not answered, with {time_left(page.closes_at)}: {missing}")
+            write_text(f"not answered, with {time_left(page.closes_at)}: {missing}")
     listing(
         page.items,
         as_json,
@@ -79,7 +79,7 @@ def revoke_client(
     client_number: Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", min=0)],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke the token of a client: it takes part in no more rounds."""
+    """Revoke the token of a client, which then takes part in no more rounds."""
     import json
 
     from dray.cli.display.output import write
@@ -102,11 +102,11 @@ def join_job(
 ) -> None:
     """Train in the rounds of a federated job with data that stay on this machine.
 
-    DRAY_TOKEN is the token that `dray federate invite` printed. The packages are those of
-    `pip install 'dray[client]'`. A client that is stopped may be started again at any time.
+    DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with
+    `pip install 'dray[client]'`. A client that was stopped may be started again at any time.
     """
     from dray._http.transport import Retry
-    from dray.cli.display.output import say, warn, write
+    from dray.cli.display.output import warn, write, write_text
     from dray.cli.exits import Exit
 
     try:
@@ -114,7 +114,7 @@ def join_job(
             connect(Retry(patience_s=PATIENCE_S)) as client,
             interruptible(f"{job_id} goes on without this client; start it again to take part"),
         ):
-            state = client.join(job_id, data, on_round=None if as_json else say)
+            state = client.join(job_id, data, on_round=None if as_json else write_text)
     except ImportError as error:  # it names the package, and what brings it
         warn(f"error: {error}")
         raise typer.Exit(Exit.USAGE) from None

@@ -80,8 +80,8 @@ def wait(
 ) -> None:
     """Wait until jobs are over, or in a state.
 
-    --all chooses the jobs that are not over yet, and --label also those that are. Exits with 1 if
-    a job failed or was cancelled, with 3 if no job has the label, with 5 if the time was up.
+    --all selects the jobs that are not over yet, and --label also finished jobs. Exits with 1 if a
+    job failed or was cancelled, with 3 if no job has the label, with 5 after the timeout.
     """
     import time
 
@@ -118,14 +118,16 @@ def wait(
 
 
 def report(job: Job | JobArray) -> None:
-    from dray.cli.display.output import say
+    from dray.cli.display.output import write_text
     from dray.views import JobArray
 
     if isinstance(job, JobArray):
         early = f" ({job.stopped_early} stopped early)" if job.stopped_early else ""
-        say(f"{job.id} {job.size} {'trials' if job.is_sweep else 'jobs'}: {job.state}{early}")
+        write_text(
+            f"{job.id} {job.size} {'trials' if job.is_sweep else 'jobs'}: {job.state}{early}"
+        )
     else:
-        say(f"{job.id} {job.state}: {job.reason.message}")
+        write_text(f"{job.id} {job.state}: {job.reason.message}")
 
 
 @app.command()
@@ -134,7 +136,7 @@ def get(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one job, or how many jobs of an array are in which state.
+    """Show one job, or the number of an array's jobs in each state.
 
     Exits with 0 however the job ended; `dray wait` reports the end by its exit code.
     """
@@ -189,7 +191,7 @@ def delete(
     yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Remove finished jobs with their logs, metrics, checkpoints and artifacts.
+    """Delete finished jobs with their logs, metrics, checkpoints and artifacts.
 
     Asks for confirmation.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dray.views import Job, JobArray
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
-"""Metrics to show of a job whose document names none, in this order."""
+"""Metrics to show, in this order of preference, if the job's document names none."""
 
 
 @app.command("ls")
@@ -32,11 +32,12 @@ def list_jobs(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only with this name, in which * and ? may stand for others."
+            metavar="NAME", help="Only with this name; * matches any text, ? one character."
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="PART", help="Only with this in the name, in any case.")
+        str | None,
+        typer.Option(metavar="PART", help="Only with this text in the name, ignoring case."),
     ] = None,
     array: Annotated[
         str | None, typer.Option(metavar="ARRAY", help="The jobs of this array, each on a line.")
@@ -113,7 +114,7 @@ def list_jobs(
 
 
 def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:
-    """arrays: those of which one job stands for all."""
+    """arrays: the arrays that are represented by one of their jobs."""
     from dray.cli.display.output import age, steps
     from dray.cli.display.tables import shortest_prefixes, table
 
@@ -149,7 +150,7 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
 
 
 def _metric(job: Job, wanted: str | None) -> str | None:
-    """The metric that was asked for, else the job's `checkpoint.best`, else a usual one."""
+    """Return the wanted metric, else the job's `checkpoint.best`, else a usual metric."""
     from dray.cli.display.output import number
 
     judged_by = (job.spec.get("checkpoint") or {}).get("best")

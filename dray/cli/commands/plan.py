@@ -54,7 +54,7 @@ def plan(
 
 
 def _show(found: Plan) -> None:
-    from dray.cli.display.output import say, size, write
+    from dray.cli.display.output import size, write, write_text
     from dray.cli.display.tables import table
 
     headings = ("MESH", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TOTAL", "WHY")
@@ -66,21 +66,23 @@ def _show(found: Plan) -> None:
     )
     write("")
     has = found.memory_bytes_per_rank
-    say(f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
-    say(f"times: {found.calibration.source}")
+    write_text(
+        f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}"
+    )
+    write_text(f"times: {found.calibration.source}")
     for sentence in found.assumed:
-        say(f"assumed: {sentence}")
+        write_text(f"assumed: {sentence}")
     if found.chosen is not None:
-        say(f"chosen: {found.chosen}")
+        write_text(f"chosen: {found.chosen}")
     else:
-        say(f"none fits; {found.change or 'no single change'} would make it fit")
+        write_text(f"none fits; {found.change or 'no single change'} would make it fit")
     write("")
     show_sync(found.sync)
 
 
 def show_sync(found: SyncPlan) -> None:
-    """The ways to keep copies in step, and the one that `sync: auto` chooses."""
-    from dray.cli.display.output import number, say, size
+    """Write the ways to keep copies in sync, and the choice of `sync: auto`."""
+    from dray.cli.display.output import number, size, write_text
     from dray.cli.display.tables import table
 
     table(
@@ -99,8 +101,8 @@ def show_sync(found: SyncPlan) -> None:
         optional=("SENT A STEP", "TIME", "STALENESS"),
     )
     for sentence in found.facts:
-        say(f"known: {sentence}")
-    say(f"sync: auto would take {found.chosen}")
+        write_text(f"known: {sentence}")
+    write_text(f"sync: auto would take {found.chosen}")
 
 
 def _row(mesh: PlannedMesh) -> tuple[str, ...]:

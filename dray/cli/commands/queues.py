@@ -1,4 +1,4 @@
-"""Commands about queues, and about the places of jobs in them."""
+"""Commands about queues, and about the positions of jobs in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
 
 @group.command("ls")
 def list_queues(as_json: AsJson = False) -> None:
-    """List the queues with their jobs, what those hold, and the limits."""
+    """List the queues with their jobs, the resources in use, and the limits."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -71,21 +71,21 @@ def _number_option(help_: str) -> Any:
 def set_queue(
     name: Name,
     weight: Annotated[
-        str | None, _number_option("Share of what all queues use, beside the others'.")
+        str | None, _number_option("Share of the cluster's use, relative to other queues.")
     ] = None,
     user_weight: Annotated[
         list[str] | None,
-        _named_option(USER_WEIGHT, "A user's share of what the queue uses, beside the others'."),
+        _named_option(USER_WEIGHT, "A user's share of the queue's use, relative to other users."),
     ] = None,
     quota: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Guaranteed to its jobs, such as GPU=8.")
+        list[str] | None, _named_option(AMOUNT, "Guaranteed to the queue's jobs, such as GPU=8.")
     ] = None,
     limit: Annotated[
         list[str] | None,
-        _named_option(AMOUNT, "Most that its running jobs hold: GPU=8, memory=64GiB."),
+        _named_option(AMOUNT, "Most that the queue's running jobs hold: GPU=8, memory=64GiB."),
     ] = None,
     user_limit: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Most that those of each user hold.")
+        list[str] | None, _named_option(AMOUNT, "Most that the jobs of each user hold.")
     ] = None,
     max_running: Annotated[str | None, _number_option("Most jobs that run.")] = None,
     max_running_per_user: Annotated[
@@ -99,17 +99,16 @@ def set_queue(
         str | None, _number_option("Highest priority that may be submitted.")
     ] = None,
     budget: Annotated[
-        str | None, _number_option("Most that its jobs may cost in all; then none starts.")
+        str | None, _number_option("Most that all jobs may cost; no job starts above it.")
     ] = None,
     monthly_budget: Annotated[
-        str | None, _number_option("Most that its jobs may cost in each month.")
+        str | None, _number_option("Most that all jobs may cost in each month.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change rules of a queue, or make one; for admins.
+    """Change rules of a queue, or create a queue; for admins.
 
-    Only the rules that are given change. `none` in the place of a number removes a limit or a
-    user's weight.
+    Only the given rules change. `none` instead of a number removes a limit or a user's weight.
     """
     from dray.cli.display.output import write_json
 
@@ -173,7 +172,7 @@ def _number(text: str, kind: Callable[[str], float], option: str) -> float | Non
 
 @group.command("delete")
 def delete_queue(name: Name, as_json: AsJson = False) -> None:
-    """Remove a queue in which no unfinished job is; for admins."""
+    """Delete a queue that has no unfinished jobs; for admins."""
     import json
 
     from dray.cli.display.output import write
@@ -191,7 +190,7 @@ def hold(jobs: JobIds, as_json: AsJsonLines = False) -> None:
 
 @app.command()
 def release(jobs: JobIds, as_json: AsJsonLines = False) -> None:
-    """Let held jobs start again."""
+    """Allow held jobs to start."""
     _each(jobs, as_json, lambda client, job_id: client.release(job_id))
 
 
@@ -207,10 +206,10 @@ def move(
 ) -> None:
     """Move waiting jobs to another queue, or to the front.
 
-    Of several jobs that are moved to the front, the first that is named goes first.
+    Several jobs are moved to the front in the given order.
     """
     if queue is None and not first:
-        raise typer.BadParameter("say where to: --queue QUEUE, --first, or both")
+        raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")
     order = jobs[::-1] if first else jobs
     _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
 
@@ -226,15 +225,15 @@ def priority(
 
 
 def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
-    """Change each job, and say where it is now."""
-    from dray.cli.display.output import say, write_json_line
+    """Change each job, and write its new position."""
+    from dray.cli.display.output import write_json_line, write_text
 
     failures = Failures()
     with connect() as client:
         for reference in jobs:
             with failures.noted():
                 job = change(client, client.resolve(reference))
-                write_json_line(job) if as_json else say(_place(job))
+                write_json_line(job) if as_json else write_text(_place(job))
     failures.end()
 
 
@@ -244,7 +243,7 @@ def _place(job: Job) -> str:
 
 
 def _show(queue: Queue) -> None:
-    from dray.cli.display.output import cell, say, write
+    from dray.cli.display.output import cell, write, write_text
     from dray.cli.display.tables import table
 
     lines: list[tuple[str, object]] = [
@@ -265,7 +264,7 @@ def _show(queue: Queue) -> None:
         *(("warning", warning.message) for warning in queue.warnings),
     ]
     for name, value in lines:
-        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+        write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
     if queue.users:
         write("")
         table(
@@ -286,7 +285,7 @@ def _user_weights(queue: Queue) -> list[tuple[str, object]]:
 
 
 def _costs(queue: Queue) -> list[tuple[str, object]]:
-    """The budgets and what is spent of them; nothing where nothing is priced."""
+    """Return the budgets and the amounts spent; nothing if slots have no prices."""
     currency = queue.currency or ""
     parts = (
         ("budget", queue.budget, queue.spent),

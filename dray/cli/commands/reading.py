@@ -1,4 +1,4 @@
-"""Commands that read what jobs report: logs, events, attempts, explanations; and the cluster."""
+"""Commands that show reports of jobs (logs, events, attempts, explanations) and the cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("CPU", "GPU")
 DOUBTFUL = timedelta(minutes=10)
-"""After how long without a node that was asked for an autoscaler may be missing."""
+"""Time without a requested node after which the autoscaler may be missing."""
 
 
 @app.command()
@@ -68,13 +68,13 @@ def logs(
 @app.command()
 def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) -> None:
     """Print the events of a job."""
-    from dray.cli.display.output import flush, say, write_json_line
+    from dray.cli.display.output import flush, write_json_line, write_text
 
     again = f"the job goes on; follow it again with: dray events -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
         job_id = read_job(client, job_id)
         for event in client.follow(job_id) if follow else client.events(job_id):
-            write_json_line(event) if as_json else say(_event_line(event), indent="    ")
+            write_json_line(event) if as_json else write_text(_event_line(event), indent="    ")
             if follow:
                 flush()
 
@@ -96,52 +96,54 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
     if as_json:
         write_json(answer)
     else:
-        say_explanation(answer)
+        write_explanation(answer)
 
 
-def say_explanation(answer: Explanation) -> None:
-    """Say why a job waits or runs, until when, and what would change that."""
-    from dray.cli.display.output import say
+def write_explanation(answer: Explanation) -> None:
+    """Write why a job waits or runs, until when, and which changes would make it start earlier."""
+    from dray.cli.display.output import write_text
 
-    say(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
+    write_text(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
     if answer.position is not None:
         of = "" if answer.queue_length is None else f" of {answer.queue_length}"
-        say(f"position {answer.position}{of} in the queue")
+        write_text(f"position {answer.position}{of} in the queue")
     for title, jobs, others in (
         ("ahead of it", answer.ahead, (answer.position or 1) - 1 - len(answer.ahead)),
         ("hold slots", answer.running, 0),
     ):
         if jobs:
-            say(f"{title}:")
+            write_text(f"{title}:")
         for job in jobs:
-            say(f"  {job.id} {job.name}: {_other(job)}", indent="  ")
+            write_text(f"  {job.id} {job.name}: {_other(job)}", indent="  ")
         if jobs and others > 0:
-            say(f"  and {others} more")
+            write_text(f"  and {others} more")
     unnamed = set(answer.blocked_by) - {job.id for job in (*answer.ahead, *answer.running)}
     if unnamed:
-        say(f"waits for: {', '.join(job_id for job_id in answer.blocked_by if job_id in unnamed)}")
+        write_text(
+            f"waits for: {', '.join(job_id for job_id in answer.blocked_by if job_id in unnamed)}"
+        )
     for rule in answer.favoured:
-        say(f"order: {rule.message}")
+        write_text(f"order: {rule.message}")
     for event, forecast in (("start", answer.start), ("end", answer.end)):
         if forecast is not None:
-            say(f"expected {event}: {_expected(forecast)}")
+            write_text(f"expected {event}: {_expected(forecast)}")
     has_start = answer.start is not None and answer.start.at is not None
     if has_start and answer.forecast_error is not None and answer.forecast_error.count:
-        say(f"such forecasts were off by {_off(answer.forecast_error)}")
+        write_text(f"such forecasts were off by {_off(answer.forecast_error)}")
     if answer.counterfactuals:
-        say("otherwise:")
+        write_text("otherwise:")
     for each in answer.counterfactuals:
-        say(f"  {each.message}{_when(each)}", indent="    ")
+        write_text(f"  {each.message}{_when(each)}", indent="    ")
     if answer.sync is not None:
-        say(f"sync: auto became {answer.sync.chosen}:")
+        write_text(f"sync: auto became {answer.sync.chosen}:")
         for option in answer.sync.options:
-            say(f"  {option.name}: {option.why}", indent="    ")
+            write_text(f"  {option.name}: {option.why}", indent="    ")
         for sentence in answer.sync.facts:
-            say(f"  known then: {sentence}", indent="    ")
+            write_text(f"  known then: {sentence}", indent="    ")
 
 
 def _expected(forecast: Forecast) -> str:
-    """The range of the time, and what the forecast assumes; or why the time is not known."""
+    """Return the range of the time and the forecast's assumptions, or why the time is unknown."""
     from dray.cli.display.output import local
 
     if forecast.at is None:
@@ -232,7 +234,7 @@ def _took(attempt: Attempt) -> str | None:
 @app.command()
 def cluster(as_json: AsJson = False) -> None:
     """Show the nodes and the jobs that run on them."""
-    from dray.cli.display.output import say, write_json
+    from dray.cli.display.output import write_json, write_text
     from dray.cli.display.tables import table
 
     with connect() as client:
@@ -240,14 +242,14 @@ def cluster(as_json: AsJson = False) -> None:
     if as_json:
         write_json(answer)
         return
-    say("connected" if answer.connected else f"not connected: {answer.reason}")
+    write_text("connected" if answer.connected else f"not connected: {answer.reason}")
     if answer.ray_dashboard:
-        say(f"dashboard: {answer.ray_dashboard}")
+        write_text(f"dashboard: {answer.ray_dashboard}")
     storage = _storage(answer.storage)
     if storage:
-        say(f"storage: {storage}")
+        write_text(f"storage: {storage}")
     if answer.autoscaling is not None:
-        say(f"autoscaler: {_autoscaling(answer.autoscaling, datetime.now(UTC))}")
+        write_text(f"autoscaler: {_autoscaling(answer.autoscaling, datetime.now(UTC))}")
     rows = (
         (
             node.hostname,
@@ -263,18 +265,18 @@ def cluster(as_json: AsJson = False) -> None:
     for node in answer.nodes:
         for kept in node.quarantined:
             slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
-            say(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+            write_text(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
 
 
 def _autoscaling(state: AutoscalingState, now: datetime) -> str:
-    """The request to Ray, and a doubt where nothing comes of it."""
+    """Return the request to Ray, with a warning if no node is added."""
     if state.asked_at is None:
         return f"no more nodes are asked for now; there may be {state.max_nodes}"
     nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
-    told = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    request = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
     if now - state.asked_at < DOUBTFUL:
-        return told
-    return f"{told}; if none comes, see whether an autoscaler runs (`ray status`)"
+        return request
+    return f"{request}; if none comes, see whether an autoscaler runs (`ray status`)"
 
 
 def _storage(state: StorageState) -> str | None:

@@ -38,8 +38,8 @@ def checkpoints(
     with connect() as client:
         job_id = read_job(client, job_id)
         if step is not None:
-            with _progress() as tell:
-                paths = client.download_checkpoint(job_id, step, dest, on_progress=tell)
+            with _progress() as report:
+                paths = client.download_checkpoint(job_id, step, dest, on_progress=report)
             _write_paths(paths, as_json)
             return
         found = client.checkpoints(job_id)
@@ -84,8 +84,8 @@ def download(
     as_json: AsJson = False,
 ) -> None:
     """Download a job's results, checked by hash. An interrupted download is continued."""
-    with connect() as client, _progress() as tell:
-        paths = client.download(read_job(client, job_id), dest, artifact, on_progress=tell)
+    with connect() as client, _progress() as report:
+        paths = client.download(read_job(client, job_id), dest, artifact, on_progress=report)
     _write_paths(paths, as_json)
 
 
@@ -106,8 +106,8 @@ def export(
         written = _export(Path(model), path)
     else:
         with TemporaryDirectory() as folder:
-            with connect() as client, _progress() as tell:
-                client.download(read_job(client, model), folder, on_progress=tell)
+            with connect() as client, _progress() as report:
+                client.download(read_job(client, model), folder, on_progress=report)
             written = _export(Path(folder), path)
     _write_paths([written], as_json)
 
@@ -118,7 +118,7 @@ def _export(folder: Path, path: Path) -> Path:
     try:
         written: Path = dray.load(folder).export(path)
     except ImportError as error:
-        raise ValueError(str(error)) from error  # says what to install, without a traceback
+        raise ValueError(str(error)) from error  # names the package to install, without a traceback
     return written
 
 
@@ -143,5 +143,5 @@ def _progress() -> Iterator[OnProgress | None]:
             return
         from dray.cli.display.bars import download_bars
 
-        with download_bars() as tell:
-            yield tell
+        with download_bars() as report:
+            yield report

@@ -1,4 +1,4 @@
-"""The command that queues a job: by a document, or by a training program and its folder."""
+"""The command that queues a job, from a document or from a training program and its folder."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit the document of this job again; arguments after -- replace those of the "
-            "same name.",
+            help="Submit the document of this job again; arguments after -- replace its arguments "
+            "of the same name.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -56,14 +56,14 @@ def submit(
         typer.Option(metavar="URL", help="Upload nothing: run a commit of this repository."),
     ] = None,
     commit: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The commit that --git is to run, in full.")
+        str | None, typer.Option(metavar="HASH", help="Full hash of the commit to run with --git.")
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", help="Upload this too, though a rule leaves it out."),
+        typer.Option(metavar="PATH", help="Also upload this path, although a rule leaves it out."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="How many workers it has.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers.")] = None,
     gpus: Annotated[
         float | None, typer.Option(help="GPUs of each worker: 0, 1, or 0.5 to share each.")
     ] = None,
@@ -73,17 +73,20 @@ def submit(
     ] = None,
     after_any: Annotated[
         list[str] | None,
-        typer.Option(metavar="JOB", help="Start after the end of this one, whatever it is."),
+        typer.Option(
+            metavar="JOB", help="Start after this job or array has ended, however it ended."
+        ),
     ] = None,
     array: Annotated[
-        int | None, typer.Option(min=1, help="Make as many jobs, which differ by their index.")
+        int | None,
+        typer.Option(min=1, help="Submit an array of this many jobs, which differ in their index."),
     ] = None,
     max_running: Annotated[
-        int | None, typer.Option(min=1, help="As many of them may run at a time.")
+        int | None, typer.Option(min=1, help="Most jobs of the array that may run at a time.")
     ] = None,
     requirements: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Install what this requirements file lists."),
+        typer.Option(metavar="FILE", help="Install the packages in this requirements file."),
     ] = None,
     no_packages: Annotated[
         bool,
@@ -107,7 +110,7 @@ def submit(
     ] = None,
     no_guesses: Annotated[
         bool,
-        typer.Option("--no-guesses", help="Guess no metrics from what the program prints."),
+        typer.Option("--no-guesses", help="Don't guess metrics from the program's output."),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -119,7 +122,7 @@ def submit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check everything, say when the job would start, and submit nothing."
+            "--dry-run", help="Check everything and show when the job would start; submit nothing."
         ),
     ] = False,
     key: Annotated[
@@ -130,8 +133,8 @@ def submit(
 ) -> None:
     """Queue a job.
 
-    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or with other arguments
-    once more: dray submit --like JOB -- --lr 0.01
+    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or again with other
+    arguments: dray submit --like JOB -- --lr 0.01
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, with_fields
@@ -189,7 +192,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs after which this one is to start; they may be named as in other commands."""
+    """Add the jobs after which this job starts; they may be named as in other commands."""
     if others:
         found = [
             {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
@@ -240,14 +243,14 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
         warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
         return document
     if found.without is not None:
-        warn(f"{found.without}: the packages are those of {found.source}, without its versions")
+        warn(f"{found.without}: using the packages of {found.source}, without its versions")
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
     warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
     return {**document, "environment": {**environment, "requirements": found.requirements}}
 
 
 def _check_requirements(source: str, text: str) -> None:
-    """PackagesUnreadable if a job may not have these requirements."""
+    """Raise PackagesUnreadable if a job may not have these requirements."""
     from pydantic import ValidationError
 
     from dray.code.packages import PackagesUnreadable
@@ -276,8 +279,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """The document of a job, for one more job with these arguments in place of those of the same
-    name; and what to call its source. The new job waits for no other, and is in no array."""
+    """Return the document of a job in which these arguments replace arguments of the same name, and
+    a name for its source. The new job waits for no other job, and is in no array."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
@@ -305,7 +308,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
 def _with_git(
     document: dict[str, Any], git: str | None, commit: str | None, *, uploads: bool
 ) -> dict[str, Any]:
-    """The document with a commit as its code."""
+    """Return the document with a commit as its code."""
     if git is None or commit is None:
         raise typer.BadParameter(
             "--git and --commit go together: `git rev-parse HEAD` prints the hash of a commit"
@@ -319,7 +322,7 @@ def _with_git(
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """The job document that the words name or amount to, and what to call its source."""
+    """Return the job document that the words name or describe, and a name for its source."""
     from dray.documents import load_document
 
     if not words:
@@ -346,7 +349,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
-    from dray.cli.display.output import say, size, warn, write_json
+    from dray.cli.display.output import size, warn, write_json, write_text
     from dray.documents import check
 
     if packed is not None:
@@ -362,21 +365,21 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
     kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
     kind = kind if spec.sweep is None else f"a sweep of {spec.num_jobs} trials"
-    say(f"{source} is {kind}: {what} on {on}. Nothing was submitted.")
+    write_text(f"{source} is {kind}: {what} on {on}. Nothing was submitted.")
     if packed is not None:
         for file in packed.files:
-            say(f"  {size(file.size_bytes):>9}  {file.path}")
+            write_text(f"  {size(file.size_bytes):>9}  {file.path}")
         for entry in packed.left_out:
-            say(f"  left out: {entry.path} {entry.why}")
+            write_text(f"  left out: {entry.path} {entry.why}")
 
 
 def _forecast(
     document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
 ) -> None:
-    """Say whether and when the server would start the job, if a server answers."""
+    """Write whether and when the server would start the job, if a server answers."""
     from dray._http.transport import Retry
-    from dray.cli.commands.reading import say_explanation
-    from dray.cli.display.output import say, warn
+    from dray.cli.commands.reading import write_explanation
+    from dray.cli.display.output import warn, write_text
     from dray.errors import TransportError
 
     if packed is not None:  # which is not uploaded
@@ -387,21 +390,21 @@ def _forecast(
             _name_others(client, document, others)
             explanation = client.dry_run(document)
     except TransportError as error:
-        warn(f"nobody was asked when it would start: {error}")
+        warn(f"no server answered when it would start: {error}")
         return
-    say("If it were submitted now:")
-    say_explanation(explanation)
+    write_text("If it were submitted now:")
+    write_explanation(explanation)
 
 
 @app.command("code")
 def code_command(
     job_id: JobId,
     dest: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Where to put the files.")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write the files to.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the files that a job runs as they were uploaded, or fetch them into a folder."""
+    """List the uploaded files that a job runs, or download them into a folder."""
     from dray.cli.display.output import size, write
     from dray.cli.display.tables import listing
 

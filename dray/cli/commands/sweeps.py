@@ -26,7 +26,7 @@ app.add_typer(group)
 SweepId = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="The sweep's id, how that begins, or the name of its jobs."
+        metavar="SWEEP", help="The sweep's id, the beginning of its id, or the name of its jobs."
     ),
 ]
 BEST = "best"
@@ -77,7 +77,8 @@ def submit_sweep(
 def show_sweep(
     sweep_id: SweepId,
     by_index: Annotated[
-        bool, typer.Option("--by-index", help="In the order of the trials, not the best first.")
+        bool,
+        typer.Option("--by-index", help="Order by the trials' index instead of the best first."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,12 +107,12 @@ def _rank(sweep: JobSweep, trial: Trial) -> tuple[bool, float, int]:
 
 
 def _show(sweep: JobSweep, trials: Sequence[Trial]) -> None:
-    from dray.cli.display.output import number, say
+    from dray.cli.display.output import number, write_text
     from dray.cli.display.tables import table
 
     report(sweep)
     better = "lower" if sweep.mode == "min" else "higher"
-    say(f"by the {sweep.by} {sweep.metric}, {better} is better; values from {sweep.sampler}")
+    write_text(f"by the {sweep.by} {sweep.metric}, {better} is better; values from {sweep.sampler}")
     names = list(sweep.sweep["parameters"])
 
     def row(trial: Trial) -> tuple[object, ...]:
@@ -138,7 +139,7 @@ def _cell(value: object) -> str | None:
 
 
 def _why(trial: Trial) -> str | None:
-    """The reason of an end that is no success."""
+    """Return the reason if the trial did not succeed."""
     is_bad = trial.state.is_terminal and trial.reason.code != "succeeded"
     return trial.reason.message if is_bad else None
 

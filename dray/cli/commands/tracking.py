@@ -74,7 +74,7 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
 
 
 def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
-    """The number of jobs that stand beside each other: on a narrow terminal the others follow
+    """Return the number of jobs that fit next to each other; on a narrow terminal the others follow
     below."""
     from dray.cli.display import terminal
     from dray.cli.display.tables import GAP, LEAST
@@ -86,7 +86,7 @@ def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
 
 
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Rows that say which jobs they are and how they did, if they say something of one."""
+    """Yield rows with the names and outcomes of the jobs, without rows that would be empty."""
     from dray.cli.display.output import duration
     from dray.input.units import money
 
@@ -119,13 +119,13 @@ def _fields(found: Comparison) -> Iterator[tuple[object, ...]]:
 
 
 def _keeping_in_step(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Rows of what keeping the ranks' copies in step cost, if the jobs did it in different ways, or
-    told of it."""
+    """Yield rows with the cost of keeping the ranks' copies in sync, if the jobs did it in
+    different ways or reported it."""
     from dray.cli.display.output import number, size
 
     ways = [None if one is None else one.topology for one in found.sync]
-    tell = any(one is not None and one.sent_bytes is not None for one in found.sync)
-    if not tell and len(set(ways)) < 2:
+    is_reported = any(one is not None and one.sent_bytes is not None for one in found.sync)
+    if not is_reported and len(set(ways)) < 2:
         return
     yield ("cost of keeping in step", *ways)
 
@@ -163,7 +163,7 @@ def _cell(value: object) -> str | None:
 
     if value is None or isinstance(value, str):
         return value
-    # As in the document: a learning rate that was rounded would not be the one that differs.
+    # As in the document: rounded learning rates might not differ.
     return json.dumps(value)
 
 
@@ -218,10 +218,10 @@ def pin_baseline(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="A job of the experiment.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Compare with no job any more.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove the baseline.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pin the job that the others of an experiment are compared with."""
+    """Pin the job that the other jobs of an experiment are compared with."""
     if (job is None) != none:
         raise typer.BadParameter("name a job, or give --none", param_hint="JOB")
     with connect() as client:
@@ -230,17 +230,19 @@ def pin_baseline(
 
 
 def _show_experiment(found: ExperimentSummary, as_json: bool) -> None:
-    from dray.cli.display.output import number, say, write_json
+    from dray.cli.display.output import number, write_json, write_text
     from dray.cli.display.tables import table
 
     if as_json:
         write_json(found)
         return
     states = ", ".join(f"{count} {state}" for state, count in found.states.items())
-    say(f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}")
-    say(f"baseline: {found.baseline or 'none'}")
+    write_text(
+        f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}"
+    )
+    write_text(f"baseline: {found.baseline or 'none'}")
     if found.num_summarised < found.num_jobs:
-        say(f"metrics of the {found.num_summarised} newest jobs:")
+        write_text(f"metrics of the {found.num_summarised} newest jobs:")
     table(
         ("METRIC", "JOBS", "LEAST", "OF JOB", "GREATEST", "BY JOB"),
         (
@@ -286,10 +288,10 @@ def annotate(
 
 
 def _show_annotations(found: Annotations) -> None:
-    from dray.cli.display.output import cell, say, write
+    from dray.cli.display.output import cell, write, write_text
 
-    say(f"tags: {', '.join(found.tags) or 'none'}")
+    write_text(f"tags: {', '.join(found.tags) or 'none'}")
     if found.updated_at is not None:
-        say(f"changed by {found.updated_by} at {cell(found.updated_at)}")
+        write_text(f"changed by {found.updated_by} at {cell(found.updated_at)}")
     for line in found.notes.splitlines():
         write(line)

@@ -1,4 +1,4 @@
-"""Commands about webhooks: make, list, show, try, enable, disable and delete them."""
+"""Commands about webhooks: create, list, show, test, enable, disable and delete them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray.cli.choosing import label_pairs, state_names
 if TYPE_CHECKING:
     from dray.views import Webhook, WebhookDelivery
 
-group = typer.Typer(name="webhook", help="Have addresses told when jobs come to a state.")
+group = typer.Typer(name="webhook", help="Notify addresses when jobs enter a state.")
 app.add_typer(group)
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id.")]
@@ -25,7 +25,7 @@ def add_webhook(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tell of jobs that come to this state; by default of those that end.",
+            help="Notify of jobs that enter this state; by default of jobs that end.",
             autocompletion=completion.states,
         ),
     ] = None,
@@ -35,16 +35,17 @@ def add_webhook(
         typer.Option(metavar="KEY=VALUE", help="Only of jobs with this label."),
     ] = None,
     slack: Annotated[
-        bool, typer.Option("--slack", help="Send messages as Slack and Mattermost show them.")
+        bool, typer.Option("--slack", help="Send messages in the format of Slack and Mattermost.")
     ] = False,
     all_users: Annotated[
-        bool, typer.Option("--all-users", help="Of everybody's jobs, not only yours; for admins.")
+        bool,
+        typer.Option("--all-users", help="Notify of all users' jobs, not only yours; for admins."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Notify an address when your jobs end, or enter other states.
 
-    The secret of the signatures is printed this once.
+    The secret of the signatures is printed only now.
     """
     from dray.cli.display.output import write, write_json
 
@@ -67,7 +68,7 @@ def add_webhook(
 
 @group.command("ls")
 def list_webhooks(as_json: AsJson = False) -> None:
-    """List your webhooks; for admins, everybody's."""
+    """List your webhooks; for admins, the webhooks of all users."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -91,7 +92,7 @@ def list_webhooks(as_json: AsJson = False) -> None:
 
 @group.command("show")
 def show_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Show a webhook, and whether its receiver takes messages."""
+    """Show a webhook, and whether its receiver accepts messages."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -128,20 +129,22 @@ def list_deliveries(
 
 @group.command("test")
 def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Send a message about no job, and print the receiver's answer."""
-    from dray.cli.display.output import say, write_json
+    """Send a test message, and print the receiver's answer."""
+    from dray.cli.display.output import write_json, write_text
     from dray.cli.exits import Exit
 
     with connect() as client:
         sent = client.test_webhook(webhook_id)
-    write_json(sent) if as_json else say(f"{sent.id} {sent.status}: {_answer(sent) or 'not sent'}")
+    write_json(sent) if as_json else write_text(
+        f"{sent.id} {sent.status}: {_answer(sent) or 'not sent'}"
+    )
     if sent.status != "delivered":
         raise typer.Exit(Exit.JOB_ENDED_BADLY)
 
 
 @group.command("enable")
 def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Have a disabled webhook notified of what happens from now on."""
+    """Enable a disabled webhook. It is notified of state changes from now on."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -151,7 +154,7 @@ def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("disable")
 def disable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Send nothing more to a webhook; messages that wait are dropped."""
+    """Disable a webhook, and drop its waiting messages."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -161,7 +164,7 @@ def disable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("delete")
 def delete_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Remove a webhook with its messages."""
+    """Delete a webhook with its messages."""
     import json
 
     from dray.cli.display.output import write
@@ -172,7 +175,7 @@ def delete_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 
 def _show(hook: Webhook) -> None:
-    from dray.cli.display.output import cell, say
+    from dray.cli.display.output import cell, write_text
 
     lines: list[tuple[str, object]] = [
         ("id", hook.id),
@@ -184,7 +187,7 @@ def _show(hook: Webhook) -> None:
         ("waiting", hook.num_waiting),
     ]
     for name, value in lines:
-        say(f"{name:<9} {cell(value)}", indent=" " * 10)
+        write_text(f"{name:<9} {cell(value)}", indent=" " * 10)
 
 
 def _filter(hook: Webhook) -> str:
@@ -207,5 +210,5 @@ def _state(hook: Webhook) -> str:
 def _answer(one: WebhookDelivery) -> str | None:
     if one.answer is None:
         return None
-    said = one.answer.error or str(one.answer.status)
-    return f"{said}: {one.answer.body}" if one.answer.body else said
+    outcome = one.answer.error or str(one.answer.status)
+    return f"{outcome}: {one.answer.body}" if one.answer.body else outcome

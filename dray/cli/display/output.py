@@ -41,7 +41,7 @@ def write(line: str, *, colours: bool = False) -> None:
     _emit(terminal.clean(line, colours=colours and terminal.has_colours()))
 
 
-def say(text: str, *, indent: str = "") -> None:
+def write_text(text: str, *, indent: str = "") -> None:
     """Write a sentence, wrapped between words on a terminal."""
     text = terminal.clean(text)
     lines = terminal.wrapped(text, terminal.width(), indent) if sys.stdout.isatty() else [text]
@@ -189,7 +189,7 @@ def show_job(job: views.Job) -> None:
         ("dashboard", job.links.ray_dashboard),
     ]
     for name, value in lines:
-        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+        write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
 
 
 def show_array(array: views.JobArray) -> None:
@@ -205,7 +205,7 @@ def show_array(array: views.JobArray) -> None:
         ("created", array.created_at),
     ]
     for name, value in lines:
-        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+        write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
 
 
 def _place(job: views.Job) -> str:

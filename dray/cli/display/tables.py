@@ -145,7 +145,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _beginning(text: str, width: int) -> str:
-    """As much of `text` as fits into `width` columns."""
+    """Return the beginning of `text` that fits into `width` columns."""
     kept = ""
     for character in text:
         if display_width(kept + character) > width:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dray import errors
 from dray.cli.display import terminal
-from dray.cli.display.output import duration, ends_in, flush, number, say, summary, write
+from dray.cli.display.output import duration, ends_in, flush, number, summary, write, write_text
 from dray.cli.display.tables import shortened
 from dray.views import Job, JobState
 
@@ -29,9 +29,9 @@ class Screen(Protocol):
 
 
 def watch(client: Client, job_id: str, *, console: Console | None = None) -> Job:
-    """Show the job until it is over, then its end; returns the finished job.
+    """Show the job until it is over, then its end. Returns the finished job.
 
-    A server that is away for up to a minute is waited for. Raises the errors of `Client.wait`.
+    Waits up to a minute for a server that is unreachable. Raises the errors of `Client.wait`.
     """
     from rich.console import Console
 
@@ -40,14 +40,14 @@ def watch(client: Client, job_id: str, *, console: Console | None = None) -> Job
     screen = _bar(console) if console.is_terminal else nullcontext(_Lines())
     job = client.get(job_id)
     if console.is_terminal:
-        say(f"{job.id} {job.name}")
+        write_text(f"{job.id} {job.name}")
     with screen as shown:
         shown.show(job)
         while not job.state.is_terminal:
             job = _refreshed(client, job)
             shown.show(job)
     for line in ending(job):
-        say(line, indent="  ")
+        write_text(line, indent="  ")
     return job
 
 

@@ -1,1 +1,1 @@
-"""Help for those who write a job document: its schema, a text for each field, a first document."""
+"""Help for users who write a job document: its schema, a description of each field, a template."""

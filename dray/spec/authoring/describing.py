@@ -1,4 +1,4 @@
-"""The job document for those who write one: descriptions of its fields, and its JSON Schema."""
+"""Descriptions of the fields of a job document, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Part:
     """One object of the document, such as `train.optimizer`."""
 
     path: str
-    """Path of the part; empty for the document itself."""
+    """Dotted path of the part; empty for the document itself."""
     variant: str | None
     """For a part of `model` or `sync`, the name or kind that chooses this one."""
     sentence: str
@@ -41,7 +41,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """All parts, each before its own parts."""
+    """Return all parts of the document; a part comes before the parts that it contains."""
     schema = job_schema()
     return list(_parts("", schema, schema["$defs"], is_variant=False))
 
@@ -73,7 +73,7 @@ def _variant(properties: Schema) -> str:
 
 
 def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
-    """The object types that a field, or each item of its list or mapping, can hold."""
+    """Yield the object types that a field, or each item of its list or mapping, can hold."""
     if "$ref" in node:
         target: Schema = defs[node["$ref"].rpartition("/")[2]]
         if "properties" in target:
@@ -88,7 +88,7 @@ def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
 
 
 def _of_objects(node: Schema, defs: Schema) -> str:
-    """The description of a field's object type, for fields without a description."""
+    """Return the description of a field's object type, for fields without a description."""
     sentences = [str(inner.get("description", "")) for inner in _objects(node, defs)]
     return sentences[0] if len(sentences) == 1 else ""
 
@@ -162,7 +162,7 @@ def _number(value: float) -> str:
 
 
 def job_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of `dray.JobSpec`."""
+    """Return the JSON Schema (draft 2020-12) of `dray.JobSpec`."""
     schema: dict[str, Any] = _tidied(JobSpec.model_json_schema())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -173,8 +173,8 @@ def job_schema() -> dict[str, Any]:
 
 
 def _tidied(node: Any, *, names: bool = False) -> Any:
-    """The schema without entries that editors don't need. names: whether the keys of `node` are
-    names of fields, not words of JSON Schema."""
+    """Return the schema without entries that editors don't need. names: whether the keys of `node`
+    are names of fields instead of keywords of JSON Schema."""
     if isinstance(node, list):
         return [_tidied(item) for item in node]
     if not isinstance(node, dict):

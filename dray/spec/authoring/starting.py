@@ -1,4 +1,5 @@
-"""Documents to begin with: one for each recipe and for a script, with a comment on each field."""
+"""Templates of job documents: one for each recipe and for a script, with a comment on each
+field."""
 
 from __future__ import annotations
 
@@ -42,11 +43,11 @@ def starting_document(
     code: str | None = None,
     everything: bool = False,
 ) -> str:
-    """A valid document of `kind` (one of KINDS) as YAML.
+    """Return a valid document of `kind` (one of KINDS) as YAML.
 
-    schema: URL or path of the JSON Schema, for editors. name, entrypoint, code: of a script; `code`
-    is the folder to upload. everything: whether optional fields are written as fields instead of
-    comments.
+    schema: URL or path of the JSON Schema, for editors. name, entrypoint, code: values for a
+    script; `code` is the folder to upload. everything: whether optional fields are written as
+    fields instead of comments.
     """
     fields = _script(name, entrypoint, code) if kind == "script" else _recipe(kind)
     known = {(part.path, part.variant): part for part in parts()}
@@ -146,14 +147,14 @@ def _flow(value: Mapping[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """The value as YAML, with quotes only where YAML needs them."""
+    """Return the value as YAML, with quotes only where YAML needs them."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./:-]*[\w/]|[0-9]+[A-Za-z]+", value):
         return value
     return json.dumps(value)
 
 
 def _comment(part: Part, name: str, margin: str) -> Iterator[str]:
-    """Comment lines on the meaning and the allowed values of a field."""
+    """Yield comment lines with the meaning and the allowed values of a field."""
     field = part.field(name)
     takes = "" if field.takes in ("object", "text", "names with values") else f" [{field.takes}]"
     text = f"{field.sentence}{takes}".strip().replace("`", "")

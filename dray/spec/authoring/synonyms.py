@@ -8,7 +8,7 @@ from typing import Final
 
 
 def _all(**fields: str) -> Mapping[str, str]:
-    """Each listed name -> the pointer (RFC 6901) of the field."""
+    """Map each listed name to the pointer (RFC 6901) of its field."""
     return {
         name: f"/{pointer.replace('__', '/')}"
         for pointer, names in fields.items()
@@ -114,5 +114,5 @@ MEANT_VALUES: Final[Mapping[str, str]] = {
 
 
 def as_ours(name: str) -> str:
-    """A name in dray's style: `batchSize` and `batch-size` become `batch_size`."""
+    """Return a name in dray's style: `batchSize` and `batch-size` become `batch_size`."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower().replace("-", "_")

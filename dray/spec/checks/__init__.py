@@ -1,1 +1,1 @@
-"""Checks of a job document that concern several of its parts; each raises the first fault."""
+"""Checks of a job document that concern several of its parts; each raises the first error."""

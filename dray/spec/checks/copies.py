@@ -60,7 +60,8 @@ def check(spec: JobSpec) -> None:
 
 
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
-    """The servers know vectors: no tensors, no samples and no losses."""
+    """Refuse options that parameter servers can't support: servers hold flat vectors, and see no
+    tensors, samples or losses."""
     train = spec.train
     chosen = "with sync.kind parameter_server"
     if spec.is_divided or spec.parallel.auto:

@@ -63,7 +63,8 @@ def _check_divided(spec: JobSpec) -> None:
 
 
 def _check_divided_script(spec: JobSpec, script: Script) -> None:
-    """`train.prepare` divides its model along the axes `data`, `shard` and `tensor`."""
+    """Refuse options that `train.prepare` does not support: it divides the model of a script along
+    the axes `data`, `shard` and `tensor`."""
     for axis in ("pipeline", "context"):
         if getattr(spec.parallel, axis) > 1:
             raise wrong(

@@ -17,11 +17,12 @@ def check_gpus(spec: JobSpec) -> None:
         raise wrong(at, f"must be true for {share:g} of a GPU: other jobs have the rest of it")
     if accepts and share in (0, 1):
         at = "/resources/share_gpus"
-        raise wrong(at, "is for a part of a GPU: give gpus_per_worker as 0.5, say")
+        raise wrong(at, "is for a part of a GPU: set gpus_per_worker to 0.5 or the like")
 
 
 def check_roles(spec: JobSpec) -> None:
-    """Slots that differ are placed by simpler rules than slots that are alike."""
+    """Refuse options that are only for groups with equal slots, if roles have resources of their
+    own: slots that differ are assigned by simpler rules."""
     found = spec.roles_with_resources
     if not found:
         return

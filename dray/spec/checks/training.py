@@ -1,4 +1,4 @@
-"""Checks of a whole document: batches, and what needs a certain model or optimizer."""
+"""Checks of a whole document: batches, and options that need a certain model or optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_batch(spec: JobSpec) -> None:
-    """Each worker with a share of the batch must get at least one sample."""
+    """Check that each worker with a share of the batch gets at least one sample."""
     if set(spec.parallel.auto) & set(INNER):
         return  # the planner may choose axes that do not divide the batch
     if isinstance(spec.sync, ParameterServer) and spec.sync.mode != "synchronous":
@@ -30,7 +30,8 @@ def check_batch(spec: JobSpec) -> None:
 
 
 def check_noise(spec: JobSpec) -> None:
-    """The gradients of the ranks are compared with their mean, as DDP has both."""
+    """Check that the job can measure the noise scale: the gradient of each rank is compared with
+    the mean gradient, and only data parallelism has both."""
     if not spec.train.measure_noise:
         return
     at = "/train/measure_noise"
@@ -47,7 +48,8 @@ def check_noise(spec: JobSpec) -> None:
 
 
 def check_batch_range(spec: JobSpec) -> None:
-    """A range is for groups that are regrouped, and chosen by what they measure."""
+    """Check that the job can use a batch range: its group must be elastic, and measure the noise
+    scale by which the batch is chosen."""
     if spec.train.batch_range is None:
         return
     (least, most), size = spec.train.batch_range, spec.train.global_batch_size
@@ -135,4 +137,4 @@ def check_optimizer_state(spec: JobSpec) -> None:
     if spec.parallel.shard > 1 and spec.parallel.zero == 1:
         raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
     if optimizer.offload and not resources.gpus_per_worker:
-        raise wrong(at, "needs gpus_per_worker 1: on CPU it is there already")
+        raise wrong(at, "needs gpus_per_worker 1: on CPU the state is in this memory anyway")

@@ -1,1 +1,1 @@
-"""`federated` in a job document: its fields, and what they can't be together with."""
+"""`federated` in a job document: its fields, and the options that conflict with them."""

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from dray.spec.federated.document import Federated
 
 MAX_SECURE_CLIENTS = 500
-"""Of a round with secure aggregation, in which each client has a mask for each other one."""
+"""Most clients of a round with secure aggregation: each client has a mask for each other client."""
 MAX_NORM_IN_32_BITS = 100.0
-"""`max_update_norm` of secure aggregation with 32 bits. The default would leave few bits for
-updates as they are."""
+"""Largest `max_update_norm` of secure aggregation with 32 bits. The default of `max_update_norm`
+would leave few bits for updates of usual size."""
 SIMULATED = ("partition", "dropout_rate", "stragglers", "attack")
 AT = "/federated"
 
@@ -121,7 +121,7 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
         )
     if given.aggregator.name != "mean":
         raise wrong("/federated/aggregator/name", "must be mean with privacy, which clips")
-    message = "must be unset with privacy: that a round does not count would tell who was there"
+    message = "must be unset with privacy: a round that does not count would reveal who took part"
     refuse_set(given, AT, ("quorum",), message)
     if privacy.delta >= 1 / given.clients:
         raise wrong(
@@ -148,7 +148,7 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
         raise wrong(
             "/federated/algorithm",
             "must not be scaffold with secure_aggregation: the control variates of each "
-            "client, which tell its updates, are in the job's checkpoints. Take fedavg",
+            "client, which reveal its updates, are in the job's checkpoints. Take fedavg",
         )
     message = "a client checks its own update there, and one that attacks would not"
     refuse_set(given, AT, ("attack",), f"must be unset with secure_aggregation: {message}")

@@ -24,11 +24,11 @@ INSTEAD: dict[str, str] = {
     "micro_batch_size": "federated.batch_size",
     "eval_every_epochs": "federated.evaluate_every",
 }
-"""Options of `train` that a federated job has another one for."""
+"""Options of `train` that a federated job does not use -> the options to use instead."""
 
 
 def with_num_workers(document: Any) -> Any:
-    """A job document with `resources.num_workers` filled in, where silos say it and it is unset."""
+    """Return a job document in which `resources.num_workers`, if unset, follows from the silos."""
     if not isinstance(document, Mapping):
         return document
     federated, resources = document.get("federated"), document.get("resources", {})
@@ -39,8 +39,8 @@ def with_num_workers(document: Any) -> Any:
 
 
 def check(document: JobSpec) -> None:
-    """Raise the error of `wrong` for the first option that does not go together with `federated`,
-    or has no meaning there."""
+    """Raise the error of `wrong` for the first option that conflicts with `federated`, or has no
+    meaning with it."""
     federated = document.federated
     if federated is None:
         return
@@ -78,7 +78,8 @@ def _check_group(document: JobSpec) -> None:
 
 
 def _check_silos(document: JobSpec, num_silos: int) -> None:
-    """Refuse what silos can't have, and all by which a submitter's own code would run in one."""
+    """Refuse options that silos don't support, and options that would run a user's code in a
+    silo."""
     resources, chosen = document.resources, "with federated.silos"
     if resources.num_workers != num_silos + 1:
         raise wrong(
@@ -103,7 +104,8 @@ def _check_silos(document: JobSpec, num_silos: int) -> None:
 
 
 def _check_outside(document: JobSpec) -> None:
-    """Clients outside of the cluster, who run nothing that the job brings along."""
+    """Refuse options that clients outside of the cluster don't support, or that would run a user's
+    code there."""
     if (num_workers := document.resources.num_workers) != 1:
         raise wrong(
             "/resources/num_workers",

@@ -12,25 +12,26 @@ from dray.spec.training.data import SourceUrl
 
 MAX_CLIENTS = 10_000
 _NEAR = 1e-9
-"""By which a product with a decimal fraction may be off."""
+"""Tolerance for rounding errors of products with decimal fractions."""
 Rate = Annotated[Number, Field(ge=0.0, lt=1.0)]
 Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
 
 class Partition(Document):
-    """How the samples are divided among the clients. Each sample, of training and of validation,
-    belongs to one client, and each client has a sample to train with."""
+    """How the samples are divided among the clients. Each training and validation sample belongs to
+    one client, and each client has at least one training sample."""
 
     by: Literal["iid", "dirichlet", "dirichlet_per_client", "classes"] = "iid"
-    """iid: at random, equally many for each. dirichlet: the shares of the clients in each class are
-    drawn from a Dirichlet distribution, so clients differ in size (Yurochkin et al. 2019,
-    arXiv:1905.12022). dirichlet_per_client: the shares of the classes in each client are, around
-    those of the data, and clients have equally many samples (Hsu et al. 2019, arXiv:1909.06335).
-    classes: each client has samples of a few classes alone (McMahan et al. 2017,
-    arXiv:1602.05629). All but iid are for classification."""
+    """iid: at random, with the same number for each client. dirichlet: for each class, the clients'
+    shares are drawn from a Dirichlet distribution, so clients differ in size (Yurochkin et al.
+    2019, arXiv:1905.12022). dirichlet_per_client: for each client, the shares of the classes are
+    drawn from a Dirichlet distribution around their shares in the data, and all clients have the
+    same number of samples (Hsu et al. 2019, arXiv:1909.06335). classes: each client has samples of
+    only a few classes (McMahan et al. 2017, arXiv:1602.05629). All but iid are for
+    classification."""
     alpha: Annotated[Number, Field(gt=0.0, le=1e6)] = 0.5
-    """dirichlet, dirichlet_per_client: its concentration. The smaller it is, the fewer classes a
-    client has; at 100 all have nearly the same."""
+    """dirichlet, dirichlet_per_client: concentration of the distribution. The smaller it is, the
+    fewer classes a client has; at 100 all clients have nearly the same shares."""
     classes_per_client: Annotated[Int, Field(ge=1, le=10_000)] = 2
     """classes: number of classes of each client."""
 
@@ -43,44 +44,48 @@ class Partition(Document):
 
 
 class ServerOptimizer(Document):
-    """The optimizer that takes the mean of the clients' updates as a step's direction."""
+    """The server's optimizer, which uses the mean of the clients' updates as the direction of its
+    step."""
 
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1.0
-    """Learning rate. With 1 and no momentum, fedavg takes the mean of the clients' weights."""
+    """Learning rate. With 1 and no momentum, the result of fedavg is the mean of the clients'
+    weights."""
     momentum: Beta = 0.0
     """Momentum of the mean update, for fedavg and fedprox (FedAvgM, arXiv:1909.06335)."""
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     """Decay of the running means of fedadam and fedyogi."""
     tau: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-3
-    """Term added to the denominator of fedadam and fedyogi: how far they adapt."""
+    """Term added to the denominator of fedadam and fedyogi; the larger it is, the less they
+    adapt."""
 
 
 class Stragglers(Document):
-    """Clients that do not get through all of their local steps in a round."""
+    """Clients that do not finish all of their local steps in a round."""
 
     rate: Rate
-    """Chance of a client to straggle in a round. It then has done a part of its `n` steps, drawn
-    evenly from 1 to `n - 1`, when the round ends. A client of one step does not straggle."""
+    """Probability that a client straggles in a round. When the round ends, a straggler has done
+    only some of its `n` steps: a number drawn uniformly from 1 to `n - 1`. A client with one step
+    does not straggle."""
     updates: Literal["keep", "drop"] = "keep"
-    """Whether the server uses an update of part of the steps. fedprox is made to keep it."""
+    """Whether the server uses the updates of stragglers. fedprox is designed to keep them."""
 
 
 class Aggregator(Document):
-    """How the updates of a round become one. All but the mean bear some clients that send
-    anything they like, and count each client once, however many samples it has."""
+    """How the updates of a round are combined. All methods but the mean tolerate some malicious
+    clients, and weight all clients equally, however many samples they have."""
 
     name: Literal["mean", "median", "trimmed_mean", "krum"] = "mean"
-    """mean: weighted by the clients' samples, but for scaffold and privacy. median, trimmed_mean:
-    of each element (Yin et al. 2018, arXiv:1803.01498). krum: the mean of the updates that lie
-    nearest to their neighbours (Blanchard et al. 2017)."""
+    """mean: weighted by the clients' numbers of samples, except with scaffold and privacy. median,
+    trimmed_mean: computed for each element (Yin et al. 2018, arXiv:1803.01498). krum: the mean of
+    the updates that lie nearest to their neighbours (Blanchard et al. 2017)."""
     trim: Annotated[Number, Field(ge=1 / MAX_CLIENTS, lt=0.5)] = 0.1
-    """trimmed_mean: share of the values left out at each end. It needs so many clients in a round
-    that this is one at least."""
+    """trimmed_mean: share of the values left out at each end. A round needs enough clients that
+    this share is at least one value."""
     malicious: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
-    """krum: number of clients in a round that it must bear. It needs twice as many and three more
-    in each round."""
+    """krum: number of malicious clients in a round to tolerate. A round needs at least
+    `2 * malicious + 3` clients."""
     keep: Annotated[Int, Field(ge=1, le=MAX_CLIENTS)] = 1
-    """krum: number of updates whose mean is taken (Multi-Krum)."""
+    """krum: number of selected updates whose mean is the result (Multi-Krum)."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -89,14 +94,14 @@ class Aggregator(Document):
         return self
 
     def num_trimmed(self, num_updates: int) -> int:
-        """trimmed_mean: the number of values left out at each end, one at least."""
+        """trimmed_mean: return the number of values left out at each end, at least one."""
         # 0.29 of 100 is 29, though their product as binary fractions is below it.
         return max(1, math.floor(self.trim * num_updates + _NEAR))
 
     @property
     def least_updates(self) -> int:
-        """The number of updates without which there is no result: for trimmed_mean that with
-        which one is left out at each end."""
+        """The least number of updates that the method needs. For trimmed_mean, one value is then
+        left out at each end."""
         match self.name:
             case "krum":
                 return 2 * self.malicious + 3
@@ -107,13 +112,13 @@ class Aggregator(Document):
 
 
 class Attack(Document):
-    """Clients that send poisoned updates, to try an aggregator on."""
+    """Simulated clients that send poisoned updates, to test an aggregator."""
 
     rate: Annotated[Number, Field(gt=0.0, lt=1.0)]
-    """Share of all clients that attack, one at least, in every round in which they take part."""
+    """Share of all clients, at least one, that attack in every round in which they take part."""
     kind: Literal["sign_flip", "noise", "nan"] = "sign_flip"
-    """sign_flip: the update that was learned, times -`scale`. noise: normal noise whose norm is
-    about `scale` times that of the update. nan: nothing that is a number."""
+    """sign_flip: the trained update times -`scale`. noise: normal noise whose norm is about `scale`
+    times the norm of the update. nan: all values are NaN."""
     scale: Annotated[Number, Field(gt=0.0, le=1e6)] = 1.0
     """Size of the poisoned update."""
 
@@ -123,60 +128,64 @@ class AdaptiveClipping(Document):
     arXiv:1905.03871)."""
 
     quantile: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.5
-    """Share of the updates that are not to be clipped."""
+    """Share of the updates that should not be clipped."""
     lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.2
-    """Rate at which the norm follows."""
+    """Rate at which the clipping norm is adapted."""
 
 
 class Privacy(Document):
     """Differential privacy for clients (DP-FedAvg, arXiv:1710.06963): updates are clipped to a
-    norm, and the mean gets normal noise. Each client takes part in a round by a chance of its own,
-    of `clients_per_round` over `clients`. Needs the package `opacus` on the nodes."""
+    norm, and normal noise is added to their mean. Each client takes part in a round independently,
+    with the probability `clients_per_round / clients`. Needs the package `opacus` on the nodes."""
 
     noise_multiplier: Annotated[Number, Field(gt=0.0, le=1000.0)]
     """Standard deviation of the noise in the sum of the updates, relative to the clipping norm."""
     clip_norm: Annotated[Number, Field(gt=0.0, le=1e6)] = 1.0
-    """Largest 2-norm of a client's update; where it adapts, the first one."""
+    """Largest 2-norm of a client's update; with `adaptive`, its initial value."""
     adaptive: AdaptiveClipping | None = None
-    """Unset, the clipping norm stays as it is."""
+    """Adaptation of the clipping norm; unset, the norm is constant."""
     epsilon: Annotated[Number, Field(gt=0.0, le=1e6)]
-    """Privacy that may be spent: the job ends before the round with which it would spend more."""
+    """Privacy budget: the job ends before the round that would exceed it."""
     delta: Annotated[Number, Field(gt=0.0, lt=1.0)]
-    """Chance that the promise of epsilon does not hold; below one over the number of clients."""
+    """Probability that the guarantee of epsilon does not hold; below `1 / clients`."""
 
 
 class Silo(Document):
-    """A client that is a rank on the node where its data lie. Nothing but updates and the metrics
-    of `federated.metrics` leaves that node, unless the node's owner opens more."""
+    """A client that is a rank on the node that has its data. Only updates and the metrics of
+    `federated.metrics` leave that node, unless the node's owner allows more."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,62}$")]
-    """Name of the silo, by which events, metrics and the job's log call it."""
+    """Name of the silo in events, metrics and the job's log."""
     node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(min_length=1, max_length=8)]
-    """Labels of Ray's that the silo's node has."""
+    """Ray labels that the silo's node has."""
     source: SourceUrl | None = None
-    """URL of the data, as the silo's node reads it; all else of `data` holds for them too. Only the
-    rank of this silo is told: the job document that is stored and shown lacks it. Unset, the node's
-    owner names it by DRAY_SILO_SOURCE."""
+    """URL of the data, as the silo's node reads it; the other options of `data` apply to this data
+    too. Only the rank of this silo receives the URL: the job document that is stored and shown
+    lacks it. Unset, the node's owner sets it by DRAY_SILO_SOURCE."""
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 2**31
     """A silo that reports more samples weighs as much as one with this many."""
 
 
 class Http(Document):
-    """Clients outside of the cluster, which take part by `dray federate join`. The job's only rank
-    aggregates. Its `data` say which columns and classes there are, and validate the model."""
+    """Clients outside of the cluster, which join by `dray federate join`. The job's only rank
+    aggregates the updates. The job's `data` defines the columns and classes, and validates the
+    model."""
 
     max_samples: Annotated[Int, Field(ge=1, le=2**31)] = 100_000
     """A client that reports more samples weighs as much as one with this many."""
 
 
 class SecureAggregation(Document):
-    """The server learns the sum of the updates of a round, and no single one (Bonawitz et al. 2017,
-    doi:10.1145/3133956.3133982): clients mask their updates by keys that each two of them agree on,
-    and the masks cancel out in the sum. Needs the package `cryptography` on the nodes."""
+    """The server sees only the sum of the updates of a round, and no single update (Bonawitz et al.
+    2017, doi:10.1145/3133956.3133982): clients mask their updates with keys that each pair of
+    clients agrees on, and the masks cancel out in the sum. Needs the package `cryptography` on the
+    nodes."""
 
     threshold: Annotated[Number, Field(gt=0.5, le=1.0)] = 0.6
-    """Share of the clients of a round that must stay to its end, three at least, or it does not
-    count. Fewer of them, together with the server, can't see another client's update."""
+    """Share of the clients of a round, at least three, that must stay until its end, or the round
+    does not count. Fewer clients than that, even together with the server, can't see another
+    client's update."""
     bits: Literal[32, 64] = 64
-    """Of each number that a client sends. 32 halve what it sends, and round more, the more the
-    larger `max_update_norm` is, which must be 100 or less then. How much is in the job's log."""
+    """Bits of each number that a client sends. 32 bits halve the traffic but round more coarsely,
+    the more so the larger `max_update_norm` is, which must then be 100 or less. The job's log has
+    the rounding error."""

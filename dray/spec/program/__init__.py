@@ -1,1 +1,1 @@
-"""The program of a job: a recipe or a script, its model, code from elsewhere, its environment."""
+"""The program of a job: a recipe or a script, its model, remote code, its environment."""

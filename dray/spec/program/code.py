@@ -18,7 +18,7 @@ from pydantic import (
 from dray.spec.fields import CodeId, Document, PlainText, Sha256, wrong
 from dray.spec.training.data import SourceUrl
 
-# curl and Python must agree on the host, which is checked by the one and asked by the other.
+# curl and Python must parse the same host: Python checks it, and curl connects to it.
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 
 
@@ -52,8 +52,8 @@ class RemoteCode(Document):
     git: Annotated[SourceUrl, BeforeValidator(_of_the_web), AfterValidator(_repository)] | None = (
         None
     )
-    """`https://` address of a repository, from which `commit` is fetched. Submodules and large
-    files of git LFS are left out."""
+    """`https://` address of a repository, from which `commit` is fetched. Submodules and git LFS
+    files are left out."""
     commit: Annotated[PlainText, AfterValidator(_whole_commit)] | None = None
     """Whole hash of the commit, so that every attempt runs the same files."""
     url: Annotated[SourceUrl, BeforeValidator(_of_the_web)] | None = None
@@ -63,7 +63,7 @@ class RemoteCode(Document):
     credentials: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
     ) = None
-    """Name of a file with credentials that the cluster's operator put on the nodes, as of
+    """Name of a file with credentials that the cluster's operator put on the nodes, as in
     `data.credentials`."""
 
     @property
@@ -76,7 +76,7 @@ class RemoteCode(Document):
             raise wrong("/script/code", "needs git and commit, or url and sha256")
         wanted, foreign = ("commit", "sha256") if self.git else ("sha256", "commit")
         if getattr(self, wanted) is None:
-            raise wrong(f"/script/code/{wanted}", "is missing: it says which files are run")
+            raise wrong(f"/script/code/{wanted}", "is missing: it selects the files to run")
         if getattr(self, foreign) is not None:
             raise wrong(f"/script/code/{foreign}", f"does not go with {wanted}")
         return self

@@ -1,4 +1,4 @@
-"""The part of a job document that says which packages and variables its ranks have."""
+"""The part of a job document that defines the packages and environment variables of its ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from dray.spec.fields import Document, wrong
 
 MAX_TEXT: Final = 256 << 10
-"""Characters of the requirements, and bytes of all variables together."""
+"""Most characters of the requirements, and most bytes of all variables together."""
 MAX_VARIABLE_BYTES: Final = (128 << 10) - 2
-"""Of a variable's name and value in UTF-8. Linux starts no program with a longer one, whose `=` and
-NUL count as well."""
+"""Most bytes of a variable's name and value in UTF-8. Linux starts no program with a longer
+variable; the `=` and a final NUL count as well."""
 OWN_VARIABLES: Final = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -25,11 +25,12 @@ OWN_VARIABLES: Final = frozenset(
         *("DMLC_NUM_SERVER", "DMLC_NUM_WORKER"),
     }
 )
-"""Variables that ranks get from dray, besides those that begin with one of OWN_PREFIXES."""
+"""Variables that dray sets for ranks, besides variables that begin with one of OWN_PREFIXES."""
 OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
 _READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-"""Of these, those that ask for what ranks do anyway, or that only child processes heed."""
+"""Variables read at start that a document may still set: ranks behave so anyway, or only child
+processes read them."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
     *("-e", "--editable"),
@@ -43,14 +44,14 @@ _NAMED: Final = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\]\s*)?"
     r"(@\s*(?P<source>\S.*)|[<>=!~(;].*|--hash.*|)"
 )
-"""A requirement by name, as in PEP 508, with its address, its versions, or neither."""
+"""A requirement by name, as in PEP 508, with an address, versions, or neither."""
 _ARCHIVES: Final = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz", ".lzma")
 _URL: Final = re.compile(r"(?<![a-z+])[a-z+]+://\S+", re.IGNORECASE)
 _WEB: Final = re.compile(r"(git\+)?https?://[^\s/\\?#@]+([/?#\s]|$)", re.IGNORECASE)
 
 
 def is_read_at_start(name: str) -> bool:
-    """Whether a process reads a variable before its first line of Python, and never again."""
+    """Whether a process reads a variable only before its first line of Python."""
     return name.startswith(_READ_AT_START) and name not in _HAVE_EFFECT
 
 
@@ -73,8 +74,8 @@ def _no_nul(value: str) -> str:
 
 
 def _travels(text: str) -> str:
-    """Refuse lines of requirements that name a file, or would show a variable of the node. Returns
-    the text without a byte order mark, which editors put at the begin of a file."""
+    """Refuse lines of requirements that name a file, or would reveal a variable of the node. Return
+    the text without the byte order mark that some editors put at the start of a file."""
     text = text.removeprefix("\ufeff")
     for line in _joined(text):
         if "${" in line:
@@ -89,7 +90,8 @@ def _travels(text: str) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    """The lines that say something, without comments; those that a backslash joins are one."""
+    """Return the lines that are not empty, without comments; lines joined by a backslash are
+    one."""
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
     whole = "\n".join(lines).replace("\\\n", " ")
     return [line.strip() for line in whole.splitlines() if line.strip()]
@@ -118,7 +120,8 @@ def _check_requirement(line: str) -> None:
 
 
 def _check_source(source: str, shown: str) -> None:
-    """shown: what the message calls it, since the source itself may hold a password."""
+    """Raise ValueError unless the source is an index or an https:// address. shown: the name of the
+    source in the message, since the source itself may hold a password."""
     if not _WEB.match(source):
         raise ValueError(
             f"{shown} must come from an index or an https:// address: nodes read no path of "
@@ -160,24 +163,24 @@ ShellCommand = Annotated[
 
 
 class PackageIndex(Document):
-    """A package index that is asked before the usual one."""
+    """A package index that is searched before the default index."""
 
     url: Annotated[
         str,
         StringConstraints(max_length=2048, pattern=r"^https?://[^\s#{}]+$"),
         AfterValidator(_without_password),
     ]
-    """Its URL, as `pip install --index-url` takes it."""
+    """URL of the index, as for `pip install --index-url`."""
     secret: VariableName | None = None
     """Secret with its credentials, in the form `NAME:PASSWORD` or only a token."""
 
 
 class Environment(Document):
-    """Packages and variables of the ranks. Packages are installed once on each node, beside those
-    that the node has, while the job waits and holds no slot."""
+    """Packages and environment variables of the ranks. Packages are installed once on each node, in
+    addition to the node's own packages, while the job waits and holds no slot."""
 
     python_packages: Annotated[list[PackageSpec], Field(max_length=1000)] = []
-    """Requirements as pip takes them, such as `transformers>=4.50`."""
+    """Requirements as for `pip install`, such as `transformers>=4.50`."""
     requirements: (
         Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_travels)] | None
     ) = None
@@ -187,7 +190,7 @@ class Environment(Document):
     """Index of private packages."""
     setup: Annotated[list[ShellCommand], Field(max_length=100)] = []
     """Shell commands that are run once on each node after the packages are installed, in the
-    folder that they are installed in."""
+    folder of the installed packages."""
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=1000)] = {}
     """Environment variables of every rank."""
     secrets: Annotated[list[VariableName], Field(max_length=100)] = []
@@ -196,12 +199,12 @@ class Environment(Document):
 
     @property
     def is_built(self) -> bool:
-        """Whether nodes have to install something or run a command for it."""
+        """Whether nodes have to install packages or run a command for the environment."""
         return bool(self.python_packages or (self.requirements or "").strip() or self.setup)
 
     @property
     def addresses(self) -> list[tuple[str, str]]:
-        """Each URL that packages come from, after the JSON pointer to its field."""
+        """(JSON pointer of its field, URL) for each URL that packages come from."""
         texts = {
             f"/environment/python_packages/{number}": package
             for number, package in enumerate(self.python_packages)
@@ -242,7 +245,8 @@ class Environment(Document):
 
 
 def check_recipe(environment: Environment) -> None:
-    """ValueError, with the field, for variables that the ranks of a recipe never see in time."""
+    """Raise ValueError, with the field, for variables that are set too late for the ranks of a
+    recipe."""
     for name in environment.env:
         if is_read_at_start(name):
             raise wrong(

@@ -21,7 +21,7 @@ def _checked_pattern(pattern: str) -> str:
         try:
             groups = re.compile(pattern).groups
         except (re.error, OverflowError, RecursionError):
-            return pattern  # RE2's syntax is a little different: the server decides
+            return pattern  # RE2's syntax differs a little: the server decides
     if groups != 1:
         raise ValueError(
             f"must have one group in parentheses, around the number, and has {groups}; a group "
@@ -49,21 +49,21 @@ MetricKey = Annotated[
 
 
 class Metric(Document):
-    """A metric that a script prints (`name` and `pattern`), or a logger whose metrics are taken
+    """A metric that a script prints (`name` and `pattern`), or a logger whose metrics are read
     (`source`)."""
 
     name: MetricKey | None = None
     """Key of the metric, such as `train/loss`."""
     pattern: Pattern | None = None
-    """Regular expression (RE2), searched in each line of the output; its one group is the
-    number."""
+    """Regular expression (RE2) that is searched in each line of the output; its one group matches
+    the number."""
     step: Pattern | None = None
-    """Regular expression whose one group is the step, in the same line or an earlier one; unset,
-    the values are numbered from 1."""
+    """Regular expression whose one group matches the step, in the same line or an earlier line;
+    unset, the values are numbered from 1."""
     source: Source | None = None
-    """Logger whose metrics are taken: `tensorboard` and `csv` are files in the job's directory,
-    `transformers` is what its Trainer prints. Where no entry has a source, `tensorboard` and `csv`
-    are taken; `none`: neither is."""
+    """Logger whose metrics are read: `tensorboard` and `csv` are files in the job's directory,
+    `transformers` is the output of its Trainer. If no entry has a source, `tensorboard` and `csv`
+    are read; `none` reads neither."""
     rank: Annotated[Int, Field(ge=0, lt=MAX_WORKERS)] | Literal["all"] = 0
     """Rank whose output, or whose node's files, are read."""
 

@@ -20,7 +20,7 @@ from dray.spec.training.data import SourceUrl
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
 CONTEXT_LENGTH: Final = 128
-"""Tokens of a sample, unless the document says how many."""
+"""Default number of tokens in a sample."""
 
 
 class Cnn(Document):
@@ -106,7 +106,8 @@ class Unet(Document):
 
     @property
     def least_side(self) -> int:
-        """Least height and width in pixels: a lowest level of one pixel can't be normalised."""
+        """Least height and width of an image in pixels, so that the lowest level has more than one
+        pixel: a single pixel can't be normalised."""
         return int(2 ** (self.depth + 1))
 
 
@@ -124,18 +125,18 @@ class Imported(Document):
     """A model of the user's own: a class, or a function, that returns a `torch.nn.Module`."""
 
     name: Literal["imported"] = "imported"
-    """Chooses this model; `import` does so as well."""
+    """Chooses this model; the field `import` alone also does."""
     target: ImportPath = Field(alias="import")
     """Module and name, such as `my_package.net:Net`."""
     args: Annotated[dict[str, JsonValue], Field(max_length=256)] = {}
     """Keyword arguments of the call that makes the model."""
     code: CodeId | None = None
-    """The id of uploaded code with the module, as `dray submit --code` and `POST /v1/code` give it.
-    Unset, the nodes have the module already."""
+    """Id of the uploaded code with the module, as returned by `dray submit --code` and `POST
+    /v1/code`. Unset, the module must be installed on the nodes."""
     context_length: ContextLength | None = None
     """Tokens of a sample of `language_model`; unset, 128."""
     tokenizer: SourceUrl | None = None
-    """The tokenizer of `language_model`, as of `gpt`."""
+    """The tokenizer of `language_model`, as for `gpt`."""
 
     @property
     def module(self) -> str:
@@ -147,7 +148,7 @@ class Imported(Document):
 
     @model_serializer(mode="wrap")
     def _as_written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """With the name of the field that documents have, which is a word of Python's own."""
+        """Write `target` as `import`, its name in documents, which is a keyword of Python."""
         return {
             "import" if name == "target" else name: value for name, value in serialise(self).items()
         }

@@ -1,4 +1,4 @@
-"""The models, formats and metrics of each recipe, so that anything else is refused."""
+"""The models, formats and metrics of each recipe; all others are refused."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Options:
     def check(
         self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
     ) -> None:
-        """Raise the error of `wrong` for the first option that does not fit the recipe. `metrics`
-        are those of the job."""
+        """Raise the error of `wrong` for the first option that does not fit the recipe. metrics:
+        the metrics of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
@@ -97,7 +97,7 @@ class Options:
                 raise wrong("/data/source", f"is no set for this recipe; scikit-learn{brought}")
         elif form is None:
             formats = _listed(self.formats)
-            raise wrong("/data/format", f"is needed: the source's end tells none of {formats}")
+            raise wrong("/data/format", f"is needed: the source's extension is none of {formats}")
         elif form not in self.formats:
             pointer = "/data/format" if data.format else "/data/source"
             raise wrong(pointer, f"is {form}, and this recipe reads {_listed(self.formats)}")
@@ -168,7 +168,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
         ),
     }
 )
-"""Options of each recipe by its name in a job document."""
+"""Name of a recipe in a job document -> its options."""
 
 
 def _check_halving(model: Unet, size: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Roles of a script's ranks, and the frameworks by whose rules the ranks find each other."""
+"""Roles of a script's ranks, and the frameworks that define how the ranks find each other."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Framework = Literal["torch", "tensorflow", "jax", "mxnet", "deepspeed", "mpi", "
 RoleName = Annotated[str, StringConstraints(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
 
 SERVING: Final = ("ps", "server", "scheduler")
-"""Roles whose processes serve those of the others, and by themselves never end."""
+"""Roles whose processes serve the other roles, and never end by themselves."""
 TENSORFLOW_ROLES: Final = ("chief", "worker", "ps", "evaluator")
 MXNET_ROLES: Final = ("scheduler", "server", "worker")
 
 
 class Role(Document):
-    """Some of the ranks of a script, with a command of their own."""
+    """Some of a script's ranks, which may have a command of their own."""
 
     num_workers: Annotated[Int, Field(ge=1)] = 1
     """Ranks of this role."""
@@ -30,22 +30,23 @@ class Role(Document):
     """Command line arguments of these ranks; unset, the script's own."""
     serves: StrictBool | None = None
     """Whether the ranks serve the others and need not end: the job is over once the ranks of all
-    other roles have ended. Unset, so do `ps`, `server` and `scheduler`, and beside a `chief` every
-    role but `evaluator`."""
+    other roles have ended. By default true for `ps`, `server` and `scheduler`, and, in a script
+    with a `chief`, for every role but `chief` and `evaluator`."""
     resources: RoleResources | None = None
-    """Resources of each rank of the role, which has no GPU then; unset, the job's `resources`."""
+    """Resources of each rank of the role, which then has no GPU; unset, the job's `resources`."""
     restart: Literal["job", "rank"] | None = None
-    """The part that starts again when a process of the role is killed: the whole job, from its
-    checkpoint; or that rank alone, at the same addresses, while the others go on. Unset, it is the
-    rank of TensorFlow's `evaluator`, and of its `worker` beside a `chief`; else the job."""
+    """The part that is restarted when a process of the role is killed. job: the whole job, from its
+    checkpoint. rank: only that rank, at the same addresses, while the others go on. By default
+    `rank` for TensorFlow's `evaluator`, and for its `worker` in a script with a `chief`; `job` for
+    all other roles."""
 
 
 Roles = Mapping[str, Role]
 
 
 def role_of(roles: Roles, rank: int) -> tuple[str, int]:
-    """(the role of a rank, its number among those of the role); ranks are numbered role by role, in
-    the order of the document. IndexError if there is no such rank."""
+    """Return (role of the rank, index of the rank within the role). Ranks are numbered role by
+    role, in the order of the document. Raise IndexError if there is no such rank."""
     first = 0
     for name, role in roles.items():
         if rank < first + role.num_workers:
@@ -55,19 +56,19 @@ def role_of(roles: Roles, rank: int) -> tuple[str, int]:
 
 
 def first_rank(roles: Roles, name: str) -> int:
-    """The rank of the first process of a role."""
+    """Return the first rank of a role."""
     names = list(roles)
     return sum(roles[before].num_workers for before in names[: names.index(name)])
 
 
 def ranks_of(roles: Roles, name: str) -> range:
-    """The ranks of a role."""
+    """Return the ranks of a role."""
     first = first_rank(roles, name)
     return range(first, first + roles[name].num_workers)
 
 
 def with_resources(roles: Roles) -> list[RoleRanks]:
-    """The ranks of roles that have resources of their own."""
+    """Return the ranks of each role that has resources of its own."""
     return [
         RoleRanks(name, ranks_of(roles, name), role.resources)
         for name, role in roles.items()
@@ -76,7 +77,7 @@ def with_resources(roles: Roles) -> list[RoleRanks]:
 
 
 def serving_ranks(roles: Roles) -> frozenset[int]:
-    """Ranks whose end the job does not wait for."""
+    """Return the ranks that need not end for the job to be over."""
     return frozenset(r for name in roles if serves(roles, name) for r in ranks_of(roles, name))
 
 
@@ -89,7 +90,7 @@ def serves(roles: Roles, name: str) -> bool:
 
 
 def lone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
-    """Ranks that are started again alone when their process is killed."""
+    """Return the ranks that are restarted alone when their process is killed."""
     names = [name for name in roles if _restarts_alone(framework, roles, name)]
     return frozenset(rank for name in names for rank in ranks_of(roles, name))
 
@@ -98,18 +99,18 @@ def _restarts_alone(framework: Framework, roles: Roles, name: str) -> bool:
     chosen = roles[name].restart
     if chosen is not None:
         return chosen == "rank"
-    # The coordinator in the chief has other workers do the steps of one that is lost, and takes it
-    # back when a server listens at its address again.
+    # The chief's coordinator gives the steps of a lost worker to other workers, and uses the worker
+    # again when a server listens at its address.
     is_coordinated = name == "worker" and "chief" in roles
     return framework == "tensorflow" and (is_coordinated or name == "evaluator")
 
 
 def check(framework: Framework, roles: Roles) -> None:
-    """ValueError, with the field, for roles that the framework does not have."""
+    """Raise ValueError, with the field, for roles that the framework does not have."""
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
-            "all have resources of their own, so that nobody has the job's: leave them out of one "
+            "all have resources of their own, so that no role has the job's: leave them out of one "
             "role, and give what it needs as the job's resources",
         )
     if roles and all(serves(roles, name) for name in roles):
@@ -144,7 +145,7 @@ def _refuse_others(roles: Roles, known: tuple[str, ...], framework: Framework) -
 
 
 def with_num_workers(document: Any) -> Any:
-    """A job document with `resources.num_workers` filled in, where roles say it and it is unset."""
+    """Return a job document in which `resources.num_workers`, if unset, follows from the roles."""
     if not isinstance(document, Mapping):
         return document
     script, resources = document.get("script"), document.get("resources", {})
@@ -160,7 +161,7 @@ def with_num_workers(document: Any) -> Any:
 
 
 def check_num_workers(roles: Roles, num_workers: int) -> None:
-    """ValueError if the ranks of all roles are not those of the job."""
+    """Raise ValueError unless the roles have `num_workers` ranks together."""
     total = sum(role.num_workers for role in roles.values())
     if roles and total != num_workers:
         raise wrong(

@@ -16,7 +16,7 @@ _Text = Annotated[PlainText, StringConstraints(max_length=MAX_CHARS)]
 Parameter = StrictBool | Int | Number | _Text
 
 LEAST_HANG_LIMIT_S = 10
-"""Two looks of the supervisor, which are 5 s apart: it can't tell shorter times."""
+"""Two checks of the supervisor, which are 5 s apart: it can't measure shorter times."""
 
 
 def _measurable(limit_s: int) -> int:
@@ -32,7 +32,7 @@ class Script(Document):
     """A training program, started once for each worker, as torchrun would start it."""
 
     entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)] | None = None
-    """Path of a Python file: in `code`, or without it on the worker's machine."""
+    """Path of a Python file: in `code`, or without `code` on the worker's machine."""
     module: (
         Annotated[
             str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
@@ -41,48 +41,49 @@ class Script(Document):
     ) = None
     """A module that is run as `python -m` would run it, instead of `entrypoint`."""
     args: Annotated[list[PlainText], Field(max_length=1024)] = []
-    """Command line arguments, given as they are (no shell)."""
+    """Command line arguments, passed unchanged (no shell)."""
     parameters: Annotated[
         dict[Annotated[_Text, StringConstraints(min_length=1)], Parameter],
         Field(max_length=MAX_PARAMETERS),
     ] = {}
-    """Names and values by which jobs are compared, besides those of `args`; the program is not
-    given them. `submit_function` writes the function's arguments here."""
+    """Names and values by which jobs are compared, besides the parameters in `args`; they are not
+    passed to the program. `submit_function` writes the function's arguments here."""
     code: Code | None = None
-    """The id of uploaded code, as `POST /v1/code` gives it; or where the nodes fetch it. In a file,
-    also a folder such as `.`, which the client uploads at the submit. Unset, the program is on the
-    workers' machines already."""
+    """Id of uploaded code, as returned by `POST /v1/code`; or the address that nodes fetch the code
+    from. A document in a file may also name a folder such as `.`, which the client uploads when the
+    job is submitted. Unset, the program must be on the workers' machines."""
     framework: Framework = "torch"
-    """Framework by whose rules the ranks find each other; `none`: they form no group."""
+    """Framework that defines how the ranks find each other; `none`: they form no group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
-    """Ranks with commands of their own, such as `ps` and `worker`, numbered role by role; unset,
-    all run the same. `resources.num_workers` is their sum, and may be left out."""
+    """Roles of the ranks, such as `ps` and `worker`, which may have commands of their own; ranks
+    are numbered role by role. Unset, all ranks run the same command. `resources.num_workers` is the
+    sum of the roles' ranks, and may be left out."""
     hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
-    """A script that reports nothing for so many seconds, or never reports and does nothing, is
-    ended and started again; a number from 10, or a time such as `30m`. Unset, it must show two
-    signs of a hang for 15 minutes."""
+    """Seconds after which a script that reports nothing, or that never reports and does nothing, is
+    restarted; a number from 10, or a time such as `30m`. Unset, a script is restarted when it shows
+    two signs of a hang for 15 minutes."""
 
     guesses: StrictBool = True
-    """Whether metrics are guessed from what rank 0 prints, such as `loss=0.12`, if the script
-    reports none and `metrics` names none. Their names begin with `guessed/`."""
+    """Whether metrics are guessed from the output of rank 0, such as `loss=0.12`, if the script
+    reports none and `metrics` names none. The names of guessed metrics begin with `guessed/`."""
 
     @property
     def command(self) -> str:
-        """The program to run, as a person would write it."""
+        """The program to run, as a user would write it."""
         return self.entrypoint or f"-m {self.module}"
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks whose end the job does not wait for."""
+        """Ranks that need not end for the job to be over."""
         return roles_of.serving_ranks(self.roles)
 
     @property
     def lone_ranks(self) -> frozenset[int]:
-        """Ranks that are started again alone when their process is killed."""
+        """Ranks that are restarted alone when their process is killed."""
         return roles_of.lone_ranks(self.framework, self.roles)
 
     def for_rank(self, rank: int) -> Script:
-        """The program and the arguments that this rank runs."""
+        """Return the script with the program and the arguments of this rank."""
         if not self.roles:
             return self
         name, _ = roles_of.role_of(self.roles, rank)

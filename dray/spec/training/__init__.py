@@ -1,1 +1,1 @@
-"""The training of a recipe: data, optimizer, division of the model, copies kept in step."""
+"""The training of a recipe: data, optimizer, division and synchronisation of the model."""

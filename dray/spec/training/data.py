@@ -92,8 +92,8 @@ class Numbers(Document):
     """How the numbers of a file are written, besides `decimal`."""
 
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
-    """Separator between groups of digits: of "," 1,163.74 is a number. A space stands for
-    non-breaking ones as well."""
+    """Separator between groups of digits: with "," 1,163.74 is a number. A space also matches
+    non-breaking spaces."""
     units: Annotated[
         list[Annotated[PlainText, StringConstraints(pattern=_UNIT)]], Field(max_length=20)
     ] = []
@@ -105,18 +105,18 @@ class Data(Document):
     """Where the samples come from and how they are split."""
 
     source: SourceUrl = "sklearn://digits"
-    """A file, or a folder for formats of many files: `file:///path`, `s3://bucket/key`,
-    `https://host/path`, or a set that comes with scikit-learn, `sklearn://digits`."""
+    """URL of a file, or of a folder for formats with many files: `file:///path`, `s3://bucket/key`,
+    `https://host/path`, or a data set that comes with scikit-learn, such as `sklearn://digits`."""
     format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
     """Format of the source; by default derived from its extension, or for a folder from the recipe.
-    images: a folder, or a zip or tar archive of one, with a folder of images for each class; for
-    segmentation with a folder `images` and a folder `masks`, whose files are paired by name.
-    npz: numpy arrays of one length, samples first. text: UTF-8, a file or a folder of `.txt`."""
+    images: a folder, or a zip or tar archive of a folder, that has a folder of images for each
+    class; for segmentation it has the folders `images` and `masks`, whose files are paired by name.
+    npz: numpy arrays of equal length, samples first. text: a UTF-8 file, or a folder of `.txt`
+    files."""
     target: ColumnName | None = None
-    """Column to predict (csv, parquet), or the array of labels or masks (npz; by default
-    `y`)."""
+    """Column to predict (csv, parquet), or array of labels or masks (npz; by default `y`)."""
     features: Annotated[list[ColumnName], Field(min_length=1, max_length=10_000)] | None = None
-    """Columns to predict from (csv, parquet; by default all others), or the one array of inputs
+    """Columns to predict from (csv, parquet; by default all other columns), or the array of inputs
     (npz; by default `x`)."""
     categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
     """Columns of numbers to treat as categories; columns of text are always categories."""
@@ -132,20 +132,20 @@ class Data(Document):
     numbers: Numbers = Numbers()
     """Separators and units to leave out of numbers (csv)."""
     missing: Missing = "error"
-    """Treatment of missing values (csv, parquet). error: the job fails and names the place. drop:
-    the row is left out. mean, median: numbers are replaced by the mean or median of the training
-    split, categories by the most frequent one. most_frequent: both are replaced by the most
-    frequent value. indicator: as mean, with an additional 0/1 column; a missing category is a
-    category of its own."""
+    """Treatment of missing values (csv, parquet). error: the job fails, and the error names the row
+    and column. drop: the row is left out. mean, median: numbers are replaced by the mean or median
+    of the training split, categories by the most frequent category. most_frequent: numbers and
+    categories are replaced by the most frequent value. indicator: as mean, with an additional 0/1
+    column; a missing category becomes a separate category."""
     missing_columns: Annotated[dict[ColumnName, Missing], Field(max_length=10_000)] = {}
     """Treatment by column, where it differs from `missing`. The target allows error and drop."""
     classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
-    """Names of the classes of a mask's pixels, by number: the first is 0, the background. By
-    default the classes are those that occur in the masks, named by their numbers."""
+    """Names of the classes of a mask's pixels, in the order of their numbers: the first is 0, the
+    background. By default, the classes are the numbers that occur in the masks."""
     image_size: (
         tuple[Annotated[Int, Field(ge=1, le=4096)], Annotated[Int, Field(ge=1, le=4096)]] | None
     ) = None
-    """(height, width) in pixels to which images and masks are scaled; unset, all must have one
+    """(height, width) in pixels to which images and masks are scaled; unset, all must have the same
     size."""
     size_bytes: Size | None = None
     """Expected size of a source that is one file."""
@@ -157,8 +157,8 @@ class Data(Document):
     """Name of a file with credentials that the cluster's operator put on the nodes. Unset, the
     node's own identity is used."""
     loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0
-    """Processes of each rank that prefetch batches of a split that is too large to stay on the
-    device; 0 prefetches in a thread."""
+    """Number of processes per rank that prefetch batches of a split that is too large to stay on
+    the device; 0 prefetches in a thread."""
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of the samples that is held out for the `val/` metrics."""
 
@@ -168,7 +168,7 @@ class Data(Document):
 
     @property
     def known_format(self) -> Format | None:
-        """The format as given, or by the source's extension; None if unknown."""
+        """The given format, or else the format of the source's extension; None if unknown."""
         if self.scheme == "sklearn":
             return "sklearn"
         if self.format is not None:
@@ -177,7 +177,7 @@ class Data(Document):
 
     @property
     def known_delimiter(self) -> str:
-        """The delimiter as given, or by the source's extension."""
+        """The given delimiter, or else the delimiter of the source's extension."""
         if self.delimiter is None:
             return "\t" if self._suffix == ".tsv" else ","
         return "\t" if self.delimiter == "tab" else self.delimiter
@@ -188,7 +188,7 @@ class Data(Document):
         return path.suffix.lower()
 
     def missing_in(self, column: str) -> Missing:
-        """Treatment of missing values of the column."""
+        """Return the treatment of missing values of the column."""
         found = self.missing_columns.get(column, self.missing)
         return "error" if column == self.target and found != "drop" else found
 

@@ -19,8 +19,8 @@ _NUMBER_OR_AUTO = {
     ]
 }
 Divisor = Annotated[Size, WithJsonSchema(_NUMBER_OR_AUTO)]
-"""A size of an axis; `auto` adds the axis to `Parallel.auto`, with size 1 until the planner
-chose."""
+"""Size of an axis; `auto` adds the axis to `Parallel.auto`, and its size is 1 until the planner
+has chosen it."""
 AXES = ("shard", "tensor", "pipeline", "context")
 """Axes along which several ranks hold one model."""
 INNER = AXES[1:]
@@ -32,8 +32,8 @@ class Parallel(Document):
     """How the ranks divide the model and the batch; their number is the product of the axes."""
 
     auto: tuple[Literal["shard", "tensor", "pipeline", "context"], ...] = ()
-    """Axes that the planner chooses when the job is submitted; the job is stored with the chosen
-    sizes. `shard: auto` is short for one axis, `parallel: auto` for all."""
+    """Axes whose sizes the planner chooses when the job is submitted; the job is stored with the
+    chosen sizes. `shard: auto` is short for one axis, `parallel: auto` for all axes."""
     data: Literal["auto"] | Size = "auto"
     """Number of model replicas, each with its share of the batch; `auto` divides the number of
     ranks by the other axes."""
@@ -41,25 +41,25 @@ class Parallel(Document):
     """Ranks that share one model: each has a part of the parameters, gradients and optimizer state
     (FSDP), and a share of the batch."""
     zero: Literal[1, 2, 3] = 3
-    """With `shard`, the ZeRO stage (arXiv:1910.02054): 3 gathers the parameters for the forward and
-    again for the backward pass; 2 gathers them once, which takes more memory; 1 shards only the
-    optimizer's state."""
+    """With `shard`, the ZeRO stage (arXiv:1910.02054). 3 gathers the parameters for the forward
+    pass and again for the backward pass; 2 gathers them once, which takes more memory; 1 shards
+    only the optimizer's state."""
     tensor: Divisor = 1
     """Ranks that compute each layer together, each with a part of the matrices (Megatron,
     arXiv:1909.08053) and, between the matrices, a part of the sequence (arXiv:2205.05198). For
     gpt, and scripts that give `train.prepare` a `tensor_plan`."""
     pipeline: Divisor = 1
-    """Ranks that each have some of the layers, through which micro-batches pass. For gpt and
+    """Ranks that each hold some of the layers; micro-batches pass from rank to rank. For gpt and
     resnet."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """With `pipeline`, the order of forward and backward passes. gpipe: all forward passes first
-    (arXiv:1811.06965). 1f1b: one of each in turn, which holds fewer activations. interleaved:
-    several stages on each rank, which idles less (arXiv:2104.04473). zero_bubble: gradients of
-    weights are computed in the remaining idle time (arXiv:2401.10241)."""
+    (arXiv:1811.06965). 1f1b: forward and backward passes alternate, which holds fewer activations.
+    interleaved: several stages on each rank, so that ranks idle less (arXiv:2104.04473).
+    zero_bubble: gradients of weights are computed in the remaining idle time (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
-    """With the schedules interleaved and zero_bubble, stages of the pipeline on each rank."""
+    """With the schedules interleaved and zero_bubble, number of pipeline stages on each rank."""
     context: Divisor = 1
-    """Ranks that each compute a part of every sequence, and in the attention some of the heads
+    """Ranks that each compute a part of every sequence, and some of the attention heads
     (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over these ranks too. For gpt."""
 
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -100,8 +100,8 @@ class Parallel(Document):
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
-        """Raise the error of `wrong` if the axes do not fit the number of workers, or options the
-        axes."""
+        """Raise the error of `wrong` if the axes do not fit the number of workers, or options do
+        not fit the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
             if axis in used or self.auto.count(axis) > 1:
@@ -133,7 +133,9 @@ class Parallel(Document):
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)
         if self.zero != 3 and not self.is_sharded:
-            raise wrong("/parallel/zero", "is for parallel.shard above 1: it says what is sharded")
+            raise wrong(
+                "/parallel/zero", "is for parallel.shard above 1: it selects what is sharded"
+            )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
             raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
@@ -188,7 +190,7 @@ class Parallel(Document):
 
 
 def _nearest_divisors(total: int, size: int) -> str:
-    """The divisors of `total` next to `size`, such as `2 or 4`."""
+    """Return the divisors of `total` that are nearest to `size`, such as `2 or 4`."""
     divisors = [n for n in range(1, total + 1) if total % n == 0]
     below = [n for n in divisors if n < size][-1:]
     above = [n for n in divisors if n > size][:1]
@@ -196,5 +198,5 @@ def _nearest_divisors(total: int, size: int) -> str:
 
 
 def written_out(given: Any) -> Any:
-    """The fields that a short form stands for."""
+    """Return the fields that a short form stands for."""
     return {"auto": list(AXES)} if given == "auto" else given

@@ -1,4 +1,4 @@
-"""How the ranks keep their copies of the model in step: one class for each `kind`."""
+"""How the ranks keep their copies of the model in sync: one class for each `kind`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dray.spec.resources import RoleResources
 from dray.spec.training.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
-"""Each rank of the largest group may have eight neighbours; a document with more edges would take
-long to check."""
+"""Most edges of a graph: eight neighbours for each rank of the largest group. A document with more
+edges would take long to check."""
 
 
 class Compression(Document):
-    """Compression of gradients for sending. All methods but fp16 and bf16 keep the remainder and
-    add it to the next step's gradient (error feedback)."""
+    """Compression of the gradients that are sent. All methods but fp16 and bf16 keep the
+    compression error and add it to the next step's gradient (error feedback)."""
 
     name: Literal["fp16", "bf16", "powersgd", "topk"]
     """fp16, bf16: half the bytes. powersgd: factors of low rank (Vogels et al. 2019,
@@ -27,11 +27,11 @@ class Compression(Document):
     rank: Annotated[Int, Field(ge=1, le=256)] = 2
     """powersgd: columns of the factors."""
     warm_start: StrictBool = True
-    """powersgd: each step starts from the factors of the last one."""
+    """powersgd: whether each step starts from the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
     """powersgd: number of exact steps after the start and after each re-formation of the group."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
-    """topk: share of each tensor's elements to send, one at least."""
+    """topk: share of each tensor's elements to send, at least one element."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
     """topk: number of steps over which the share falls from a quarter to `ratio`, after the start
     and after each re-formation of the group."""
@@ -58,16 +58,16 @@ class Outer(Document):
 
 
 class SyncKind(Document):
-    """The facts of a kind that the rest of dray asks for."""
+    """Base of the kinds, with the properties that the rest of dray needs."""
 
     @property
     def copies_differ(self) -> bool:
-        """Whether each rank has weights, and a state of the optimizer, of its own."""
+        """Whether each rank has its own weights and its own optimizer state."""
         return False
 
     @property
     def label(self) -> str:
-        """Names the kind in comparisons of jobs."""
+        """Name of the kind in comparisons of jobs."""
         return "all-reduce"
 
     def check(self, num_ranks: int, /) -> None:
@@ -75,8 +75,9 @@ class SyncKind(Document):
 
 
 class AllReduce(SyncKind):
-    """Every rank takes the same step, with the mean of all gradients; or the ranks average their
-    weights after some steps. If given, the job's metrics include the bytes sent."""
+    """Every rank takes the same step, with the mean of all gradients; or, with `every` above 1, the
+    ranks average their weights after that many steps. If given, the job's metrics include the
+    bytes sent."""
 
     kind: Literal["all_reduce"] = "all_reduce"
     """Chooses this kind, which is the default."""
@@ -114,7 +115,7 @@ Edge = Annotated[list[Rank], Field(min_length=2, max_length=2)]
 
 
 class Gossip(SyncKind):
-    """Each rank takes steps on weights of its own, and averages them with those of a few others:
+    """Each rank takes steps on its own weights, and averages its weights with a few other ranks:
     its neighbours in a graph. Evaluations and the result use the mean of all copies."""
 
     kind: Literal["gossip"] = "gossip"
@@ -125,12 +126,12 @@ class Gossip(SyncKind):
     (Assran et al. 2019, arXiv:1811.10792). ad_psgd: two ranks average at a time while all go on
     computing, so that a slow rank delays no other (Lian et al. 2018, arXiv:1710.06952)."""
     graph: Literal["ring", "exponential", "random", "complete", "custom"] = "ring"
-    """ring: the two next ranks. exponential: one rank a step, at the distances 1, 2, 4 and so on in
-    turn (arXiv:2110.13363). random: one drawn rank a step. complete: all ranks. custom: those that
-    `edges` names."""
+    """Neighbours of a rank. ring: the previous and the next rank. exponential: one rank per step,
+    at the distances 1, 2, 4 and so on in turn (arXiv:2110.13363). random: one random rank per step.
+    complete: all ranks. custom: the ranks that `edges` names."""
     edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
     """custom: pairs of ranks that are neighbours, such as `[[0, 1], [1, 2]]`. With sgp the first
-    sends to the second."""
+    rank of a pair sends to the second."""
 
     @property
     def copies_differ(self) -> bool:
@@ -147,7 +148,7 @@ class Gossip(SyncKind):
         return self
 
     def check(self, num_workers: int) -> None:
-        """Refuse a graph in which news from some rank would never reach another."""
+        """Refuse a graph in which the weights of some rank would never reach another rank."""
         if num_workers == 1:
             raise wrong(
                 "/resources/num_workers",
@@ -224,36 +225,36 @@ class Correction(Document):
 
 
 class ParameterServer(SyncKind):
-    """The last of the job's ranks are servers: they hold the weights and the optimizer, each an
-    equal part. The other ranks, the workers, pull weights from the servers and push gradients to
-    them. Servers are counted in `resources.num_workers`. For recipes."""
+    """The last ranks of the job are servers, which each hold an equal part of the weights and the
+    optimizer state. The other ranks, the workers, pull weights from the servers and push gradients
+    to the servers. Servers are counted in `resources.num_workers`. For recipes."""
 
     kind: Literal["parameter_server"] = "parameter_server"
     """Chooses this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, which are so many of `resources.num_workers`; at most as many as are left
-    for workers."""
+    """Number of servers, counted in `resources.num_workers`; at most the number of workers."""
     server_resources: RoleResources | None = None
-    """Resources of each server; unset, those of a worker. Workers on GPUs need it, since servers
-    have none."""
+    """Resources of each server; unset, a server has the resources of a worker. Required if workers
+    have GPUs, since servers have none."""
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
-    """synchronous: a step has the gradients of all workers, as with all_reduce. asynchronous: a
-    worker computes a whole global batch and pushes its gradient, which is a step by itself, and no
-    worker waits for another. bounded: the same, but a worker that has done more than
-    `max_staleness` steps more than the slowest waits before it begins another (stale synchronous
+    """synchronous: a step uses the gradients of all workers, as with all_reduce. asynchronous: each
+    worker computes a whole global batch and pushes its gradient, which is applied as one step; no
+    worker waits for another. bounded: as asynchronous, but a worker that is more than
+    `max_staleness` steps ahead of the slowest worker waits before its next step (stale synchronous
     parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
-    """bounded: how many steps more than the slowest a worker may have done to begin another, so the
-    fastest may be one step further ahead. The staleness of an update may be larger."""
+    """bounded: most steps that a worker may be ahead of the slowest worker when it begins a step,
+    so the fastest worker may get one step further ahead. The staleness of an update may be
+    larger."""
     correction: Correction | None = None
-    """Not synchronous: correction of stale updates; unset, none."""
+    """asynchronous, bounded: correction of stale updates; unset, none."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Type in which gradients are sent to the servers; fp16 and bf16 are half the bytes."""
+    """Type in which gradients are sent to the servers; fp16 and bf16 halve the bytes."""
     shards_kept_by: Literal["snapshot", "replica"] = "snapshot"
-    """Where a server's part comes from when the server dies. snapshot: from the newest checkpoint,
-    from which the job resumes. replica: from a copy on the next server, to which each gradient goes
-    too. Another process takes the server's place, and the training goes on without the loss of a
-    step. Needs 2 servers or more."""
+    """How a server's part is restored when the server dies. snapshot: the job resumes from its
+    newest checkpoint. replica: the next server has a copy, to which each gradient is sent too;
+    another process takes the server's place, and the training goes on without losing a step. Needs
+    2 servers or more."""
 
     @property
     def label(self) -> str:
@@ -276,7 +277,7 @@ class ParameterServer(SyncKind):
         return self
 
     def check(self, num_ranks: int) -> None:
-        """Refuse a number of servers that makes no sense among so many ranks."""
+        """Refuse a number of servers that does not fit the number of ranks."""
         num_workers = num_ranks - self.servers
         if num_workers < 2:
             raise wrong(
@@ -300,19 +301,19 @@ class ParameterServer(SyncKind):
 
 class AutoSync(SyncKind):
     """The service chooses the kind when the job is submitted, and the job is stored with the chosen
-    kind: all_reduce, unless another is expected to be much faster by what is known of the workers
-    and their network. The event `submitted` says which one and why."""
+    kind: all_reduce, unless another kind is expected to be much faster on the known workers and
+    their network. The event `submitted` names the chosen kind and the reason."""
 
     kind: Literal["auto"] = "auto"
     """Leaves the choice to the service; `sync: auto` is the short form."""
     bandwidth_bytes_per_s: Size | None = None
-    """Bytes that each worker can send to others in a second while all of them send; a number, or a
-    size such as `100MiB`. Unset, the network is not known, and alone is no reason to choose
+    """Bytes per second that each worker can send to others while all workers send; a number, or a
+    size such as `100MiB`. Unset, the speed of the network is unknown, and is no reason to choose
     another kind than all_reduce."""
 
 
 def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
-    """How many edges each rank that can be reached from rank 0 is away from it."""
+    """Return the distance in edges from rank 0, for each rank that can be reached from it."""
     following: list[list[int]] = [[] for _ in range(num_workers)]
     for one, other in ways:
         following[one].append(other)
@@ -329,8 +330,7 @@ Sync = Annotated[AllReduce | Gossip | ParameterServer | AutoSync, Field(discrimi
 
 
 def with_kind(given: Any) -> Any:
-    """`kind: all_reduce`, the default, where a document names none; the field that `auto` stands
-    for."""
+    """Fill in the default, `kind: all_reduce`, and expand the short form `auto`."""
     if given == "auto":
         return {"kind": "auto"}
     if isinstance(given, str):

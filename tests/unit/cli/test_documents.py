@@ -34,7 +34,7 @@ def test_a_document_that_is_there_is_not_overwritten_unasked(cli: Cli, tmp_path:
     path = tmp_path / "job.yaml"
     path.write_text("mine")
     cli("init", "-o", str(path), exits=2)
-    assert "is there already" in cli.err
+    assert "exists already" in cli.err
     assert path.read_text() == "mine"
     cli("init", "-o", str(path), "--force")
     assert dray.load_spec(path).recipe == "image_classification"

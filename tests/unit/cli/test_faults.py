@@ -105,7 +105,7 @@ def test_hangs_are_shown_with_the_culprit_first(cli: Cli, server: LiveServer) ->
     assert lines[3] == "    File a.py, line 1"
     assert "\x1b" not in first
     assert lines[5].startswith("  rank 0; forward")
-    assert "nobody knows who stood still" in second
+    assert "an unknown rank stood still" in second
     assert [found["culprits"] for found in cli.json("hangs", job_id)] == [[1], []]
 
 

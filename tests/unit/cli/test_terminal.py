@@ -11,7 +11,7 @@ import pytest
 
 from dray.cli.completion import STATES
 from dray.cli.display import terminal
-from dray.cli.display.output import duration, say, write, write_data
+from dray.cli.display.output import duration, write, write_data, write_text
 from dray.cli.display.tables import shortened, shortest_prefixes, table
 from dray.cli.display.terminal import display_width
 from dray.cli.exits import Exit
@@ -174,7 +174,7 @@ def test_sentences_break_between_words(
     monkeypatch.setenv("COLUMNS", str(columns))
     text = "  needs 2 workers of 1 CPU; 0 are free, job-01m7ynws26fa88b15mb01s94m3 holds 2 漢字漢字"
     with redirect_stdout(screen):
-        say(text, indent="  ")
+        write_text(text, indent="  ")
     lines = screen.getvalue().splitlines()
     assert [word for line in lines for word in line.split()] == text.split()
     assert all(display_width(line) <= columns or len(line.split()) == 1 for line in lines)
@@ -185,7 +185,7 @@ def test_a_sentence_in_a_pipe_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    say("word " * 30 + "end")
+    write_text("word " * 30 + "end")
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 

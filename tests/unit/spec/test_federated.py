@@ -147,7 +147,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "algorithm": "scaffold"}),
         "/algorithm",
-        "control variates of each client, which tell its updates",
+        "control variates of each client, which reveal its updates",
     ),
     (
         job({"secure_aggregation": {}, "attack": {"rate": 0.1}}),

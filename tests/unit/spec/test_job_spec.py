@@ -107,7 +107,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             classes(data={"source": "s3://b/folder/"}),
             "/data/format",
-            "the source's end tells none of",
+            "the source's extension is none of",
         ),
         (
             images(data={"source": "s3://b/x.csv"}),
