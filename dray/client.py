@@ -35,11 +35,11 @@ class Client(
     ClusterCalls,
     WebhookCalls,
 ):
-    """Talks to one dray server.
+    """Client of one dray server.
 
     Every method raises the exceptions of `dray.errors`. Requests without an answer, or with an
-    answer that asks for a retry (408, 429, 5xx, 409 of a submit in flight), are repeated with
-    growing random pauses for `retry.patience_s` seconds; `wait`, `follow`, `download` and following
+    answer that asks for a retry (408, 429, 5xx, 409 for a submit in flight), are repeated with
+    growing random pauses for `retry.patience_s` seconds. `wait`, `follow`, `download` and following
     logs retry for a minute, so that a restart of the server does not end them. A repeated submit
     creates one job, by its idempotency key. Threads must not share a client while iterating.
     """
@@ -79,16 +79,16 @@ class Client(
         self.close()
 
     def attach(self, job: views.Job | str) -> JobRun:
-        """Follow a job, by its id or name: `with client.attach(job) as run:` reads its
-        logs, metrics or events as they come, waits for its end, and raises JobFailed unless it
-        succeeded."""
+        """Follow a job by its id or name. `with client.attach(job) as run:` can read
+        its logs, metrics or events while it runs, waits for its end, and raises JobFailed unless
+        the job succeeded."""
         return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
 
 
 class JobRun:
-    """One job. Iterating yields its events as they happen, up to the one that ends it.
+    """One job. Iterating yields its events as they happen, until the job ends.
 
-    At the end of the `with` block the job is waited for; JobFailed is raised unless it
+    The end of the `with` block waits for the job, and raises JobFailed unless the job
     succeeded. If the block itself raises, the job goes on and is not waited for.
     """
 
@@ -112,7 +112,7 @@ class JobRun:
         return self._client.follow(self.id)
 
     def job(self) -> views.Job:
-        """The job as it is now."""
+        """Return the present state of the job."""
         return self._client.get(self.id)
 
     def logs(self, rank: int | None = None) -> Generator[views.LogLine, None, None]:
@@ -120,24 +120,25 @@ class JobRun:
         return self._client.logs(self.id, rank, follow=True)
 
     def metrics(self, keys: Sequence[str] | None = None) -> Generator[views.Point, None, None]:
-        """Yield the points of rank 0, of all keys or of these, until the job is over."""
+        """Yield the points of rank 0, of all keys or only `keys`, until the job is over."""
         return self._client.follow_metrics(self.id, keys)
 
     def wait(self, timeout_s: float | None = None) -> views.Job:
-        """The job once it has succeeded. JobFailed if it ended otherwise, WaitTimeout."""
+        """Wait until the job has succeeded. Returns the job. Raises JobFailed if it ended
+        otherwise, WaitTimeout after `timeout_s` seconds."""
         job = self._client.wait(self.id, timeout_s)
         if job.state is not JobState.SUCCEEDED:
             raise JobFailed(job)
         return job
 
     def cancel(self) -> views.Job:
-        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
+        """Stop the job in any state. Raises JobFinished if it already succeeded or failed."""
         return self._client.cancel(self.id)
 
     def result(self) -> Any:
         """Wait for a job of `submit_function`, and load what the function returned on rank 0.
 
-        Loading runs code that is in the file, so do this with your own jobs alone. JobFailed;
+        Loading runs code from the file, so do this only with your own jobs. Raises JobFailed;
         ArtifactNotFound for another kind of job.
         """
         self.wait()

@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/calls.py: change that file instead.
-"""Requests and their answers, of which all methods of the client consist."""
+"""Requests and their answers, from which all methods of the client are built."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Calls:
         self._http = http
 
     def _send(self, call: Call, *, patient: bool = False) -> httpx.Response:
-        """Send the call until it succeeds, fails for good, or the patience ends.
+        """Send the call until it succeeds, fails for good, or the retry time ends.
 
         This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a
-        submit carries an idempotency key. A POST without a key that is no cancel is sent once,
-        unless it is known not to have arrived, or was refused by a 429. Raises the classes of
-        `dray.errors`. The response of a streamed call is to be closed.
+        submit carries an idempotency key. Other POSTs without a key are sent only once, unless it
+        is known that the request did not arrive, or it was refused with 429. Raises the exceptions
+        of `dray.errors`. The caller must close the response of a streamed call.
         """
         retry = self._connection.patient if patient else self._connection.retry
         began = retry.clock()
@@ -93,14 +93,14 @@ class Calls:
         return self._connection.parse(view, response.content, call)
 
     def _list(self, view: type[ItemList[T]], path: str, query: Parameters = ()) -> list[T]:
-        """All items of a list that has no pages."""
+        """Return all items of a list that has no pages."""
         found: ItemList[T] = self._read(cast("Any", view), Call("GET", path, query))
         return found.items
 
     def _items(
         self, view: type[Page[T]], path: str, query: Parameters = (), *, page_size: int
     ) -> Generator[T, None, None]:
-        """Yield what is in a list; each page is fetched when it is needed."""
+        """Yield the items of a list; each page is fetched when it is needed."""
         cursor: str | None = None
         while True:
             call = Call("GET", path, (*query, *params(limit=page_size, cursor=cursor)))

@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/downloads.py: change that file instead.
-"""Download what jobs leave: results and checkpoints."""
+"""Download the results and checkpoints of jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dray._sync.calls import Calls
 
 class DownloadCalls(Calls):
     def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
-        """The checkpoints of the job that are kept."""
+        """Return the checkpoints of the job that are kept."""
         return self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     def artifacts(self, job_id: str) -> list[views.Artifact]:
-        """The files that the job left as its result."""
+        """Return the files of the job's result."""
         return self._list(views.ArtifactPage, f"/v1/jobs/{segment(job_id)}/artifacts")
 
     def download(
@@ -46,7 +46,8 @@ class DownloadCalls(Calls):
         return self._fetch_all(files, dest, on_progress)
 
     def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
-        """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
+        """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if it does not
+        exist."""
         return self._list(
             views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
         )
@@ -70,8 +71,8 @@ class DownloadCalls(Calls):
         dest: str | PathLike[str],
         on_progress: OnProgress | None,
     ) -> list[Path]:
-        """The files' paths under `dest`, all of which are checked before the first byte is
-        fetched."""
+        """Fetch the files and return their paths under `dest`. All paths are checked before the
+        first byte is fetched."""
         root = Path(dest)
         targets = [(file, downloads.destination(root, file.path)) for file in files]
         for file, target in targets:
@@ -79,7 +80,7 @@ class DownloadCalls(Calls):
         return [target for _, target in targets]
 
     def _fetch(self, file: RemoteFile, target: Path, report: OnProgress) -> None:
-        """Download into a hidden `.part` beside the target, which is renamed once its hash is
+        """Download into a hidden `.part` file next to the target, which is renamed once its hash is
         right."""
         if downloads.matches(target, file):
             report(file.path, file.size_bytes, file.size_bytes)

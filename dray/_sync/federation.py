@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/federation.py: change that file instead.
-"""Federated jobs: clients outside of the cluster, and taking part as one."""
+"""Federated jobs: manage clients outside of the cluster, and take part as a client."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from dray.federation import ClientTrainer, trainer_of
 
 BINARY = {"Content-Type": "application/octet-stream"}
 UPDATE = "update"
-"""The word for what a round awaits of its clients where there is no secure aggregation."""
+"""Value of `awaits` in a round without secure aggregation."""
 FORM, MODEL = "config.json", "model.safetensors"
 """The names under which the trainer finds these files."""
 
 GIVEN_UP_S = 10.0
-"""Between two looks whether a round is over in which the client's training diverged."""
+"""Seconds between two checks whether a round is over in which the client's training diverged."""
 FULL_S = 60.0
-"""Before files are sent again to a storage that was full."""
+"""Seconds before files are sent again to a storage that was full."""
 
 
 class FederationCalls(DownloadCalls):
     def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
-        """Invite clients outside of the cluster to a federated job; raises TooManyClients if as
-        many are invited as its document has. The tokens are returned by this call alone."""
+        """Invite clients outside of the cluster to a federated job. Only this call returns their
+        tokens. Raises TooManyClients if all clients of the job's document have been invited."""
         call = Call.with_json("POST", _clients(job_id), {"clients": clients})
         page = self._read(views.InvitationPage, call)
         return page.items
 
     def federated_clients(self, job_id: str) -> views.FederatedClientPage:
-        """The clients that were invited to a job, and its newest round."""
+        """Return the invited clients of a job, and its newest round."""
         return self._read(views.FederatedClientPage, Call("GET", _clients(job_id)))
 
     def revoke_client(self, job_id: str, client: int) -> None:
-        """Revoke a client's token; raises ClientNotFound if the job has no such client."""
+        """Revoke a client's token. Raises ClientNotFound if the job has no such client."""
         self._send(Call("DELETE", f"{_clients(job_id)}/{client}"))
 
     def join(
@@ -53,13 +53,13 @@ class FederationCalls(DownloadCalls):
         on_round: Callable[[str], None] | None = None,
     ) -> views.JobState:
         """Take part in a federated job as a client outside of its cluster, with a client's token,
-        until the job ends; returns the job's last state.
+        until the job ends. Returns the job's last state.
 
         data: a table with the columns of the job's data, or for images a folder with a folder for
-        each class. Nothing of it is sent: an update of the model, numbers of samples and mean
-        losses are. on_round: called with a sentence about each round. A client that was stopped
-        may call again at any time. Raises ImportError if the packages of `dray[client]` are
-        missing, ValueError if the data do not fit the job, Unauthorized once the token is revoked.
+        each class. The data are not sent, only model updates, numbers of samples and mean losses.
+        on_round: called with a sentence about each round. A client that was stopped may call this
+        again at any time. Raises ImportError if the packages of `dray[client]` are missing,
+        ValueError if the data do not fit the job, Unauthorized once the token is revoked.
         """
         with tempfile.TemporaryDirectory(prefix="dray-client-") as folder:
             make_trainer = trainer_of(Path(folder), data)
@@ -73,10 +73,10 @@ class FederationCalls(DownloadCalls):
         make_trainer: Callable[[int], ClientTrainer],
         log: Callable[[str], None],
     ) -> views.JobState:
-        """Take part in the rounds of a job until it ends; its last state.
+        """Take part in the rounds of a job until it ends. Returns the job's last state.
 
-        Whatever is lost on the way, the server or this client, is made up for by asking for the
-        newest round again.
+        After an interruption of the server or of this client, asking for the newest round again is
+        enough to go on.
         """
         trainer: ClientTrainer | None = None
         given_up: tuple[str | None, str | None] | None = None
@@ -105,7 +105,7 @@ class FederationCalls(DownloadCalls):
                 log(f"round {view.number}: the server takes no files now: {error.problem.detail}")
                 time.sleep(FULL_S)
             except errors.IntegrityError:
-                # The round ended in the middle of a download, and has other weights.
+                # The round ended during a download, and the weights have changed.
                 time.sleep(1.0)
 
     def _do_round(
@@ -115,7 +115,8 @@ class FederationCalls(DownloadCalls):
         trainer: ClientTrainer,
         log: Callable[[str], None],
     ) -> bool:
-        """Train, or answer in a phase of secure aggregation; False if nothing could be sent."""
+        """Train, or answer in a phase of secure aggregation. Returns whether the answer was
+        sent."""
         if view.awaits != UPDATE:
             answer = self._answer(job_id, view, trainer)
             if answer.note is not None:
@@ -131,7 +132,7 @@ class FederationCalls(DownloadCalls):
         return True
 
     def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:
-        """Have the form and the round's model in the folder; the form is the same in every
+        """Download the form and the round's model into the folder; the form is the same in every
         round."""
         base = _base(job_id)
         assert view.form_sha256 is not None
@@ -148,7 +149,7 @@ class FederationCalls(DownloadCalls):
         self._fetch_all(files, folder, None)
 
     def _answer(self, job_id: str, view: views.FederatedRound, trainer: ClientTrainer) -> Any:
-        """Answer in a phase of secure aggregation; the answer, which may be none."""
+        """Answer in a phase of secure aggregation. Returns the answer, which may be None."""
         name, phase = view.name or "", view.awaits or ""
         base = f"{_base(job_id)}/rounds/{segment(name)}"
         call = Call("GET", f"{base}/messages/{segment(phase)}")
@@ -163,11 +164,11 @@ class FederationCalls(DownloadCalls):
         return answer
 
     def _send_update(self, job_id: str, view: views.FederatedRound, update: Any) -> None:
-        """Send the parts of an update, and then the update."""
+        """Send the parts of an update, then the update."""
         base = f"{_base(job_id)}/rounds/{segment(view.name or '')}"
         self._send_parts(base, update.path, view.part_bytes or 1)
-        said = {key: value for key, value in update._asdict().items() if key != "path"}
-        self._send(Call.with_json("POST", f"{base}/update", said), patient=True)
+        body = {key: value for key, value in update._asdict().items() if key != "path"}
+        self._send(Call.with_json("POST", f"{base}/update", body), patient=True)
 
     def _send_parts(self, base: str, path: Path, part_bytes: int) -> None:
         for part in range(-(-path.stat().st_size // part_bytes)):

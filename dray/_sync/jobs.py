@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/jobs.py: change that file instead.
-"""Find jobs, wait for them, change them, end them, and inject faults; and arrays and sweeps."""
+"""Find, wait for, change and end jobs, arrays and sweeps, and inject faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JobCalls(Calls):
     def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:
-        """The job; with `wait_s` (up to 60 s) once its state is not `known_state`."""
+        """Return the job. With `wait_s` (up to 60 s), wait until its state is not `known_state`."""
         return self._job(job_id, wait_s, known_state)
 
     def _job(
@@ -58,15 +58,15 @@ class JobCalls(Calls):
     ) -> Generator[views.Job, None, None]:
         """Yield the jobs that match all arguments, newest first, fetched page by page.
 
-        state: one state or several, any of which matches. owner: `@me` is the caller. label: a
-        job must have every pair. name_glob: a pattern of the whole name, in which `*` stands for
-        any text and `?` for one character. text: a part of the name, in whatever case. array: the
-        id of an array. array_index: the index that a job has in its array. collapse_arrays: yield
-        one job alone of each array; with `state`, of those with a job in any of them.
-        created_after, created_before: with a time zone; the job was submitted at the first or
-        later, and before the second. where: a search expression, such as
-        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column at
-        fault. brief: leave `spec` of each empty, which is most of an answer.
+        state: one state or several, any of which matches. owner: `@me` is the caller. label: pairs
+        that a job must all have. name_glob: a pattern of the whole name, in which `*` matches any
+        text and `?` one character. text: a part of the name, ignoring case. array: the id of an
+        array. array_index: the index of a job in its array. collapse_arrays: yield only one job of
+        each array; with `state`, of each array with a job in one of the states. created_after,
+        created_before: times with a time zone; jobs submitted at `created_after` or later, and
+        before `created_before`. where: a search expression, such as
+        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column of
+        an error. brief: leave each job's `spec` empty, which is most of an answer.
         """
         chosen = JobFilter.model_construct(
             state=states_of(state),
@@ -88,11 +88,12 @@ class JobCalls(Calls):
         return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
 
     def resolve(self, reference: str, *, arrays: bool = False) -> str:
-        """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
-        newest job; `ARRAY/INDEX` is a job of an array. A complete id is returned unchanged. With
-        `arrays` it may be an array's: by its id, how that begins, or the name of its jobs.
+        """Return the id of the only job with this name, or whose id begins with `reference`.
+        `@last` is the caller's newest job; `ARRAY/INDEX` is a job of an array. A complete id is
+        returned unchanged. With `arrays`, the result may be the id of an array, by its id, the
+        beginning of its id, or the name of its jobs.
 
-        Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
+        Raises JobNotFound, or AmbiguousJob with the candidates if several jobs match.
         """
         kinds = "(job|array)" if arrays else "job"
         if re.fullmatch(rf"{kinds}-[0-9a-z]{{26}}", reference):
@@ -113,7 +114,7 @@ class JobCalls(Calls):
     def wait(
         self, job_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.Job:
-        """Return the job as soon as it is over or in one of `states`, whatever its end.
+        """Wait until the job is over, however it ended, or in one of `states`. Returns the job.
 
         The client uses long polls and survives restarts of the server. Raises WaitTimeout after
         `timeout_s` seconds; the job goes on.
@@ -133,38 +134,38 @@ class JobCalls(Calls):
         return job
 
     def cancel(self, job_id: str) -> views.Job:
-        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
+        """Stop the job in any state. Raises JobFinished if it already succeeded or failed."""
         return self._read(views.Job, Call("POST", f"{_path(job_id)}/cancel"))
 
     def hold(self, job_id: str) -> views.Job:
-        """Keep a waiting job from starting until `release`; raises JobNotWaiting if it does not
-        wait."""
+        """Keep a waiting job from starting until `release`. Raises JobNotWaiting if the job is not
+        waiting."""
         return self._change(job_id, held=True)
 
     def release(self, job_id: str) -> views.Job:
-        """Let a held job start again."""
+        """Allow a held job to start."""
         return self._change(job_id, held=False)
 
     def move(self, job_id: str, queue: str | None = None, *, first: bool = False) -> views.Job:
-        """Move a waiting job to another queue, before all others of its priority there with
-        `first`, or both. The rules of that queue apply. Raises JobNotWaiting, UnknownQueue,
-        QueueFull or PriorityTooHigh, and Forbidden for `first` unless an admin asks."""
+        """Move a waiting job to another queue; with `first`, before all other jobs of its priority.
+        The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull or
+        PriorityTooHigh, and Forbidden for `first` unless the caller is an admin."""
         return self._change(job_id, queue=queue, first=first or None)
 
     def set_priority(self, job_id: str, priority: int) -> views.Job:
-        """Change the priority of a job that has not ended; raises PriorityTooHigh above the queue's
-        `max_priority` unless an admin asks."""
+        """Change the priority of a job that has not ended. Raises PriorityTooHigh above the queue's
+        `max_priority` unless the caller is an admin."""
         return self._change(job_id, priority=priority)
 
     def _change(self, job_id: str, **changes: Any) -> views.Job:
-        """Change where the job waits; None leaves a field as it is."""
+        """Change where the job waits; fields that are None do not change."""
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return self._read(views.Job, call)
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),
-        leave its slots and resume from its place in the queue. Raises JobNotRunning if the job
-        holds no slots."""
+        """Ask a job to save a checkpoint within `grace_s` seconds (by default the server's setting)
+        and leave its slots. The job resumes from its position in the queue. Raises JobNotRunning if
+        the job holds no slots."""
         path = f"{_path(job_id)}/preempt"
         if grace_s is None:
             return self._read(views.Job, Call("POST", path))
@@ -182,11 +183,12 @@ class JobCalls(Calls):
     ) -> views.Drill:
         """Inject a fault into a job that trains: `kill` or `stall` a rank, or `preempt` the job.
 
-        The fault is injected at once, or when `at_step` optimizer steps are done. Returns the drill
-        when it is over, or with `wait=False` immediately. Raises JobNotRunning or DrillImpossible.
+        The fault is injected immediately, or when `at_step` optimizer steps are done. Returns the
+        drill when it is over, or with `wait=False` immediately. Raises JobNotRunning or
+        DrillImpossible.
         """
         body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
-        # One key for all tries: a lost answer must not inject the fault twice.
+        # One key for all attempts: a lost answer must not inject the fault twice.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         path = f"{_path(job_id)}/drill"
         call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})
@@ -200,31 +202,32 @@ class JobCalls(Calls):
         return found
 
     def drills(self, job_id: str) -> list[views.Drill]:
-        """Every drill of the job, oldest first."""
+        """Return all drills of the job, oldest first."""
         return self._list(views.DrillPage, f"{_path(job_id)}/drills")
 
     def hangs(self, job_id: str) -> list[views.Hang]:
-        """The newest hangs that were found, with the culprits and the stack of every rank."""
+        """Return the newest hangs of the job, with the ranks that caused them and the stack of
+        every rank."""
         return self._list(views.HangPage, f"{_path(job_id)}/hangs")
 
     def delete(self, job_id: str) -> None:
-        """Remove a finished job with all its files; raises JobLive if the job has not ended."""
+        """Delete a finished job with all its files. Raises JobLive if the job has not ended."""
         self._send(Call("DELETE", _path(job_id)))
 
     def explain(self, job_id: str) -> views.Explanation:
-        """Explain why the job is in its state, and what it waits for."""
+        """Explain why the job is in its state and what it waits for."""
         return self._read(views.Explanation, Call("GET", f"{_path(job_id)}/explain"))
 
 
 class ArrayCalls(Calls):
     def array(self, array_id: str) -> views.JobArray:
-        """The array, with the number of its jobs in each state."""
+        """Return the array, with the number of its jobs in each state."""
         return self._read(views.JobArray, Call("GET", _array_path(array_id)))
 
     def wait_array(
         self, array_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.JobArray:
-        """Return the array as soon as each of its jobs is over or in one of `states`. Raises
+        """Wait until each job of the array is over or in one of `states`. Returns the array. Raises
         ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
         wanted = states_of(states)
         deadline = None if timeout_s is None else self._clock() + timeout_s
@@ -246,17 +249,17 @@ class ArrayCalls(Calls):
         return self._read(views.JobArray, Call("POST", f"{_array_path(array_id)}/cancel"))
 
     def delete_array(self, array_id: str) -> None:
-        """Remove all jobs of an array with all their files; raises JobLive unless all are over."""
+        """Delete all jobs of an array with all their files. Raises JobLive unless all are over."""
         self._send(Call("DELETE", _array_path(array_id)))
 
     def sweep(self, sweep_id: str) -> views.JobSweep:
-        """The sweep, by the id of the array of its trials, with the best trial so far. It is waited
-        for, cancelled and deleted as an array."""
+        """Return the sweep, by the id of the array of its trials, with the best trial so far. Wait
+        for, cancel and delete a sweep as an array."""
         return self._read(views.JobSweep, Call("GET", f"/v1/sweeps/{segment(sweep_id)}"))
 
     def trials(self, sweep_id: str, *, page_size: int = 100) -> Generator[views.Trial, None, None]:
         """Yield the trials of a sweep by their index, with their values, fetched page by page; the
-        best is marked."""
+        best trial is marked."""
         path = f"/v1/sweeps/{segment(sweep_id)}/trials"
         return self._items(views.TrialPage, path, page_size=page_size)
 

@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/reports.py: change that file instead.
-"""Read what jobs report: events, metrics, logs and attempts."""
+"""Read the reports of jobs: events, metrics, logs and attempts."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
 """Read timeout of a stream, on top of the client's: longer than the pauses between keep-alives."""
 RESET = "reset"
-"""Event of a server that can't resume after the given id; all events follow, from the first."""
+"""Event of a server that can't resume after the given id; all events follow from the first one."""
 METRIC_TICK_S = 1.0
 MOST_POINTS = 5000
-"""Points of a series in one answer of the server."""
+"""Most points of a series in one answer of the server."""
 
 
 @dataclass
 class _Yielded:
-    """The points of metrics that were yielded."""
+    """The progress of an iteration over the points of metrics."""
 
     steps: dict[str, int]
-    """By series, the step of the last one."""
+    """Name of a series -> step of the last point that was yielded."""
     after_step: int
-    """Step after which others are asked for."""
+    """Step after which points are requested."""
 
 
 class ReportCalls(JobCalls):
     def follow(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
-        """Yield each event after `after_seq` when it happens, up to the one that ends the job.
+        """Yield each event after `after_seq` when it happens, until the job ends.
 
-        Events come over one stream (SSE), which is resumed after a broken connection or a restart
-        of the server: no event is missed or repeated. Raises TransportError when the server stays
-        away, or sends nothing, for too long.
+        Events are read from one stream (SSE), which is resumed after a broken connection or a
+        restart of the server: no event is missed or repeated. Raises TransportError if the server
+        is unreachable, or sends nothing, for too long.
         """
         retry = self._connection.patient
         given: dict[int, datetime] = {}
@@ -88,7 +88,7 @@ class ReportCalls(JobCalls):
             time.sleep(retry.delay_s(fruitless + 1, decoder.retry_s))
 
     def events(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
-        """Yield the events so far after `after_seq`."""
+        """Yield the events so far, after `after_seq`."""
         while True:
             call = Call("GET", _path(job_id, "events"), params(after_seq=after_seq))
             page = self._read(views.EventPage, call)
@@ -110,9 +110,10 @@ class ReportCalls(JobCalls):
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
-        """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each:
-        thinned out, or with `in_order` the first ones after `after_step`, and with `times` when
-        each point was reported. after_step, until_step: a part of them in more detail."""
+        """Return the metrics of rank 0 (or `rank`), all or only `keys`, with at most `max_points`
+        points per series. Longer series are thinned out, or with `in_order` cut to the first points
+        after `after_step`. after_step, until_step: return this part in more detail. times: whether
+        the answer has the time at which each point was reported."""
         query = params(
             keys=keys,
             rank=rank,
@@ -134,9 +135,9 @@ class ReportCalls(JobCalls):
     ) -> Generator[views.Point, None, None]:
         """Yield each point when it is reported, of all series or of `keys`, until the job is over.
 
-        No point is left out. A step that a later attempt trains again is yielded once. Points come
-        in the order of steps, unless one is reported later than points of higher steps. after: the
-        last step that the caller has of each series, to go on from there.
+        No point is left out. A step that a later attempt trains again is yielded once. Points are
+        in the order of steps, except points that are reported after points of higher steps. after:
+        the last step that the caller has of each series, to go on from there.
         """
         steps = dict(after or {})
         yielded = _Yielded(steps, max(steps.values(), default=0) - 1)
@@ -151,7 +152,7 @@ class ReportCalls(JobCalls):
             known = job.state
             job = self._job(job_id, METRIC_TICK_S, known, patient=True)
             self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
-        # Points at steps that this has passed: each series has its own.
+        # Each series has passed other steps.
         query = params(keys=keys, rank=rank, max_points=2)
         call = Call("GET", _path(job_id, "metrics"), query)
         ends = self._read(views.Metrics, call, patient=True)
@@ -164,7 +165,7 @@ class ReportCalls(JobCalls):
     def _new_points(
         self, job_id: str, keys: Sequence[str] | None, rank: int | None, yielded: _Yielded
     ) -> Generator[views.Point, None, None]:
-        """Yield the points after `yielded`, and note them there."""
+        """Yield the points after `yielded`, and update `yielded`."""
         is_more = True
         while is_more:
             query = params(
@@ -200,14 +201,14 @@ class ReportCalls(JobCalls):
         after_time: int | None = None,
         max_points: int | None = None,
     ) -> views.SystemMetrics:
-        """System metrics of rank 0 (or `rank`) over time, and of its node if it is the lowest rank
-        there: all series or those of `keys`, with at most `max_points` points each."""
+        """Return the system metrics of rank 0 (or `rank`) over time, and of its node if it is the
+        lowest rank there: all series or only `keys`, with at most `max_points` points each."""
         query = params(keys=keys, rank=rank, after_time=after_time, max_points=max_points)
         call = Call("GET", _path(job_id, "metrics/system"), query)
         return self._read(views.SystemMetrics, call)
 
     def newest_system_metrics(self, job_id: str) -> views.SystemSample:
-        """The newest sample of what each rank uses."""
+        """Return the newest system metrics of each rank."""
         call = Call("GET", _path(job_id, "metrics/system/newest"))
         return self._read(views.SystemSample, call)
 
@@ -219,7 +220,8 @@ class ReportCalls(JobCalls):
         attempt: int | None = None,
         follow: bool = False,
     ) -> Generator[views.LogLine, None, None]:
-        """Yield lines of every rank and attempt, or of one; with `follow` until the job is over."""
+        """Yield log lines of all ranks and attempts, or of one; with `follow`, until the job is
+        over."""
         cursor: str | None = None
         wait_s = LONG_POLL_S if follow else 0.0
         while True:
@@ -234,7 +236,7 @@ class ReportCalls(JobCalls):
             self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
     def attempts(self, job_id: str) -> list[views.Attempt]:
-        """The attempts of the job, with the state that each resumed from."""
+        """Return the attempts of the job, with the state that each attempt resumed from."""
         return self._list(views.AttemptPage, _path(job_id, "attempts"))
 
 

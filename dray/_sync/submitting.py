@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/submitting.py: change that file instead.
-"""Submit jobs, with the code that they bring, and plan them."""
+"""Submit jobs with their code, and plan them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
-"""How often parts are sent that are said to be missing: they were deleted meanwhile, or lost."""
+"""Most times that missing parts are sent: parts may be deleted or lost meanwhile."""
 
 
 class SubmitCalls(Calls):
@@ -34,21 +34,22 @@ class SubmitCalls(Calls):
 
         With the same `idempotency_key` (1 to 255 printable ASCII characters) the same document
         creates one job, however often it is submitted. Raises Unprocessable with the pointer to
-        the field at fault, Unsatisfiable if the cluster could never run it.
+        the field at fault, Unsatisfiable if the cluster could never run the job.
         """
         document, base = _document(spec)
         packed = packed_code(document, base)
         if packed is not None:
             uploaded = self._upload(packed, None)
             document = with_code(document, uploaded.id)
-        # One key for all tries, so that a submit whose answer was lost makes one job.
+        # One key for all attempts: a submit whose answer was lost must create only one job.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
         return self._read(views.Job, call)
 
     def dry_run(self, spec: Spec) -> views.Explanation:
-        """Whether and when the job would start if it were submitted now, and what would have it
-        start earlier; nothing is stored. Raises what `submit` raises."""
+        """Explain whether and when the job would start if it were submitted now, and with which
+        changes it would start earlier. Nothing is stored. Raises the same exceptions as
+        `submit`."""
         document = with_code(_document(spec)[0], None)  # nothing is uploaded
         call = Call.with_json("POST", "/v1/jobs", document, params(dry_run=True))
         return self._read(views.Explanation, call)
@@ -63,9 +64,9 @@ class SubmitCalls(Calls):
         """Upload the files of a folder, or the result of `dray.code.packing.pack`, for
         `script: {code: ...}` of a job document.
 
-        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are left out,
-        except those in `include`. Only parts that the server does not have yet are sent.
-        `on_progress(bytes sent, bytes to send)` is called as they go. Raises SpecError for a
+        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are left out
+        unless `include` names them. Only parts that the server does not have are sent.
+        `on_progress(bytes sent, bytes to send)` is called during the upload. Raises SpecError for a
         folder that can't be uploaded.
         """
         if not isinstance(folder, PackedCode):
@@ -73,7 +74,7 @@ class SubmitCalls(Calls):
         return self._upload(folder, on_progress)
 
     def _upload(self, packed: PackedCode, on_progress: OnUpload | None) -> views.Code:
-        """Send what the server does not have of these files; the code as it is there."""
+        """Send the parts that the server does not have. Returns the uploaded code."""
         describe = code_archives.described(packed)
         code = self._read(views.Code, describe, patient=True)
         for _ in range(MAX_ROUNDS):
@@ -105,13 +106,13 @@ class SubmitCalls(Calls):
     ) -> views.Job:
         """Queue a job whose ranks each call `function(*args, **kwargs)`, as a script would run.
 
-        The function is pickled by cloudpickle (`pip install 'dray[functions]'`) with what it refers
-        to in its own module or notebook, and uploaded as code. Nodes need the same minor version of
-        Python, and the packages that it imports. `attach(job).result()` is what it returned on rank
-        0. The arguments that are numbers or texts are `parameters` of comparisons and frames, so no
-        secret belongs among them. spec: other parts of the job document, such as
-        `{"environment": {...}}`. Raises SpecError for what can't be pickled, Forbidden where the
-        server takes no functions.
+        The function is pickled by cloudpickle (`pip install 'dray[functions]'`) together with the
+        objects of its own module or notebook that it uses, and uploaded as code. Nodes need the
+        same minor version of Python, and the packages that the function imports.
+        `attach(job).result()` returns the result of rank 0. Arguments that are numbers or texts are
+        shown as `parameters` in comparisons and frames, so do not pass secrets. spec: other parts
+        of the job document, such as `{"environment": {...}}`. Raises SpecError for objects that
+        can't be pickled, Forbidden if the server accepts no functions.
         """
         with tempfile.TemporaryDirectory() as folder:
             functions.write(Path(folder), function, args, kwargs or {})
@@ -121,11 +122,12 @@ class SubmitCalls(Calls):
         return self.submit(document, idempotency_key=idempotency_key)
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
-        """The files of the code that the job runs; CodeNotFound if it brought none."""
+        """Return the files of the code that the job runs. Raises CodeNotFound if the job has no
+        uploaded code."""
         return self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
 
     def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
-        """Write the code that the job runs below the folder `dest`; the files' paths."""
+        """Write the code that the job runs into the folder `dest`. Returns the files' paths."""
         call = Call("GET", f"/v1/jobs/{segment(job_id)}/code/archive")
         response = self._send(call, patient=True)
         return code_archives.unpack(response.content, Path(dest))
@@ -141,8 +143,8 @@ class SubmitCalls(Calls):
     ) -> views.Plan:
         """Compute memory and expected step time of each way to divide a job; nothing is submitted.
 
-        Arguments default to what the server knows about its cluster, or to typical numbers; the
-        plan says which. Raises NotPlannable if the plan would depend on unread data.
+        Arguments default to the known speeds of the server's cluster, or to typical numbers; the
+        plan names the source. Raises NotPlannable if the plan would depend on unread data.
         """
         options = present(
             memory_bytes_per_rank=memory_bytes_per_rank,
@@ -155,7 +157,8 @@ class SubmitCalls(Calls):
 
 
 def _document(spec: Spec) -> tuple[Any, Path]:
-    """The document as it is sent, without defaults, and the folder that its paths start from."""
+    """Return the document to send, without defaults, and the folder that its paths are relative
+    to."""
     from dray.documents import folder_of, load_document
     from dray.spec import JobSpec
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Jobs: TypeAlias = "Iterable[views.Job | str]"
-"""Jobs or their ids; `jobs` yields the former."""
+"""Jobs, such as `jobs` yields, or their ids."""
 
 
 def _listed(jobs: Jobs) -> list[views.Job | str]:
@@ -25,16 +25,16 @@ def _listed(jobs: Jobs) -> list[views.Job | str]:
 
 class TrackingCalls(ReportCalls):
     def compare(self, jobs: Jobs) -> views.Comparison:
-        """Up to 50 jobs side by side: the fields in which their documents differ, their metrics,
-        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
-        for one job without a baseline."""
+        """Compare up to 50 jobs: the fields in which their documents differ, their metrics, times
+        and costs. The pinned baseline of their experiment comes first. Raises NotComparable for a
+        single job without a baseline."""
         ids = [job.id if isinstance(job, views.Job) else segment(job) for job in _listed(jobs)]
         call = Call("GET", "/v1/compare", params(jobs=",".join(ids)))
         return self._read(views.Comparison, call)
 
     def frame(self, jobs: Jobs) -> pandas.DataFrame:
-        """A pandas frame with a row for each job, by its id: how it did, the fields of the
-        documents that differ, and the newest value of each metric. Raises ImportError without
+        """Return a pandas frame with a row for each job, indexed by id: its outcome, the fields in
+        which the documents differ, and the newest value of each metric. Raises ImportError without
         pandas (`pip install 'dray[frames]'`)."""
         frames.require_pandas()
         found = []
@@ -49,8 +49,9 @@ class TrackingCalls(ReportCalls):
         *,
         max_points: int | None = None,
     ) -> pandas.DataFrame:
-        """A pandas frame with a row for each point of all series of the jobs, or of those of
-        `keys`: columns job, key, step and value. `max_points` of each series, as of `metrics`."""
+        """Return a pandas frame with a row for each point of all series of the jobs, or only of
+        `keys`, and the columns job, key, step and value. max_points: most points of each series, as
+        for `metrics`."""
         frames.require_pandas()
         found = []
         for job in _listed(jobs):
@@ -63,18 +64,18 @@ class TrackingCalls(ReportCalls):
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
 
     def experiment(self, name: str) -> views.ExperimentSummary:
-        """The experiment, with the states of its jobs and the range of each metric. Raises
+        """Return the experiment, with the states of its jobs and the range of each metric. Raises
         ExperimentNotFound if no job is in it."""
         return self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
-        """Have the jobs of an experiment compared with this one, or with none. Raises
+        """Make a job the baseline of an experiment, or with None remove the baseline. Raises
         NotComparable for a job of another experiment."""
         call = Call.with_json("PATCH", _path(name), {"baseline": job_id})
         return self._read(views.ExperimentSummary, call)
 
     def annotations(self, job_id: str) -> views.Annotations:
-        """The tags and notes of a job."""
+        """Return the tags and notes of a job."""
         call = Call("GET", f"/v1/jobs/{segment(job_id)}/annotations")
         return self._read(views.Annotations, call)
 
@@ -87,9 +88,9 @@ class TrackingCalls(ReportCalls):
         notes: str | None = None,
         revision: int | None = None,
     ) -> views.Annotations:
-        """Add or remove tags of a job in any state, or replace its notes (Markdown). With
-        `revision`, that of `annotations`, raises AnnotationsChanged if another call changed them
-        since."""
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). With the
+        `revision` from `annotations`, raises AnnotationsChanged if the tags or notes have been
+        changed since."""
         changes = present(
             add_tags=add_tags and list(add_tags),
             remove_tags=remove_tags and list(remove_tags),

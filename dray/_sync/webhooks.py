@@ -28,9 +28,9 @@ class WebhookCalls(Calls):
         all_users: bool = False,
     ) -> views.Webhook:
         """Notify an address when your jobs, or with `all_users` the jobs of all users (for admins),
-        enter one of `states`; by default when they end. `queue` and `labels` choose among them.
+        enter one of `states`; by default when they end. `queue` and `labels` select jobs.
 
-        `secret` of the answer is the key of the signatures; no later answer has it. Raises
+        `secret` in the result is the key of the signatures; no later answer has it. Raises
         WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
         """
         given = present(
@@ -44,30 +44,31 @@ class WebhookCalls(Calls):
         return self._read(views.Webhook, Call.with_json("POST", "/v1/webhooks", given))
 
     def webhooks(self) -> list[views.Webhook]:
-        """Your webhooks, oldest first; for admins, the webhooks of all users."""
+        """Return your webhooks, oldest first; for admins, the webhooks of all users."""
         return self._list(views.WebhookPage, "/v1/webhooks")
 
     def webhook(self, webhook_id: str) -> views.Webhook:
-        """The webhook, without its secret; raises WebhookNotFound if you have no such one."""
+        """Return the webhook, without its secret. Raises WebhookNotFound if you have no such
+        webhook."""
         return self._read(views.Webhook, Call("GET", _path(webhook_id)))
 
     def enable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Have a disabled webhook notified of what happens from now on."""
+        """Enable a disabled webhook. It is notified of state changes from now on."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": True})
         return self._read(views.Webhook, call)
 
     def disable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Disable a webhook, and drop its messages that wait."""
+        """Disable a webhook, and drop its waiting messages."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": False})
         return self._read(views.Webhook, call)
 
     def delete_webhook(self, webhook_id: str) -> None:
-        """Remove a webhook with its messages."""
+        """Delete a webhook with its messages."""
         self._send(Call("DELETE", _path(webhook_id)))
 
     def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send a message about no job to a webhook. Returns the message with the receiver's answer,
-        or with `wait=False` at once. Raises WebhookDisabled."""
+        """Send a test message to a webhook. Returns the message with the receiver's answer, or with
+        `wait=False` immediately. Raises WebhookDisabled."""
         sent = self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:
