@@ -1,7 +1,7 @@
 """Commands that the service sends to a running attempt, and its supervisor carries out.
 
 The service sends a command again if the answer was lost, so commands are idempotent: the supervisor
-ignores a drill whose id it knows, a grant or a recall with a number it has seen, and a further stop.
+ignores a drill whose id it knows, a grant or recall with a number it has seen, and a further stop.
 """
 
 from __future__ import annotations
