@@ -330,8 +330,8 @@ class ResizedReport(Report):
     lacking: Workers
     """Number of workers that the attempt lacks. It waits for them for a while, or trains on."""
     grants: Count
-    """The number of the newest `Grant` that the attempt knew; 0 if none. The slots of a newer grant
-    belong to the attempt as well."""
+    """The number of the newest `Grant` or `Recall` that was handled; 0 if none. The slots of a
+    newer grant belong to the attempt as well."""
     message: Message
 
     def body(self) -> dict[str, Any]:

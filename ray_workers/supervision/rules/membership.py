@@ -55,14 +55,10 @@ class NextRound:
 
     members: tuple[int, ...]
     """The workers in the round, in the order of their ranks."""
-    removed: tuple[int, ...]
-    """Workers that are given up with their dead nodes, before anything else."""
     restarted: tuple[int, ...]
     """Members that get another process before the round begins."""
     rejoining: tuple[int, ...]
     """Workers that get another process while the others train, and join a later round."""
-    leaving: tuple[int, ...]
-    """Workers that are ended once the others know of the round."""
     num_awaited: int
     """Workers that are missing; the members wait for them before the round begins."""
     is_whole: bool
@@ -72,10 +68,9 @@ class NextRound:
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     """The round that follows from the roster, or the reason why the group can't go on."""
-    removed = [one for one in roster.workers if one.node_id in roster.dead_nodes]
-    if removed and traits.keeps_numbers:
-        return "a node is lost, and without its ranks the others would have other numbers and roles"
     left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
+    if len(left) < len(roster.workers) and traits.keeps_numbers:
+        return "a node is lost, and without its ranks the others would have other numbers and roles"
     lost = [one for one in left if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost
     without = {WorkerState.STARTING} if waits_for_lost else {WorkerState.STARTING, WorkerState.LOST}
@@ -92,10 +87,8 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
         return "a node is lost, and no other node has the data of its ranks"
     return NextRound(
         members=_seats(members),
-        removed=_seats(removed),
         restarted=_seats(lost if waits_for_lost else ()),
         rejoining=_seats(() if waits_for_lost else lost),
-        leaving=tuple(sorted(roster.leaving)),
         num_awaited=num_awaited,
         is_whole=not num_awaited and not num_ended,
     )
