@@ -16,9 +16,9 @@ torch_pin_cuda := torch==$(TORCH_VERSION)
 torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 # How many processes share the tests without Ray, which wait now and then: one more than there are
-# processors, four at most. The rest
-# needs one Ray, and runs in one.
-TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+# processors, four at most. The rest needs one Ray, and runs in one. nproc heeds OMP_NUM_THREADS, which
+# is exported below.
+TEST_PROCESSES ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 # Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
 CHAOS ?=

@@ -35,6 +35,7 @@ from dray.spec.fields import (
     Sha256,
     Size,
     UserName,
+    a_number,
     wrong,
 )
 from dray.views import DrillKind, JobState, WebhookFormat
@@ -43,25 +44,16 @@ MAX_RANK = 1_000_000
 MAX_GRACE_S = 24 * 3600
 
 
-def _a_number(value: Any) -> Any:
-    """Refuse `true` and `"1"`, which pydantic would accept; 1.0 is an integer in JSON."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("must be a number")
-    return value
-
-
-# The bounds come before the validator: pydantic leaves later ones out of the JSON schema.
-Grace = Annotated[
-    float, Field(ge=0, le=MAX_GRACE_S, allow_inf_nan=False), BeforeValidator(_a_number)
-]
-Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(_a_number)]
-Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(_a_number)]
+# 1.0 is an integer in JSON, so these are no `Int`.
+# The bounds come before the validator: pydantic leaves later ones out of the JSON Schema.
+Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
+Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
 
 
 class PreemptRequest(Document):
     """Ask a job to save a checkpoint and leave its slots."""
 
-    grace_s: Grace | None = None
+    grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
     """Seconds until a job that has not left is ended; by default the server's setting."""
 
 
@@ -256,7 +248,7 @@ class LogRequest(Document):
     rank: Rank | None = None
     """Rank whose log to download; by default all ranks, with the attempt and rank before each
     line."""
-    attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(_a_number)] | None = None
+    attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(a_number)] | None = None
     """Attempt whose log to download; by default all attempts."""
 
 

@@ -26,6 +26,7 @@ TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
 
 _PLAINLY = (
     ("Value error, ", ""),
+    ("Input should be a valid number", "must be a number"),
     ("Input should", "must"),
     ("String should", "must"),
     ("List should", "must"),

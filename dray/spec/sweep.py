@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from dray.input.names import unfit
-from dray.spec.fields import MAX_STEPS, Document, Int, wrong
+from dray.spec.fields import MAX_STEPS, Document, Int, a_number, wrong
 from dray.spec.program.metrics import MetricKey
 from dray.spec.program.recipes import MINIMISED
 
@@ -80,8 +80,7 @@ def _choice(value: Any) -> Any:
 def _bound(value: Any) -> Any:
     """Check a bound of a range. A whole number stays an int, since the values of the range are then
     whole numbers too."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("must be a number")
+    value = a_number(value)
     if not (isinstance(value, int) or math.isfinite(value)):
         raise ValueError("must be a finite number")
     if abs(value) > MAX_NUMBER and not (isinstance(value, float) and abs(value) <= 1e300):

@@ -37,7 +37,6 @@ MAX_LINES = 10_000
 MAX_EVENTS = 1000
 MAX_NAMED = 20
 """Most other jobs that an explanation names."""
-MAX_SEQ = 2**63 - 1
 
 
 class Queries:
@@ -175,7 +174,7 @@ class Queries:
         def work(session: Session) -> views.EventPage:
             found(session, job_id)
             count = max(1, min(limit, MAX_EVENTS))
-            rows = events_repository.events_after(session, job_id, min(after_seq, MAX_SEQ), count)
+            rows = events_repository.events_after(session, job_id, after_seq, count)
             return views.EventPage(
                 items=[serializers.event(row) for row in rows],
                 next_seq=rows[-1].seq if rows else after_seq,

@@ -7,7 +7,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from dray.drills import DrillKind, DrillState
 from ray_workers.shared import spool_reader
@@ -209,6 +209,8 @@ class FakeAttempt(Attempt):
                 self.grow(command)
             case Recall():
                 self.recall(command)
+            case _:
+                assert_never(command)
 
     def stop(self) -> None:
         self._stop_asked = True

@@ -11,11 +11,11 @@ from api.http.caching import answer
 from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
-from service.jobs.queries import MAX_SEQ, Queries
+from service.jobs.queries import Queries
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
-Step = Annotated[int, Path(ge=0, le=MAX_SEQ)]
+Step = Annotated[int, Path(ge=0, le=2**63 - 1)]
 """Optimizer steps done. If several attempts saved the same step, the newest attempt counts."""
 
 

@@ -11,8 +11,6 @@ from dray.spec import JobSpec
 from dray.spec.fields import TAG_FIELDS
 
 Schema = Mapping[str, Any]
-_BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-"""Names of bounds, which pydantic leaves untranslated after a validator."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +154,9 @@ def _number(value: float) -> str:
     return f"{whole:,}"
 
 
-# The schema is pydantic's, changed for use in editors: bounds have their JSON Schema names, the
-# fields of a part may be written in any order (`anyOf` instead of a tag), and hovering over a field
-# shows its description instead of its name.
+# The schema is pydantic's, changed for use in editors: the fields of a part may be written in any
+# order (`anyOf` instead of a tag), and hovering over a field shows its description instead of its
+# name.
 
 
 def job_schema() -> dict[str, Any]:
@@ -190,6 +188,7 @@ def _tidied(node: Any, *, names: bool = False) -> Any:
         elif key in ("default", "const", "enum", "examples"):
             found[key] = value
         else:
-            word = "anyOf" if key == "oneOf" else _BOUNDS.get(str(key), str(key))
-            found[word] = _tidied(value, names=key in ("properties", "$defs"))
+            found["anyOf" if key == "oneOf" else key] = _tidied(
+                value, names=key in ("properties", "$defs")
+            )
     return found

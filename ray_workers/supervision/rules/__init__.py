@@ -1,1 +1,15 @@
-"""The rules that the supervisor follows: pure, without ray or torch."""
+"""The rules that the supervisor follows: pure, without ray or torch.
+
+| question | file |
+|---|---|
+| what does the supervisor do next with a group that runs? | `group_policy.py` |
+| which ranks hang, in a group of a recipe? | `hang_detector.py` |
+| does a script hang, and which of its ranks is the cause? | `script_hangs.py` |
+| which ranks have not joined a collective? | `collective_hangs.py` |
+| are lost ranks replaced, and which slots does a group release? | `recovery_rules.py` |
+| which workers are in the next round? | `membership.py` |
+| which rank ended the group, and why? | `failure_attribution.py` |
+| what were the slots used for? | `slot_time.py` |
+| which lines of a redrawn output are logged? | `redraws.py` |
+| how long may each of these take? | `timings.py` |
+"""

@@ -83,7 +83,11 @@ def judge(
     When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
     so the root cause is a rank that failed for another reason. If several did, it is the rank that
     failed first, because the program of the others may report the loss of a peer as another error.
+
+    Raises ValueError if no rank has ended.
     """
+    if not ended:
+        raise ValueError("a group of which no rank has ended has no outcome")
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
         return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")

@@ -33,7 +33,7 @@ from ray_workers.training.elastic.connections import Connections
 
 # Only the supervisor judges whether a round takes too long: it knows the speed of the machines, and
 # whether a rank died or is stopped. So these limits exceed its own limits on overloaded machines:
-# the limits in `supervision.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
+# the limits in `supervision.rules.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
 PLACE_LIMIT_S = 9000.0
 """Seconds that a rank waits for its assignment in the next round: slots may have to be found first,
 data read again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""

@@ -28,6 +28,7 @@ from ray_workers.training.process.ending import RankEnd, flush_output
 from ray_workers.training.scripts.script import Program, run_script
 
 TASK_FD = "DRAY_FRESH_TASK_FD"
+"""Variable with the descriptor from which this interpreter reads its program and task."""
 
 
 def main() -> int:

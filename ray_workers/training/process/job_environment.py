@@ -13,7 +13,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from dray.spec import Environment
 from dray.spec.program.environment import is_read_at_start
@@ -21,11 +21,8 @@ from dray.train.storage_room import StorageError
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.training.process import fresh_main
 from ray_workers.training.scripts.script import Program
-
-FRESH_MAIN: Final = "ray_workers.training.process.fresh_main"
-TASK_FD: Final = "DRAY_FRESH_TASK_FD"
-"""Variable with the descriptor from which a fresh interpreter reads its `FreshTask`."""
 
 
 class EnvironmentMissingError(StorageError):
@@ -110,5 +107,7 @@ def _start_fresh(task: RankTask, environment: Environment, program: Program) -> 
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(
-        sys.executable, [sys.executable, "-P", "-m", FRESH_MAIN], {**os.environ, TASK_FD: str(sent)}
+        sys.executable,
+        [sys.executable, "-P", "-m", fresh_main.__name__],
+        {**os.environ, fresh_main.TASK_FD: str(sent)},
     )

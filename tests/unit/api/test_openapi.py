@@ -105,6 +105,8 @@ def test_the_bounds_of_a_request_are_in_its_description(document: dict[str, Any]
     fields = document["components"]["schemas"]["DrillRequest"]["properties"]
     assert (fields["rank"]["minimum"], fields["rank"]["default"]) == (0, 0)
     assert fields["at_step"]["anyOf"][0]["minimum"] == 0
+    weight = document["components"]["schemas"]["QueueRequest"]["properties"]["weight"]
+    assert (weight["exclusiveMinimum"], weight["maximum"]) == (0.0, 1e6)
 
 
 @pytest.mark.parametrize("code", sorted(STATUS))

@@ -60,8 +60,8 @@ OPTIONS = {
     ("get_metrics", "keys"): "key",
 }
 NOT_IN_THE_COMMANDS = {
-    ("list_jobs", "id_prefix"): "`dray show` and others take the beginning of an id",
-    ("list_jobs", "array_index"): "`dray show ARRAY/INDEX`",
+    ("list_jobs", "id_prefix"): "`dray get` and others take the beginning of an id",
+    ("list_jobs", "array_index"): "`dray get ARRAY/INDEX`",
     ("list_jobs", "name_glob"): "--name, where it holds a * or ?",
     ("get_metrics", "in_order"): "--follow leaves none out",
     ("get_metrics", "times"): "--follow has them",

@@ -450,4 +450,3 @@ async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: s
         query = JobFilter.model_construct(None, **given)
         assert (await service.jobs.list(query)).items == []
     assert (await service.reading.metrics(job_id, keys=[text])).series == {}
-    assert (await service.reading.events(job_id, after_seq=10**30)).items == []

@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import STORAGE_EXIT_CODE, RankTask
 from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.paths import NODE_TMPDIR
-from ray_workers.training.process import fresh_main, job_environment, rank_main
+from ray_workers.training.process import rank_main
 from tests.marks import ONE_SET, SOAK
 from tests.unit.training.ranks import make_task
 from tests.wheels import from_wheels, make_wheel, served
@@ -285,8 +285,3 @@ def test_an_environment_that_is_gone_is_the_infrastructures(node: Node) -> None:
     told = node.spooled()
     assert '"infrastructure"' in told
     assert "no longer on this node" in told
-
-
-def test_the_names_of_both_sides_agree() -> None:
-    assert fresh_main.TASK_FD == job_environment.TASK_FD
-    assert fresh_main.__name__ == job_environment.FRESH_MAIN

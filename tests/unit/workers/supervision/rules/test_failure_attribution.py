@@ -31,6 +31,11 @@ def test_a_group_whose_ranks_all_end_well_succeeded() -> None:
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.SUCCEEDED, None, None)
 
 
+def test_a_group_of_which_no_rank_has_ended_has_no_outcome() -> None:
+    with pytest.raises(ValueError, match="no rank has ended"):
+        judge([], {})
+
+
 def test_the_rank_with_a_reason_of_its_own_is_named_before_those_that_lost_it() -> None:
     errors = (
         error_of(0, Cause.WORKER_LOST, "peer is gone")
