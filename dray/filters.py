@@ -1,4 +1,5 @@
-"""Filters of lists. The one of jobs is filled by the SDK, parsed by the API, and becomes SQL."""
+"""Filters for lists. The SDK fills in the filter of jobs, the API parses it, and the service turns
+it into SQL."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from dray.views import JobState
 MAX_INDEX = 2**63 - 1
 
 States: TypeAlias = JobState | str | Iterable[JobState | str]
-"""One state or several."""
+"""One or more states."""
 
 
 def states_of(given: States | None) -> tuple[JobState, ...]:
@@ -28,11 +29,12 @@ def label_texts(labels: Mapping[str, str] | None) -> tuple[str, ...]:
 
 
 def _rfc_3339(value: Any) -> Any:
-    """Refuse what pydantic would also accept: seconds since 1970, dates, times without a zone."""
+    """Refuse formats that pydantic would accept too: seconds since 1970, dates, and times without a
+    time zone."""
     if isinstance(value, str) and not re.fullmatch(
         r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
     ):
-        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in an address + is %2B")
+        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in a URL, write + as %2B")
     return value
 
 
@@ -40,7 +42,7 @@ def _in_utc(value: datetime) -> datetime:
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise ValueError("must be in the years 1 to 9999 by UTC, too") from None
+        raise ValueError("must be within the years 1 to 9999 in UTC") from None
 
 
 Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_in_utc)]
@@ -49,7 +51,7 @@ Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_in_utc)]
 def _key_and_value(text: str) -> str:
     key, equals, _value = text.partition("=")
     if not key or not equals:
-        raise ValueError(f"must be of the form key=value, and {text!r} is not")
+        raise ValueError(f"must have the form key=value, but is {text!r}")
     return text
 
 
@@ -59,17 +61,21 @@ Label = Annotated[
 
 
 class JobFilter(BaseModel):
-    """Selects the jobs that match all given fields; a field that is None matches all jobs."""
+    """Selects the jobs that match all given fields. A field that is None matches all jobs."""
 
-    # The SDK fills it without a check, so the check is built at the first use. Descriptions are not
-    # taken from docstrings: finding these takes longer than the other imports of the module.
+    # The SDK constructs it without validation, so building the validator is deferred until first
+    # use. Descriptions are not taken from docstrings, because extracting these takes longer than
+    # the module's other imports.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     state: Annotated[tuple[JobState, ...], Field(description="Jobs in any of these states.")] = ()
     queue: Annotated[str | None, Field(max_length=63)] = None
     label: Annotated[
         tuple[Label, ...],
-        Field(max_length=64, description="`key=value`; jobs that have all of these labels."),
+        Field(
+            max_length=64,
+            description="Jobs that have all of these labels, each given as `key=value`.",
+        ),
     ] = ()
     name: Annotated[str | None, Field(max_length=128)] = None
     name_glob: Annotated[
@@ -90,48 +96,48 @@ class JobFilter(BaseModel):
         str | None,
         Field(
             pattern="^job-[0-9a-z]{0,60}$",
-            description="Jobs whose id begins with this.",
+            description="Jobs whose id starts with this prefix.",
         ),
     ] = None
     array: Annotated[
         str | None,
         Field(
             pattern="^array-[0-9a-z]{0,60}$",
-            description="Jobs of the array whose id is this, or begins with it.",
+            description="Jobs of the array with this id, or whose id starts with it.",
         ),
     ] = None
     array_index: Annotated[
         int | None,
-        Field(ge=0, le=MAX_INDEX, description="Jobs that have this index in their array."),
+        Field(ge=0, le=MAX_INDEX, description="Jobs with this index in their array."),
     ] = None
     collapse_arrays: Annotated[
         bool,
         Field(
-            description="List only one job of each array; with `state`, of each array with a job "
-            "in any of the states."
+            description="List only one job per array; with `state`, only for arrays that have a "
+            "job in one of the states."
         ),
     ] = False
     owner: Annotated[
         str | None,
-        Field(max_length=255, description="Jobs of this owner; `@me` is the caller."),
+        Field(max_length=255, description="Jobs of this owner; `@me` means the caller."),
     ] = None
     project: Annotated[str | None, Field(max_length=255)] = None
     created_after: Annotated[
         Time | None, Field(description="Jobs submitted at this time (RFC 3339) or later.")
     ] = None
     created_before: Annotated[
-        Time | None, Field(description="Jobs submitted earlier than this time (RFC 3339).")
+        Time | None, Field(description="Jobs submitted before this time (RFC 3339).")
     ] = None
     where: Annotated[
         str | None,
         Field(
             description="Jobs that a search expression matches, such as `val/accuracy > 0.9 and "
-            'state = "RUNNING"`:\ndocs/guides/tracking.md has its grammar.'
+            'state = "RUNNING"`:\nsee docs/guides/tracking.md for the grammar.'
         ),
     ] = None
 
     @property
     def labels(self) -> list[tuple[str, str]]:
-        """Return the key and value of each label. No job matches two values of one key."""
+        """The key and value of each label. If a key has two values, no job matches."""
         pairs = (text.partition("=") for text in dict.fromkeys(self.label))
         return [(key, value) for key, _, value in pairs]

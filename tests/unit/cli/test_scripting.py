@@ -53,7 +53,7 @@ def test_a_document_is_read_from_standard_input(cli: Cli, monkeypatch: pytest.Mo
     assert cli.json("submit", "-")["name"] == "piped"
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     cli("submit", "-", exits=2)
-    assert "standard input holds no job" in cli.err
+    assert "standard input is not a job document" in cli.err
 
 
 def test_several_jobs_are_cancelled_and_deleted_and_failures_told(

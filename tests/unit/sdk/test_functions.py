@@ -78,7 +78,7 @@ async def _result(url: str, job_id: str) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(lambda: LOCK, "can't be sent: .*lock"), (locks, "can't be sent: .*lock")],
+    [(lambda: LOCK, "can't be pickled: .*lock"), (locks, "can't be pickled: .*lock")],
 )
 def test_a_function_that_can_not_be_pickled_is_refused_here(
     client: Client, function: Callable[..., Any], said: str

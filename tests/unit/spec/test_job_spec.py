@@ -98,7 +98,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
     [
         (text(model={"name": "cnn"}), "/model/name", "must be one of gpt"),
         (recipe("tabular_regression", data={}), "/data/source", "sklearn://diabetes"),
-        (text(data={}), "/data/source", "scikit-learn brings none"),
+        (text(data={}), "/data/source", "has no scikit-learn data sets"),
         (
             classes(data={"source": "s3://b/x.csv"}),
             "/data/target",
@@ -107,17 +107,17 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             classes(data={"source": "s3://b/folder/"}),
             "/data/format",
-            "the source's extension is none of",
+            "the extension of the source is none of",
         ),
         (
             images(data={"source": "s3://b/x.csv"}),
             "/data/source",
-            "is csv, and this recipe reads images, npz",
+            "is csv, but this recipe reads only images, npz",
         ),
         (
             images(data={"source": "s3://b/x", "format": "text"}),
             "/data/format",
-            "is text, and this recipe reads",
+            "is text, but this recipe reads",
         ),
         *(
             (classes(data={"source": "s3://b/x.csv", "target": "y", **options}), pointer, message)
@@ -126,30 +126,30 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
                 ({"delimiter": ";;"}, "/data/delimiter", "String should match pattern"),
                 ({"encoding": "klingon"}, "/data/encoding", "no encoding of text that Python"),
                 ({"encoding": "base64"}, "/data/encoding", "no encoding of text that Python"),
-                ({"decimal": ","}, "/data/decimal", "is a comma, and so is data.delimiter"),
+                ({"decimal": ","}, "/data/decimal", "is a comma, like data.delimiter"),
             )
         ),
         (
             classes(data={"source": "sklearn://iris", "missing": "mean"}),
             "/data/missing",
-            "is for csv, parquet, and the data are sklearn",
+            "is only for csv, parquet, but the data are sklearn",
         ),
         (
             classes(
                 data={"source": "s3://b/x.csv", "target": "y", "missing_columns": {"y": "mean"}}
             ),
             "/data/missing_columns",
-            "must be error or drop of the target, 'y'",
+            "must be error or drop for the target 'y'",
         ),
         (
             images(data={"image_size": [8, 8]}),
             "/data/image_size",
-            "is for images, and the data are sklearn",
+            "is only for images, but the data are sklearn",
         ),
         (
             images(data={"source": "s3://b/x", "target": "y"}),
             "/data/target",
-            "is for npz, csv, parquet",
+            "is only for npz, csv, parquet",
         ),
         (images(checkpoint={"best": "val/mae"}), "/checkpoint/best", "must be one of val/loss"),
         (
@@ -160,27 +160,31 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             recipe("tabular_regression", train={"label_smoothing": 0.1}),
             "/train/label_smoothing",
-            "is for classification",
+            "is only for classification",
         ),
-        (masks(data={}), "/data/source", "scikit-learn brings none"),
+        (masks(data={}), "/data/source", "has no scikit-learn data sets"),
         (masks(model={"name": "cnn"}), "/model/name", "must be one of unet"),
         (images(model={"name": "unet"}), "/model/name", "one of cnn, resn"),
         (
             masks(data={"source": "s3://b/x.csv"}),
             "/data/source",
-            "is csv, and this recipe reads images, npz",
+            "is csv, but this recipe reads only images, npz",
         ),
         (
             images(data={"source": "s3://b/x", "classes": ["a", "b"]}),
             "/data/classes",
-            "is for image_segmentation",
+            "is only for image_segmentation",
         ),
         (
             masks(data={"source": "s3://b/x", "image_size": [31, 64]}),
             "/data/image_size",
-            "is 31 x 64; a unet of depth 4 needs sides of at least 32 pixels",
+            "is 31 x 64; a unet of depth 4 requires sides of at least 32 pixels",
         ),
-        (masks(train={"label_smoothing": 0.1}), "/train/label_smoothing", "is for classification"),
+        (
+            masks(train={"label_smoothing": 0.1}),
+            "/train/label_smoothing",
+            "is only for classification",
+        ),
         (
             masks(checkpoint={"best": "val/f1"}),
             "/checkpoint/best",

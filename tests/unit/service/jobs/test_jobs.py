@@ -176,7 +176,10 @@ async def test_a_gang_that_no_rack_could_hold_is_refused_and_a_level_that_is_unk
     assert [(j.job_id, j.request.required_level) for j in waiting] == [(job_id, "rack")]
     service.database.write_sync(lambda s: node_table.store(s, None, "Ray is away", service.now))
     unknown = await refused(1, "row")
-    assert "has no level 'row', only: rack, node" in unknown.message
+    assert (
+        "'row' is not a level of the topology (DRAY_TOPOLOGY), which has rack, node"
+        in unknown.message
+    )
     assert unknown.pointer == "/resources/required_topology"
 
 
