@@ -101,7 +101,7 @@ def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document
     older, newer = (submitted(cli, document, "--array", "2", "--name", "by-name") for _ in range(2))
     assert cli.json("get", f"{newer}/1")["id"] == cli.json("get", "by-name/1")["id"]
     assert (
-        f"2 jobs are named by-name: this is the newest, {cli.json('get', f'{newer}/1')['id']}"
+        f"2 jobs are named by-name: using the newest, {cli.json('get', f'{newer}/1')['id']}"
         in (
             cli("get", "by-name/1"),
             cli.err,
@@ -127,7 +127,7 @@ def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: Liv
     older, newer = (server.submit(name="same") for _ in range(2))
     for command in ("get", "explain", "events", "metrics"):
         cli(command, "same")
-        assert f"2 jobs are named same: this is the newest, {newer} of 20" in cli.err
+        assert f"2 jobs are named same: using the newest, {newer}, created 20" in cli.err
     for command in (("cancel",), ("hold",), ("annotate", "--tag", "x"), ("delete", "-y")):
         cli(command[0], "same", *command[1:], exits=Exit.USAGE)
         assert older in cli.err

@@ -55,7 +55,7 @@ def test_jobs_are_stopped_and_deleted_by_label_and_state(cli: Cli, server: LiveS
     stopped = cli("cancel", *by_label, "--yes").splitlines()
     assert {line.split()[0] for line in stopped} == {first, second}
     assert cli("cancel", *by_label) == ""
-    assert cli.err == "there is no such job\n"
+    assert cli.err == "no matching jobs\n"
     assert cli("delete", *by_label, "--state", "failed", "-y") == ""
     lines = cli("delete", *by_label, "--state", "cancelled", "-y", "--json").splitlines()
     assert {json.loads(line)["deleted"] for line in lines} == {first, second}
@@ -71,7 +71,7 @@ def test_jobs_are_waited_for_by_label(cli: Cli, server: LiveServer) -> None:
     server.succeed(job_id)
     assert cli("wait", *by_label).split()[:2] == [job_id, "SUCCEEDED:"]
     assert cli("wait", "--label", "sweep=none", exits=Exit.REFUSED) == ""
-    assert cli.err == "there is no such job\n"
+    assert cli.err == "no matching jobs\n"
 
 
 def test_a_job_of_a_label_that_ended_badly_before_the_wait_is_not_missed(
@@ -121,5 +121,5 @@ def test_on_a_terminal_a_deletion_is_asked_for(
     screen.type(answer)
     assert screen.end() == (0 if deleted else Exit.INTERRUPTED)
     assert ("deleted" in screen.shown) == deleted
-    assert ("nothing was done" in screen.shown) != deleted
+    assert ("nothing was changed" in screen.shown) != deleted
     assert server.ask("GET", f"/v1/jobs/{job_id}").status_code == (404 if deleted else 200)

@@ -47,7 +47,7 @@ def test_the_clients_that_have_not_answered_are_named(server: LiveServer, cli: C
     assert server.hands.claim(job_id) is not None
     body = round_report(round_name(1, "0" * 64)).body()
     server.hands.report(job_id, 1, [frame(FrameKind.ROUND, body)])
-    assert "not answered, with the deadline over: 0, 1" in cli("federate", "clients", job_id)
+    assert "no update yet, after the deadline: 0, 1" in cli("federate", "clients", job_id)
     assert "round 1 waits for clients 0, 1, and has" in " ".join(cli("explain", job_id).split())
     assert cli.json("explain", job_id)["round"]["missing"] == ["0", "1"]
 

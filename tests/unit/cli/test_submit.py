@@ -83,7 +83,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
     shown = cli("submit", "--dry-run", "--", "train.py")
     assert "Nothing was submitted" in shown
     assert "once.txt" in shown
-    assert "left out: .env may hold secrets" in shown
+    assert "excluded: .env may hold secrets" in shown
     files = [{"path": "a", "size_bytes": 1, "parts": []}]
     assert server.ask("POST", "/v1/code", json={"files": files}).status_code == 422
 
@@ -96,10 +96,10 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--code", "pkg", "train.py"], "is not in"),
         (["--code", "nothing", "train.py"], "is no folder"),
         (["--include", "no.txt", "train.py"], "there is no such file"),
-        (["job.yaml", "extra"], "one argument too many"),
-        (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "leave out torchrun"),
+        (["job.yaml", "extra"], "unexpected argument"),
+        (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
         (["--include", ".env", "job.yaml"], "--include needs --code"),
-        (["ignored.py"], "ignored.py is left out of the upload"),
+        (["ignored.py"], "ignored.py is excluded from the upload"),
         (["--", "-m"], "needs the name of a module"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_recipes_own_model_travels_with_the_folder(cli: Cli, folder: Path) -> 
     assert {"job.yaml", "net.py"} <= paths
     (folder / "plain.yaml").write_text("recipe: image_classification\n")
     cli("submit", "--code", ".", "plain.yaml", exits=2)
-    assert "has no script, and no model.import" in cli.err
+    assert "has neither a script nor model.import" in cli.err
 
 
 def test_a_commit_of_a_repository_is_submitted_without_an_upload(

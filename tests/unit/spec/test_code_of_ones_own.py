@@ -31,7 +31,7 @@ def refused(document: dict[str, Any]) -> errors.SpecError:
             "/metrics/0/pattern",
             "one capturing group, .* but has 0",
         ),
-        ({**PATTERN, "pattern": r"(a)\1"}, "/metrics/0/pattern", "regular expression of RE2"),
+        ({**PATTERN, "pattern": r"(a)\1"}, "/metrics/0/pattern", "RE2 regular expression"),
         ({**PATTERN, "pattern": "(a)" + "b" * 500}, "/metrics/0/pattern", "500 characters"),
         ({**PATTERN, "pattern": r"(\pL{900})"}, "/metrics/0/pattern", "too large"),
         ({**PATTERN, "step": "(a)(b)"}, "/metrics/0/step", "one capturing group, .* but has 2"),
