@@ -1,4 +1,4 @@
-"""One example of every request and answer, for the description of the API."""
+"""An example of every request and response, for the description of the API."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "files": [{"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]}]
     },
 }
-"""Bodies of requests, by the name of their schema."""
+"""Request bodies, by the name of their schema."""
 
 
 VIEWS: Mapping[str, Mapping[str, Any]] = {
@@ -399,7 +399,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }
-"""Bodies of answers, by the name of their schema."""
+"""Response bodies, by the name of their schema."""
 
 EVENT_STREAM = (
     "retry: 1000\n\n"

@@ -1,4 +1,4 @@
-"""The parts that several examples of requests and answers share."""
+"""Parts that are shared by several examples of requests and responses."""
 
 from __future__ import annotations
 

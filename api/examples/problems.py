@@ -1,4 +1,4 @@
-"""One example of every problem, for the description of the API."""
+"""An example of every problem, for the description of the API."""
 
 from __future__ import annotations
 
@@ -270,13 +270,13 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that differ between the examples of problems, by code.
+"""The fields that are specific to each example of a problem, by code.
 
-For a code that is not listed here, the detail is the docstring of its exception in the SDK."""
+If a code is not listed here, the detail is the docstring of its exception in the SDK."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:
-    """Example of a problem with this code."""
+    """Return an example of a problem with this code."""
     return {
         "type": f"urn:dray:problem:{code}",
         "title": title(status),

@@ -19,18 +19,19 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
 
 class MetricsQuery(Query):
     keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to return, repeated or separated by commas; by default all. A value that is the name
-    of a series, including commas, selects that series."""
+    """Series to return, as repeated parameters or separated by commas; by default all series. A
+    value that is the name of a series selects that series, even if the name contains commas."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
-    """Only steps after this one; pass `next_step` of the previous answer."""
+    """Return only steps after this step; pass `next_step` of the previous response."""
     until_step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Only steps up to this one: with `after_step`, a part of the series in more detail."""
+    """Return only steps up to this step. Together with `after_step`, this returns a part of the
+    series in more detail."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
     in_order: bool = False
-    """Return the first `max_points` points of each series without downsampling. The next call
-    continues with `next_step`."""
+    """Return the first `max_points` points of each series without downsampling. Pass `next_step` to
+    the next call to continue."""
     times: bool = False
     """Also return the time at which each point was reported."""
 
@@ -48,7 +49,7 @@ async def metrics(
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
-    """Read series over all attempts; each (key, rank, step) appears once."""
+    """Return series over all attempts; each (key, rank, step) appears once."""
     found = await reading.metrics(
         job_id,
         keys=query.keys if any(text.strip(",") for text in query.keys) else None,
@@ -64,10 +65,11 @@ async def metrics(
 
 class SystemMetricsQuery(Query):
     keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to return, repeated or separated by commas; by default all."""
+    """Series to return, as repeated parameters or separated by commas; by default all series."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_time: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Only points after this time, in Unix seconds; pass `next_time` of the previous answer."""
+    """Return only points after this time, in Unix seconds; pass `next_time` of the previous
+    response."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
     """Most points of each series; extremes and the first and last point are kept."""
 
@@ -85,8 +87,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Read the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest rank
-    on a node also has the usage of the node."""
+    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
+    rank on a node also has the usage of the node."""
     found = await reading.system_metrics(
         job_id,
         keys=_divided(query.keys),
@@ -106,10 +108,10 @@ async def system_metrics(
 async def newest_system_metrics(
     request: Request, reading: TheReading, _: Caller, job_id: str
 ) -> Response:
-    """Read the newest sample of the resource usage of every rank."""
+    """Return the newest sample of the resource usage of every rank."""
     return answer(request, await reading.newest_system_metrics(job_id))
 
 
 def _divided(texts: Sequence[str]) -> list[str] | None:
-    """The keys in texts with comma-separated keys; None if there are none."""
+    """Split strings of comma-separated keys; None if there are no keys."""
     return [key for text in texts for key in text.split(",") if key] or None

@@ -112,7 +112,7 @@ def test_another_program_in_the_document_is_refused(client: Client) -> None:
 
 def test_a_server_may_take_no_functions(tmp_path: Path) -> None:
     with serving(tmp_path, takes_functions=False) as server, Client(server.url) as client:
-        with pytest.raises(errors.Forbidden, match="takes no pickled functions"):
+        with pytest.raises(errors.Forbidden, match="does not accept pickled functions"):
             client.submit_function(helped, [1])
         assert list(client.jobs()) == []
 

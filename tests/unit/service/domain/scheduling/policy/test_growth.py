@@ -154,7 +154,9 @@ def test_of_two_groups_the_more_urgent_grows_first_and_then_the_earlier() -> Non
 def test_a_group_that_has_all_there_is_says_so() -> None:
     (stay,) = planned(nodes=[node("n", 0, CPU=2.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.endswith("0 are free, and it holds all that the cluster has")
+    assert stay.reason.message.endswith(
+        "0 are free, and it already holds everything that the cluster has"
+    )
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
     assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")

@@ -145,7 +145,7 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     assert isinstance(decision, Wait)
     assert decision.reason.code == "waiting_for_slots"
     assert (
-        "0 are free (8 more on nodes with a silo's data are for ranks of silos alone)"
+        "0 are free (8 more on nodes with a silo's data are reserved for ranks of silos)"
         in decision.reason.message
     )
     (decision,) = decide(closed, Request(1, CPU))

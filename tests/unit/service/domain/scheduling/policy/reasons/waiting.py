@@ -114,8 +114,8 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 @says(
     r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into the free slots)( \(\d+ more "
-    r".*\))?, (?:and it holds all that the cluster has|(other programs use the rest of the "
-    r"cluster)|(processes that did not end use some of the rest))"
+    r".*\))?, (?:and it already holds everything that the cluster has|(other programs use the rest "
+    r"of the cluster)|(processes that could not be ended use some of the rest))"
 )
 def none_holds(
     claims: Claims,
@@ -173,8 +173,8 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
 @says(
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
     r"\((\S+)\))?( \(\d+ more .*\))?(?:, (jobs? .*) holds? (\d+) slots? on suitable "
-    r"nodes)?(?:, other programs use the rest of the cluster|, and it holds all that the cluster "
-    r"has|, processes that did not end use some of the rest)?"
+    r"nodes)?(?:, other programs use the rest of the cluster|, and it already holds everything "
+    r"that the cluster has|, processes that could not be ended use some of the rest)?"
 )
 def not_in_a_domain(
     claims: Claims,
