@@ -265,7 +265,7 @@ def finish(server: LiveServer, label: str, cause: Cause) -> None:
 def test_a_server_that_is_not_there_exits_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", "http://127.0.0.1:9", "cluster"]) == Exit.NO_SERVER
     err = capsys.readouterr().err
-    assert "is it running" in err
+    assert "no dray server is reachable" in err
     assert "Traceback" not in err
 
 
