@@ -66,7 +66,7 @@ def test_a_plan_shows_each_mesh_and_what_is_chosen(cli: Cli, document: str) -> N
     assert {line[:7].rstrip() for line in lines[1:3]} == {"data 2", "shard 2"}
     for said in ("chosen: ", "sync: auto would take "):
         assert any(line.startswith(said) for line in lines)
-    assert "given with the request" in cli("plan", document, "--memory", "1000000000")
+    assert "given in the request" in cli("plan", document, "--memory", "1000000000")
     assert cli.json("plan", document, *workers)["memory_bytes_per_rank"] is None
     assert "would make it fit" in cli("plan", document, *workers, "--memory", "1000000")
 
