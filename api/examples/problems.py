@@ -17,8 +17,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "a random UUID does well",
     },
     "bad_cursor": {
-        "detail": "the cursor was not returned by this listing",
-        "hint": "use next_cursor of the previous page, unchanged, or leave it out",
+        "detail": "the cursor does not belong to this listing",
+        "hint": "pass next_cursor of the previous page unchanged, or omit the cursor",
     },
     "unauthorized": {
         "detail": "this server asks for a token",
@@ -72,8 +72,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "delete one that is not needed: `dray webhook ls` shows them",
     },
     "webhook_disabled": {
-        "detail": f"the webhook {WEBHOOK_ID} is disabled: its receiver answered 410: it wants no "
-        "more messages",
+        "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
+        "doesn't want any more messages",
         "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
     },
     "job_not_found": {
@@ -150,7 +150,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray queue ls` shows the existing queues",
     },
     "decision_not_found": {
-        "detail": "no round 17 of the scheduler is kept",
+        "detail": "scheduling round 17 is not stored",
         "hint": "rounds are kept for 6 hours",
     },
     "unknown_queue": {
@@ -186,12 +186,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
     },
     "out_of_memory": {
-        "detail": "this job can't fit: each worker needs 96.2 GiB, and has 78.0 GiB: 18.2 GiB "
+        "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "
         "(19542101196 bytes) are missing",
         "pointer": "/parallel",
         "hint": "it fits with train.micro_batch_size 8",
     },
-    "not_plannable": {"detail": "the size of the images is not known: give data.image_size"},
+    "not_plannable": {"detail": "the size of the images is unknown: give data.image_size"},
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",
         "pointer": "/rank",
@@ -253,8 +253,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was "
-        "0: the samples would come in another order",
+        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, but was "
+        "0: the samples would have a different order",
         "pointer": "/train/seed",
         "hint": "change it, or set init_from.take to weights",
     },

@@ -1,8 +1,8 @@
-"""The errors that a caller of a use case may see. They do not depend on HTTP.
+"""The errors that use cases raise. They don't depend on HTTP.
 
-Each class has a stable `code` for programs. `message` states the error, `hint` what to do, and
-`pointer` (a JSON pointer) the invalid field of the document. An error that only one use case raises
-may be defined next to it.
+Each class has a stable `code` for programs. `message` describes the error, `hint` suggests what to
+do, and `pointer` is the JSON pointer of the invalid field. An error that only one use case raises
+can be defined next to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class DomainError(Exception):
-    """Base of all errors that a caller of a use case may see."""
+    """Base class of all errors that use cases raise."""
 
     code: ClassVar[str] = "error"
 
@@ -31,83 +31,83 @@ class NotFound(DomainError, code="job_not_found"):
 
 
 class ArtifactNotFound(NotFound, code="artifact_not_found"):
-    """The job exists, the artifact does not."""
+    """The job exists, but the artifact does not."""
 
 
 class CheckpointNotFound(NotFound, code="checkpoint_not_found"):
-    """The job exists, the checkpoint or its file does not."""
+    """The job exists, but the checkpoint or its file does not."""
 
 
 class DrillNotFound(NotFound, code="drill_not_found"):
-    """The job exists, the drill does not."""
+    """The job exists, but the drill does not."""
 
 
 class CodeNotFound(NotFound, code="code_not_found"):
-    """The caller has uploaded no such code, or the job has none."""
+    """The caller has not uploaded this code, or the job has no uploaded code."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):
-    """There is no queue of this name."""
+    """There is no queue with this name."""
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):
-    """The scheduler's round with this number is not stored or can't be read."""
+    """The scheduling round with this number is not stored or can't be read."""
 
 
 class ArrayNotFound(NotFound, code="array_not_found"):
-    """There is no array of this id, or none of its jobs is left."""
+    """There is no array with this id, or all its jobs have been deleted."""
 
 
 class SweepNotFound(NotFound, code="sweep_not_found"):
-    """There is no sweep of this id, or none of its trials is left."""
+    """There is no sweep with this id, or all its trials have been deleted."""
 
 
 class ExperimentNotFound(NotFound, code="experiment_not_found"):
-    """No job has this experiment."""
+    """No job belongs to this experiment."""
 
 
 class WebhookNotFound(NotFound, code="webhook_not_found"):
-    """There is no webhook of this id, or it is another user's."""
+    """There is no webhook with this id, or it belongs to another user."""
 
 
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
-    """The link has been used, is too old, or never was."""
+    """The link has already been used, has expired, or never existed."""
 
 
 class ClientNotFound(NotFound, code="client_not_found"):
-    """The federated job has no client of this number."""
+    """The federated job has no client with this number."""
 
 
 class JoinTokenUnknown(DomainError, code="unauthorized"):
-    """The token is not one of the job's clients, or was revoked."""
+    """The token does not belong to a client of this job, or has been revoked."""
 
 
 class Conflict(DomainError, code="conflict"):
-    """The job's state does not allow what was asked."""
+    """The request conflicts with the state of the job."""
 
 
 class NotFederated(Conflict, code="not_federated"):
-    """The job has no clients outside of the cluster."""
+    """The job has no clients outside the cluster."""
 
 
 class TooManyClients(Conflict, code="too_many_clients"):
-    """All clients of the job's document are already invited."""
+    """All clients of the job document have already been invited."""
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round of a federated job is not open, or not any more."""
+    """The round of the federated job is not open, or is no longer open."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):
-    """The client is not asked for an update in the round, or has already sent it."""
+    """The client was not asked for an update in this round, or has already sent it."""
 
 
 class BadUpdate(DomainError, code="bad_update"):
-    """A client's update does not have the size of the model, or a part is missing."""
+    """A client's update has the wrong size, or a part of it is missing."""
 
 
 class JobFinished(Conflict, code="job_finished"):
-    """The job has ended, so it can be neither cancelled nor changed."""
+    """The job has ended, so it can't be cancelled or changed."""
 
 
 class JobLive(Conflict, code="job_live"):
@@ -115,23 +115,23 @@ class JobLive(Conflict, code="job_live"):
 
 
 class JobNotRunning(Conflict, code="job_not_running"):
-    """The job does not run yet, or not any more, so it has no processes to act on."""
+    """The job is not running yet, or is no longer running."""
 
 
 class JobNotWaiting(Conflict, code="job_not_waiting"):
-    """The job does not wait, so it can be neither held nor moved."""
+    """The job is not waiting, so it can't be held or moved."""
 
 
 class QueueFull(Conflict, code="queue_full"):
-    """The queue has the most waiting jobs that its rules allow."""
+    """The queue has reached its limit of waiting jobs."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
-    """The queue can't be deleted: it has unfinished jobs, or is the default queue."""
+    """The queue can't be deleted, because it has unfinished jobs or is the default queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
-    """A live job starts from a checkpoint of this one, so it can't be deleted."""
+    """The job can't be deleted, because an unfinished job starts from one of its checkpoints."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed"):
@@ -143,7 +143,7 @@ class TooManyWebhooks(Conflict, code="too_many_webhooks"):
 
 
 class WebhookDisabled(Conflict, code="webhook_disabled"):
-    """The webhook is disabled, so nothing is sent to it."""
+    """The webhook is disabled, so no messages are sent to it."""
 
 
 class Unsatisfiable(DomainError, code="unsatisfiable"):
@@ -155,35 +155,35 @@ class OutOfMemory(Unsatisfiable, code="out_of_memory"):
 
 
 class NotPlannable(DomainError, code="not_plannable"):
-    """The job can't be planned before its data are read, or its model can't be divided."""
+    """The job can't be planned before its data is read, or its model can't be divided."""
 
 
 class DrillImpossible(DomainError, code="drill_impossible"):
-    """The drill makes no sense for this job."""
+    """The drill is not possible for this job."""
 
 
 class DataSourceForbidden(DomainError, code="data_source_forbidden"):
-    """The operator does not allow jobs to read these data."""
+    """The operator does not allow jobs to read this data."""
 
 
 class WebhookUrlForbidden(DomainError, code="webhook_url_forbidden"):
-    """The operator does not allow webhooks to this address."""
+    """The operator does not allow webhooks with this URL."""
 
 
 class IdempotencyMismatch(DomainError, code="idempotency_key_reused"):
-    """The idempotency key was used before, for another request."""
+    """The idempotency key has already been used for a different request."""
 
 
 class BadUpload(DomainError, code="bad_upload"):
-    """The uploaded files can't form one folder."""
+    """The uploaded files can't exist together in one folder."""
 
 
 class UploadTooLarge(DomainError, code="upload_too_large"):
-    """The upload exceeds the owner's limit."""
+    """The upload exceeds the user's limit."""
 
 
 class CodeUnfit(DomainError, code="code_unfit"):
-    """The job's code does not exist, or does not have the entrypoint."""
+    """The job's code does not exist, or does not contain the entrypoint."""
 
 
 class UnknownQueue(DomainError, code="unknown_queue"):
@@ -191,7 +191,7 @@ class UnknownQueue(DomainError, code="unknown_queue"):
 
 
 class PriorityTooHigh(DomainError, code="priority_too_high"):
-    """The job's priority is above its queue's `max_priority`."""
+    """The priority of the job exceeds its queue's `max_priority`."""
 
 
 class InvalidQueue(DomainError, code="invalid_queue"):
@@ -203,11 +203,11 @@ class ArrayTooLarge(DomainError, code="array_too_large"):
 
 
 class InvalidTrial(DomainError, code="invalid_trial"):
-    """The values of a trial are not valid together: its document would be refused."""
+    """The combination of values is invalid: the document of the trial would be rejected."""
 
 
 class SamplerUnavailable(DomainError, code="sampler_unavailable"):
-    """The sampler of the sweep is not installed on this server."""
+    """The sweep's sampler is not installed on this server."""
 
 
 class DependencyNotFound(DomainError, code="dependency_not_found"):
@@ -219,19 +219,20 @@ class DependencyNeverSatisfied(DomainError, code="dependency_never_satisfied"):
 
 
 class InitFromNotFound(DomainError, code="init_from_not_found"):
-    """The checkpoint that the job is to start from does not exist."""
+    """The checkpoint from which the job should start does not exist."""
 
 
 class InitFromDiffers(DomainError, code="init_from_differs"):
-    """The checkpoint has another model or, to continue its training, another kind of training."""
+    """The checkpoint belongs to a different model or, if its training should be continued, to a
+    different kind of training."""
 
 
 class QuotaExceeded(DomainError, code="quota_exceeded"):
-    """The storage has reached the operator's limit, so no job is accepted."""
+    """The storage has reached the operator's limit, so no jobs are accepted."""
 
 
 class InvalidSearch(DomainError, code="invalid_search"):
-    """The search expression is not valid. The message begins with the column of the error."""
+    """The search expression is invalid. The message begins with the column of the error."""
 
 
 class NotComparable(DomainError, code="not_comparable"):
@@ -239,19 +240,19 @@ class NotComparable(DomainError, code="not_comparable"):
 
 
 class TooManyTags(DomainError, code="too_many_tags"):
-    """The job would have more tags than allowed."""
+    """The job would exceed the maximum number of tags."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
-    """The first request with this idempotency key has not been answered yet."""
+    """The first request with this idempotency key is still in progress."""
 
 
 class BadCursor(DomainError, code="bad_cursor"):
-    """The cursor was not returned by this call."""
+    """The cursor does not come from this call."""
 
 
 class Unavailable(DomainError, code="unavailable"):
-    """A system that the service depends on does not answer. A later retry may succeed."""
+    """A system that the service depends on is not responding. A later retry might succeed."""
 
 
 class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
@@ -261,5 +262,5 @@ class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
 class FolderSpoilt(StorageUnavailable):
-    """The storage works, but a job's folder is unusable: a file is in place of a folder, a link
-    leads out of it, or permissions are missing."""
+    """The storage works, but the folder of a job is unusable: it contains a file where a folder
+    should be or a link that leads outside, or permissions are missing."""

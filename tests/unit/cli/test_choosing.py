@@ -38,11 +38,11 @@ def test_a_name_may_look_like_a_path(cli: Cli, server: LiveServer, name: str) ->
 def test_a_name_of_several_jobs_means_none_of_them(cli: Cli, server: LiveServer) -> None:
     made = [server.submit(name="ambiguous") for _ in range(2)]
     assert cli("cancel", "ambiguous", exits=2) == ""
-    assert "'ambiguous' means 2 jobs" in cli.err
+    assert "'ambiguous' matches 2 jobs" in cli.err
     lines = cli.err.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [[job, "QUEUED"] for job in made[::-1]]
     assert cli("get", "job-0", exits=2) == ""
-    assert "means more than 10 jobs" in cli.err or "jobs; give the id of one" in cli.err
+    assert "matches more than 10 jobs" in cli.err or "jobs: give a complete id" in cli.err
 
 
 def test_jobs_are_stopped_and_deleted_by_label_and_state(cli: Cli, server: LiveServer) -> None:

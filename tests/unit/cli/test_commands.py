@@ -66,7 +66,7 @@ def test_a_plan_shows_each_mesh_and_what_is_chosen(cli: Cli, document: str) -> N
     assert {line[:7].rstrip() for line in lines[1:3]} == {"data 2", "shard 2"}
     for said in ("chosen: ", "sync: auto would choose "):
         assert any(line.startswith(said) for line in lines)
-    assert "given with the request" in cli("plan", document, "--memory", "1000000000")
+    assert "given in the request" in cli("plan", document, "--memory", "1000000000")
     assert cli.json("plan", document, *workers)["memory_bytes_per_rank"] is None
     assert "would make the job fit" in cli("plan", document, *workers, "--memory", "1000000")
 
@@ -265,7 +265,7 @@ def finish(server: LiveServer, label: str, cause: Cause) -> None:
 def test_a_server_that_is_not_there_exits_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", "http://127.0.0.1:9", "cluster"]) == Exit.NO_SERVER
     err = capsys.readouterr().err
-    assert "is it running" in err
+    assert "no dray server is reachable" in err
     assert "Traceback" not in err
 
 

@@ -37,7 +37,7 @@ def test_clients_are_invited_listed_and_revoked(
     assert "the token does not belong to a client of this job" in cli.err
     monkeypatch.setenv("DRAY_TOKEN", tokens[0])
     cli("federate", "join", job_id, "--data", "none.csv", exits=2)
-    assert cli.err == "error: none.csv: there is no such file or folder\n", "the job has not begun"
+    assert cli.err == "error: none.csv: no such file or folder\n", "the job has not begun"
     cli("ls", exits=3)
     assert "is only for its rounds" in cli.err
 

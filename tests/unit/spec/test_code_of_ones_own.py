@@ -103,7 +103,7 @@ def test_every_recipe_takes_a_model_of_ones_own_whole_on_each_rank(
     for axis in ("tensor", "pipeline", "context"):
         error = refused({**NET, **document, "resources": {"num_workers": 2}, "parallel": {axis: 2}})
         assert error.pointer == f"/parallel/{axis}"
-        assert "imported can't be divided so" in error.detail
+        assert "imported can't be divided this way" in error.detail
 
 
 @pytest.mark.parametrize(

@@ -159,5 +159,7 @@ def test_resources_that_a_role_can_not_have_are_refused(
 
 
 def test_roles_with_resources_of_their_own_are_not_elastic() -> None:
-    with pytest.raises(ValidationError, match="is not for roles, whose sizes are fixed"):
+    with pytest.raises(
+        ValidationError, match="can't be combined with roles, whose sizes are fixed"
+    ):
         job({"worker": {}, "ps": {"resources": {}}}, elastic={"min_workers": 1})

@@ -112,7 +112,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (recipe(early_stopping={"min_steps": 0}), "/early_stopping/min_steps", "must be greater"),
     (recipe(early_stopping={"min_steps": 1, "eta": 1}), "/eta", "must be greater than or equal"),
-    ({**recipe(), "array": {"size": 2}}, "/array", "is not for sweeps, which make their own jobs"),
+    (
+        {**recipe(), "array": {"size": 2}},
+        "/array",
+        "can't be combined with sweep, which creates its own jobs",
+    ),
     (
         {**SCRIPT, "sweep": {**GOOD, "parameters": {"lr": [1], "LR": [2]}}},
         "/sweep/parameters/LR",

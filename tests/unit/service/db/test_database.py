@@ -58,7 +58,7 @@ async def test_the_migrated_schema_is_the_models_schema(database: Database) -> N
 @pytest.mark.parametrize(
     ("revision", "error", "why"),
     [
-        ("9999", SchemaTooNew, "run the newer dray"),
+        ("9999", SchemaTooNew, "use a newer release"),
         ("0041", SchemaTooOld, "start the dray of commit [0-9a-f]{8} once"),
     ],
 )

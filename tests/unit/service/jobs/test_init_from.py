@@ -140,7 +140,7 @@ async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
     first = await source(service, 10)
     for take in ("weights", "everything"):
         asked = {"job": first, "take": take}
-        with pytest.raises(InitFromDiffers, match="/model/width is 64, and was 32: its") as caught:
+        with pytest.raises(InitFromDiffers, match="/model/width is 64, but was 32: the") as caught:
             await service.submit(init_from=asked, model={"name": "cnn", "width": 64})
         assert caught.value.pointer == "/model/width"
         assert f"can't start from the weights of {first}" in caught.value.message

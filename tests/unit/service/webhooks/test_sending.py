@@ -199,7 +199,7 @@ async def test_a_webhook_that_fails_for_a_day_is_disabled_and_reports_it(timed: 
     assert disabled.disabled_reason is not None
     assert disabled.disabled_reason.code == "failing"
     assert disabled.disabled_reason.message == (
-        "its receiver accepted no message for a day; last error: it answered 503"
+        "the receiver has accepted no messages for a day; last error: it answered 503"
     )
     assert timed.now - START < timedelta(hours=26)
     assert len([sent for sent in timed.sent if sent.url == A]) < 40
