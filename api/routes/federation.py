@@ -52,7 +52,7 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
     """Use cases with the caller's token; each checks that it belongs to a client of the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
-        raise Refused("malformed_request", "the address holds a NUL character")
+        raise Refused("malformed_request", "the address contains a NUL character")
     request.state.caller = "a client of a federated job"
     runtime = context.runtime
     return ClientRounds(runtime.database, runtime.storage, job_id, client_token(request))
