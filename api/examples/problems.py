@@ -13,16 +13,16 @@ _UNIQUE = "use a new key for each request, and the same key only to repeat a req
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
-        "detail": "the Idempotency-Key has 300 characters; it may have 1 to 255, printable ASCII",
-        "hint": "a random UUID does well",
+        "detail": "the Idempotency-Key has 300 characters; it needs 1 to 255, all printable ASCII",
+        "hint": "use a random UUID, for example",
     },
     "bad_cursor": {
         "detail": "the cursor does not belong to this listing",
         "hint": "pass next_cursor of the previous page unchanged, or omit the cursor",
     },
     "unauthorized": {
-        "detail": "this server asks for a token",
-        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN",
+        "detail": "this server requires a token",
+        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN",
     },
     "forbidden": {
         "detail": "this server does not answer under the name 'evil.example.org'",
@@ -134,7 +134,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "too_many_requests": {
         "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
         "more wait",
-        "hint": "try again when some of them have been answered",
+        "hint": "try again after some of them have been answered",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
@@ -168,11 +168,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "headers_too_large": {"detail": "a request may have 128 headers, of 65536 bytes in all"},
+    "headers_too_large": {"detail": "at most 128 headers, of 65536 bytes in total, are allowed"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
-        "hint": "a YAML document is turned into JSON by `dray submit`",
+        "hint": "`dray submit` converts a YAML document to JSON",
     },
     "invalid_document": {
         "detail": "there is no field 'epocs'",
@@ -260,7 +260,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "internal_error": {
         "detail": "dray failed to answer this request; the server's log shows the error",
-        "hint": "its lines there have the same request_id",
+        "hint": "search the log for this request_id",
     },
     "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
     "database_unavailable": {

@@ -94,7 +94,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
     [
         (["none.py"], "there is no file none.py in"),
         (["--code", "pkg", "train.py"], "is not in"),
-        (["--code", "nothing", "train.py"], "is no folder"),
+        (["--code", "nothing", "train.py"], "is not a folder"),
         (["--include", "no.txt", "train.py"], "no such file in"),
         (["job.yaml", "extra"], "unexpected argument"),
         (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
