@@ -54,7 +54,7 @@ async def caller(request: Request) -> str:
 
 def caller_of(request: Request) -> str:
     if "\0" in request.url.path or "%00" in str(request.url.query):
-        raise Refused("malformed_request", "the address contains a NUL character")
+        raise Refused("malformed_request", "the URL contains a NUL character")
     name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
