@@ -323,7 +323,7 @@ class DrillNotFound(NotFound, code="drill_not_found"):
 
 
 class CodeNotFound(NotFound, code="code_not_found"):
-    """The job has no uploaded code."""
+    """You have uploaded no such code, or the job has none."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):

@@ -33,7 +33,6 @@ from ray_workers.node import (
 )
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.environments.environments import Environments
-from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.code_fetches import CodeFetches
 from ray_workers.node.folders.folder_keeper import FolderKeeper
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
@@ -61,7 +60,6 @@ from ray_workers.shared.node_needs import (
     RemoteCodeRef,
 )
 from ray_workers.shared.paths import (
-    code_dir,
     deployment_root,
     page_dir,
     preloaded_path,
@@ -363,11 +361,7 @@ class NodeAgent:
         """Put a job's code into its directory. Returns the problem if that fails, else None."""
         directory = work_root(self._deployment_id) / job_id
         try:
-            if isinstance(code, RemoteCodeRef):
-                await self._code_fetches.put_into(code, directory)
-            else:
-                cache = CodeCache(code_dir())
-                await asyncio.to_thread(cache.put_into, code, storage_url, directory)
+            await self._code_fetches.put_into(code, storage_url, directory)
         except (CodeRefused, CodeUnreachable) as error:
             return CodeProblem(str(error), is_final=isinstance(error, CodeRefused))
         except Exception as error:  # whatever the client of a storage may raise

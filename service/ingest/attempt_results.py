@@ -47,7 +47,7 @@ from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
-from service.storage.storage import Storage
+from service.storage.staged_files import Files
 from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import LogStore
@@ -88,7 +88,7 @@ class Received:
 
 def record(
     session: Session,
-    storage: Storage,
+    storage: Files,
     received: Sequence[Received],
     now: datetime,
     *,
@@ -136,7 +136,7 @@ class _Recorder:
     """Stores one reply of an attempt, whose job is locked."""
 
     session: Session
-    storage: Storage
+    storage: Files
     job: JobRow
     row: AttemptRow
     now: datetime

@@ -39,7 +39,8 @@ from service.domain.series import TIMES, Points
 from service.ingest import metric_columns, open_rounds, resume_reports, step_times
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
 from service.lifecycle.transitions import remark
-from service.storage.storage import Storage, check_file_name
+from service.storage.staged_files import Files
+from service.storage.storage import check_file_name
 from service.telemetry.chunk_columns import by_name
 from service.telemetry.known_attempts import KnownAttempt
 from service.telemetry.log_writer import LogLine, LogStore
@@ -59,7 +60,7 @@ class RankFrames:
     def __init__(
         self,
         session: Session,
-        storage: Storage,
+        storage: Files,
         job: JobRow,
         attempt: AttemptRow,
         now: datetime,

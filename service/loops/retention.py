@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -22,6 +21,7 @@ from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import Jobs
 from service.loops.shared.timings import LoopTimings
 from service.storage.quota import StorageWatch
+from service.storage.staged_files import StagedFiles, with_files
 from service.storage.storage import Storage
 from service.telemetry import refused_logs
 
@@ -103,8 +103,7 @@ class Retention:
         )
         for job_id in found:
             try:
-                store = functools.partial(refused_logs.store, storage=self._storage, job_id=job_id)
-                while await self._database.write(store):
+                while await self._store_refused_log(job_id):
                     continue
             except FolderSpoilt:  # only this job's folder
                 continue
@@ -112,6 +111,12 @@ class Retention:
                 logger.info("refused parts of logs stay in the database: %s", error)
                 return
         self._tried_log_of = found[-1] if len(found) == BATCH else ""
+
+    async def _store_refused_log(self, job_id: str) -> int:
+        async def store(files: StagedFiles) -> int:
+            return await self._database.write(lambda s: refused_logs.store(s, files, job_id))
+
+        return await with_files(self._storage, store)
 
     async def delete_expired(self) -> int:
         """Delete finished jobs that are too old or too many, up to a batch of each kind.

@@ -7,7 +7,7 @@ that runs the loops stores this situation every few seconds (`service.loops.sche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +21,6 @@ from service.db.repositories.scheduling import forecasts as repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.scheduling import queues as queues_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.counterfactuals import (
     Choices,
     Counterfactual,
@@ -32,10 +31,10 @@ from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.rules.dependencies import Dependency
 from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.queues import Queue
-from service.lifecycle import resizing
 from service.outlook import codec, forecasts
-from service.outlook.resubmitting import NEWEST_SEQ, Resubmission
-from service.outlook.step_times import EarlierRuns, Kind, Runs
+from service.outlook.resubmitting import Resubmission
+from service.outlook.step_times import EarlierRuns, Runs
+from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
 """If the situation is older, no process is running the loops."""
@@ -108,7 +107,7 @@ class Answers:
         if newest is None or newest.situation is None:
             return views.Explanation(state=row.state, reason=NO_FORECAST, queue_length=queue_length)
         waits_for = tuple(Dependency(each, on, "has not ended") for each, on in after)
-        job = replace(self._as_waiting(session, row, now), after=waits_for)
+        job = waiting_job(row, waits_for, self._earlier.get(session, now), now)
         questions = JobQuestions(newest.situation, job, now)
         decision = questions.decision
         waits = decision if isinstance(decision, policy.Wait) else None
@@ -147,32 +146,9 @@ class Answers:
         """Return the job as in the scheduler's snapshot, with its current priority, queue and
         rank."""
         seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
-        if seen is None:
-            return self._as_waiting(session, row, now)
+        if seen is None:  # it waits for slots, and so for no other jobs
+            return waiting_job(row, (), self._earlier.get(session, now), now)
         return replace(seen, priority=row.priority, queue=row.queue, place=row.rank)
-
-    def _as_waiting(self, session: Session, row: JobRow, now: datetime) -> policy.WaitingJob:
-        progress: Mapping[str, Any] = row.progress or {}
-        total = progress.get("total_steps")
-        earlier = self._earlier.get(session, now)
-        return policy.WaitingJob(
-            job_id=row.id,
-            attempt=row.attempt,
-            priority=row.priority,
-            seq=row.number or NEWEST_SEQ,
-            request=resizing.request_of(row),
-            left_s=forecast.seconds_left(
-                min(1.0, progress.get("step", 0) / total) if total else None,
-                row.runtime_used_s,
-                earlier.get(Kind(row.owner, row.name, row.num_workers), ()),
-            ),
-            waited_s=max(0.0, (now - row.created_at).total_seconds() - row.runtime_used_s),
-            yields=row.yields,
-            ends_within_s=row.max_runtime_s and row.max_runtime_s - row.runtime_used_s,
-            queue=row.queue,
-            owner=row.owner,
-            place=row.rank or 0,
-        )
 
 
 WOULD_START = views.Reason(code="would_start", message="would start now")

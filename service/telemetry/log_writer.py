@@ -1,8 +1,8 @@
 """Writing log lines into chunks.
 
-The last chunks of each rank are in SQL. A full chunk is written to storage before its row is
-changed: a transaction that is retried writes the same object again. A chunk that the storage
-refuses because the job's own folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
+The last chunks of each rank are in SQL. A full chunk is written to the storage before its row is
+changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
+folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
 
 Once a job's log has reached its limit, each rank also keeps its newest lines, in a chunk that stays
 in SQL and drops its oldest lines. The chunk's first line states how many lines are left out.
@@ -22,7 +22,7 @@ from service.db.models import AttemptRow, JobRow, LogChunkRow
 from service.db.repositories.telemetry import chunks as repository
 from service.domain.errors import FolderSpoilt, StorageUnavailable
 from service.lifecycle.transitions import remark
-from service.storage.storage import Storage
+from service.storage.staged_files import Files
 from service.telemetry import refused_logs
 from service.telemetry.known_attempts import KnownAttempt, OpenLog
 from service.telemetry.log_lines import chunk_key, encode_line
@@ -56,7 +56,7 @@ class LogStore:
     def __init__(
         self,
         session: Session,
-        storage: Storage,
+        storage: Files,
         job: JobRow,
         attempt: AttemptRow,
         now: datetime,

@@ -19,13 +19,13 @@ from service.db.repositories.telemetry import chunks as repository
 from service.db.session import touch
 from service.domain.errors import StorageUnavailable
 from service.lifecycle.transitions import remark
-from service.storage.storage import Storage
+from service.storage.staged_files import StagedFiles
 from service.telemetry.log_lines import chunk_key, encode_line
 
 MAX_BYTES = 4 << 20
 """The most bytes of a job's refused chunks in SQL."""
 MOVED_AT_ONCE = 16
-"""The most chunks that one transaction moves: each chunk is synced to disk during it."""
+"""The most chunks that one transaction moves."""
 REFUSED, DROPPED = "log_refused", "log_dropped"
 """Types of the events."""
 
@@ -88,9 +88,10 @@ def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
     remark(session, job, type_=DROPPED, code=DROPPED, message=message, now=now, data=data)
 
 
-def store(session: Session, storage: Storage, job_id: str) -> int:
+def store(session: Session, files: StagedFiles, job_id: str) -> int:
     """Move some of the job's refused chunks to the storage, and return their number; 0 if none is
-    left. Raises StorageUnavailable if the storage still refuses them."""
+    left. Raises FilesMissing until they are written, and StorageUnavailable if the storage still
+    refuses them."""
     job = jobs_repository.lock(session, job_id)
     if job is None or job.deleted_at is not None:
         return 0
@@ -98,6 +99,7 @@ def store(session: Session, storage: Storage, job_id: str) -> int:
     chunks = repository.refused_log_chunks(session, job_id)[:MOVED_AT_ONCE]
     for chunk in chunks:
         key = chunk_key(chunk)
-        storage.write_bytes(key, (chunk.text or "").encode())
+        files.write_bytes(key, (chunk.text or "").encode())
         chunk.text, chunk.storage_key, chunk.refused_at = None, key, None
+    files.check()
     return len(chunks)

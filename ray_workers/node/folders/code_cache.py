@@ -74,10 +74,13 @@ class CodeCache:
         """
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
+        if not copy.is_dir():
+            # Not under the lock of the copy, for which other jobs wait: the storage may be slow.
+            with self._locked(copy, "fetch-"):
+                if not copy.is_dir():
+                    self._make_room()
+                    self._fetch(code, storage_url, copy)
         with self._locked(copy):
-            if not copy.is_dir():
-                self._make_room()
-                self._fetch(code, storage_url, copy)
             _put_copy(copy, directory)
 
     def put_remote_into(self, code: RemoteCodeRef, directory: Path) -> None:
@@ -118,15 +121,15 @@ class CodeCache:
         return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager
-    def _locked(self, copy: Path) -> Iterator[None]:
-        """Hold the lock of this copy, which ends with the process that holds it."""
-        with self._lock_of(copy.name).open("w") as lock:
+    def _locked(self, copy: Path, kind: str = "") -> Iterator[None]:
+        """Hold a lock of this copy, which ends with the process that holds it."""
+        with self._lock_of(copy.name, kind).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _lock_of(self, name: str) -> Path:
+    def _lock_of(self, name: str, kind: str = "") -> Path:
         """One of sixteen lock files, so that their number does not grow with every upload."""
-        return self._root / f".lock-{name[0]}"
+        return self._root / f".lock-{kind}{name[0]}"
 
     def _fetch(self, code: CodeRef, storage_url: str, copy: Path) -> None:
         """Fetch code into a temporary folder, which is renamed once it is complete."""

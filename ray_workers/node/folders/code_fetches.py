@@ -1,4 +1,4 @@
-"""Code that this node fetches from elsewhere, before a job starts and for its directory."""
+"""Code that this node fetches: from elsewhere before a job starts, and for a job's directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from weakref import WeakValueDictionary
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.node.shared_work import Abandoned, NotDone, Owner, SharedWork, WantedWork
-from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
+from ray_workers.shared.node_needs import (
+    BuildState,
+    CodeRef,
+    JobNeed,
+    NodeEnvironment,
+    RemoteCodeRef,
+)
 from ray_workers.shared.paths import code_dir
 
 AT_A_TIME = 8
@@ -33,8 +39,9 @@ class CodeFetches:
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._running: set[str] = set()
         """Digests of the code that is being fetched, without fetches that wait for their turn."""
-        # Its own threads: servers that are slow to send code may occupy these, and nothing else.
-        # Not in the module: Ray pickles the agent's class with the globals that its methods use.
+        # Its own threads: a storage or servers that are slow to send code may occupy these, and
+        # nothing else. Not in the module: Ray pickles the agent's class with the globals that its
+        # methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
@@ -56,9 +63,14 @@ class CodeFetches:
         the fetch ends. Idempotent."""
         self._wanted.forget(code.digest, owner)
 
-    async def put_into(self, code: RemoteCodeRef, directory: Path) -> None:
-        """`CodeCache.put_remote_into`."""
-        await self._apart(partial(self._cache.put_remote_into, code, directory))
+    async def put_into(
+        self, code: CodeRef | RemoteCodeRef, storage_url: str, directory: Path
+    ) -> None:
+        """`CodeCache.put_into`, or `put_remote_into` for code that comes from elsewhere."""
+        if isinstance(code, RemoteCodeRef):
+            await self._apart(partial(self._cache.put_remote_into, code, directory))
+        else:
+            await self._apart(partial(self._cache.put_into, code, storage_url, directory))
 
     async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
         is_wanted = partial(self._wanted.is_wanted, code.digest)

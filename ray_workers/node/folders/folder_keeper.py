@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from dray.train import files
 from ray_workers.node.folders import job_folders
@@ -16,7 +18,11 @@ from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import paths
 from ray_workers.shared.folders.work_dir import checkpoint_dir
 
+T = TypeVar("T")
+
 Key = tuple[str, int]
+AT_A_TIME = 8
+"""Most concurrent accesses to the storage."""
 ANSWER_S = 0.5
 """Seconds that an answer waits for the end of the copying, which usually takes less."""
 
@@ -31,6 +37,8 @@ class FolderKeeper:
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
         """Why the copying has to wait, for attempts whose copying had to wait."""
+        # Its own threads: a storage that stands still occupies these, and nothing else.
+        self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:
         return paths.folders_dir(*self._node, *key)
@@ -42,7 +50,7 @@ class FolderKeeper:
             await asyncio.to_thread(job_folders.begin, self._folder(key), plan)
             if files.local_path(plan.folder_url) is None and key not in self._mirrors:
                 mirror = self._mirror_of(key, plan)
-                await asyncio.to_thread(mirror.restore)
+                await self._apart(mirror.restore)
                 if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
                     await asyncio.to_thread(job_folders.remove, self._folder(key))
                     return "the attempt is over"
@@ -60,9 +68,12 @@ class FolderKeeper:
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                await asyncio.to_thread(mirror.copy, everything=False)
+                await self._apart(partial(mirror.copy, everything=False))
             except Exception:  # the storage may answer next time
                 traceback.print_exc()
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def sizes(self, key: Key) -> dict[str, int] | None:
         """The files of an ended attempt's output folder, with their sizes in bytes. None until they
@@ -98,8 +109,8 @@ class FolderKeeper:
         work = paths.work_root(self._node[0]) / key[0]
         on_wait = partial(self._waits.__setitem__, key)
         try:
-            kept = await asyncio.to_thread(
-                job_folders.keep_output, *where, taken, num_bytes, work, on_wait
+            kept = await self._apart(
+                partial(job_folders.keep_output, *where, taken, num_bytes, work, on_wait)
             )
         except Exception as error:  # an error of the node's disk
             traceback.print_exc()
@@ -118,7 +129,7 @@ class FolderKeeper:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         try:
-            await asyncio.to_thread(mirror.copy, everything=True)
+            await self._apart(partial(mirror.copy, everything=True))
         except Exception as error:
             traceback.print_exc()
             return f"the checkpoint folder: {type(error).__name__}: {error}"
@@ -129,7 +140,7 @@ class FolderKeeper:
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()
-            await asyncio.to_thread(mirror.end)
+            mirror.end()
         self._sizes.pop(key, None)
         self._ends.pop(key, None)
         self._waits.pop(key, None)

@@ -27,7 +27,7 @@ class _Stamp(NamedTuple):
 
 
 class FolderMirror:
-    """A folder and its copy. Methods block, and wait for each other."""
+    """A folder and its copy. Methods block, and calls of `copy` wait for each other."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
@@ -39,9 +39,9 @@ class FolderMirror:
         self._has_ended = False
 
     def end(self) -> None:
-        """Stop copying. The folder may be deleted afterwards, which deletes nothing of the copy."""
-        with self._lock:
-            self._has_ended = True
+        """Copy and delete no more files, and do not wait for the storage. The folder may be deleted
+        afterwards, which deletes nothing of the copy."""
+        self._has_ended = True
 
     def restore(self) -> int:
         """Fetch every file of the copy; returns their number. Raises any error of the storage."""
@@ -65,7 +65,7 @@ class FolderMirror:
         with self._lock:
             # If the whole folder is gone, another process than the script deleted it, or the script
             # will create it again.
-            if not self._has_ended and os.path.lexists(self._folder):
+            if os.path.lexists(self._folder):
                 self._copy(everything=everything)
 
     def _copy(self, *, everything: bool) -> None:
@@ -74,6 +74,8 @@ class FolderMirror:
             is_quiet = everything or self._seen.get(name) == stamp
             if self._copied.get(name) == stamp or not is_quiet:
                 continue
+            if self._has_ended:
+                return
             try:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
@@ -81,6 +83,8 @@ class FolderMirror:
             if self._stamp(name) == stamp:  # else the copy may be torn, and is repeated
                 self._copied[name] = stamp
         for name in self._copied.keys() - stamps.keys():
+            if self._has_ended:
+                return
             files.remove_file(f"{self._url}/{name}")
             del self._copied[name]
         self._seen = stamps

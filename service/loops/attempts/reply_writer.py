@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+
+from sqlalchemy.orm import Session
 
 from service.costs.prices_file import PricesFile
 from service.db.session import is_of_values
@@ -19,6 +22,7 @@ from service.ingest.attempt_results import Received, Recorded
 from service.ingest.supervisor_frames import is_from_supervisor
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
+from service.storage.staged_files import StagedFiles, with_files
 from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
@@ -27,7 +31,7 @@ MAX_REPLIES, MAX_OF_REPORTING = 200, 50
 take longer: SQLite has one writer, and others wait for it."""
 MAX_FRAMES = 2000
 """Most frames of one transaction of several replies. A reply with more has its own transaction,
-concurrent with others if the database has several writers: it may write to the storage."""
+concurrent with others if the database has several writers."""
 TRIES = 3
 """Failures of a reply before it is stored without the ranks' reports; after twice as many it is
 stored without any reports."""
@@ -104,13 +108,19 @@ class ReplyWriter:
         return batch
 
     async def _write(self, received: Sequence[Received]) -> list[Recorded]:
-        return await self._database.write(
-            lambda session, now: attempt_results.record(
-                *(session, self._storage, received, now),
-                prices=self._prices.current(),
-                known=self._known,
-            )
-        )
+        async def write(files: StagedFiles) -> list[Recorded]:
+            def work(session: Session, now: datetime) -> list[Recorded]:
+                recorded = attempt_results.record(
+                    *(session, files, received, now),
+                    prices=self._prices.current(),
+                    known=self._known,
+                )
+                files.check()
+                return recorded
+
+            return await self._database.write(work)
+
+        return await with_files(self._storage, write)
 
 
 @dataclass

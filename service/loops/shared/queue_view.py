@@ -24,11 +24,11 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.db.repositories.submission import dependencies as dependencies_repository
 from service.domain.scheduling import policy
-from service.domain.scheduling.outlook import forecast
-from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.rules.dependencies import Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
-from service.outlook.step_times import Kind, Runs
+from service.outlook.step_times import Runs
+from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
 """Seconds that an attempt gets to reach its first step. An attempt that hangs before it may be
@@ -97,24 +97,7 @@ def snapshot(
     runs = {} if earlier is None else earlier
     after = _dependencies(session, jobs)
     waiting = tuple(
-        policy.WaitingJob(
-            job_id=job.id,
-            attempt=job.attempt,
-            priority=job.priority,
-            seq=job.number,
-            request=resizing.request_of(job),
-            not_before=job.not_before if job.not_before and job.not_before > now else None,
-            left_s=_left_s(job, job.runtime_used_s, runs),
-            waited_s=_waited_s(job, now),
-            yields=job.yields,
-            ends_within_s=_ends_within_s(job),
-            queue=job.queue,
-            owner=job.owner,
-            held=job.held_by,
-            place=job.rank,
-            after=after.get(job.array_id or job.id, ()),
-            array=_array_limit(job),
-        )
+        waiting_job(job, after.get(job.array_id or job.id, ()), runs, now)
         for job in jobs
         if job.state is JobState.QUEUED
     )
@@ -198,8 +181,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         ),
         slices=slices,
         held_s=_held_s(job, attempt, now),
-        left_s=_left_s(job, used_s + ran_s, runs),
-        waited_s=_waited_s(job, now) - ran_s,
+        left_s=left_s(job, used_s + ran_s, runs),
+        waited_s=waited_s(job, now) - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
         is_leaving=attempt.preempt_asked_at is not None or job.state is JobState.CANCELLING,
@@ -229,29 +212,6 @@ def _held_s(job: Any, attempt: Any, now: datetime) -> float:
     return max(0.0, held_s - SLOW_START_S if is_starting else held_s)
 
 
-def _ends_within_s(job: Any) -> float | None:
-    """Seconds that the job's attempts may still run: `max_runtime_s` limits their sum."""
-    return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
-
-
-def _waited_s(job: Any, now: datetime) -> float:
-    """Seconds since the job was submitted, without the time in which it ran or was kept back."""
-    since = job.kept_back_since
-    kept_back_s = float(job.kept_back_s)
-    if since is not None:
-        kept_back_s += (now - since).total_seconds()
-    age_s: float = (now - job.created_at).total_seconds()
-    return age_s - float(job.runtime_used_s) - kept_back_s
-
-
-def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
-    progress = job.progress or {}
-    total = progress.get("total_steps")
-    share_done = min(1.0, progress.get("step", 0) / total) if total else None
-    earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
-    return forecast.seconds_left(share_done, ran_s, earlier_s)
-
-
 def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
     """Return the dependencies of each job or array. `jobs`: all jobs that have not ended."""
     found: dict[str, tuple[Dependency, ...]] = {}
@@ -264,12 +224,6 @@ def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple
         is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
         found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
     return found
-
-
-def _array_limit(job: Row[Any]) -> ArrayLimit | None:
-    if job.array_max_running is None:
-        return None
-    return ArrayLimit(job.array_id, job.array_max_running)
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

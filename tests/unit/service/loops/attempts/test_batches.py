@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from service.loops.attempts.reply_writer import ReplyWriter
 from service.loops.shared import batches as batches_module
 from service.loops.shared.batches import together_or_alone
 from service.loops.shared.fencing import LoopDatabase
+from service.storage import staged_files
 from tests.unit.service.helpers import Service, log, metrics
 
 
@@ -93,14 +95,60 @@ async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(
     """A rank may have created a file at the path of its log folder."""
     good, bad = await service.running(), await service.running()
     service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
-    lines = [log(number, "x" * 30_000) for number in range(3)]
-    spoilt = Received(bad, 1, service.reply(bad, 1, lines))
+    spoilt = full_chunk(service, bad)
     batches.clear()
     writing = writer(service)
     stored = await asyncio.gather(*map(writing.store, (ended(service, good), spoilt)))
     assert [one.live for one in stored] == [False, True]
-    assert batches == [[good, bad]]
+    assert batches == [[good, bad]] * 2, "once more after the file was refused"
     assert (await service.jobs.get(good)).state is JobState.SUCCEEDED
+
+
+def full_chunk(service: Service, job_id: str) -> Received:
+    lines = [log(number, "x" * 30_000) for number in range(3)]
+    return Received(job_id, 1, service.reply(job_id, 1, lines))
+
+
+async def test_a_slow_storage_does_not_hold_the_database(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await service.running()
+    begun, may_end, write = threading.Event(), threading.Event(), service.storage.write_bytes
+
+    def write_slowly(key: str, data: bytes) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        write(key, data)
+
+    monkeypatch.setattr(service.storage, "write_bytes", write_slowly)
+    storing = asyncio.create_task(writer(service).store(full_chunk(service, job_id)))
+    try:
+        assert await asyncio.to_thread(begun.wait, 60)
+        await asyncio.wait_for(service.jobs.cancel(job_id), 10)
+        assert (await service.reading.logs(job_id)).items == []
+    finally:
+        may_end.set()
+    assert (await storing).live
+    assert len((await service.reading.logs(job_id)).items) == 3
+
+
+async def test_a_storage_that_stands_still_counts_as_unavailable(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, may_end = await service.running(), threading.Event()
+    monkeypatch.setattr(staged_files, "LIMIT_S", 0.1)
+    monkeypatch.setattr(service.storage, "write_bytes", lambda *_: may_end.wait(60))
+    with pytest.raises(StorageUnavailable, match=r"was not written to the storage within 0\.1 s"):
+        await writer(service).store(full_chunk(service, job_id))
+    may_end.set()
+
+
+async def test_a_file_that_no_row_names_is_replaced(service: Service) -> None:
+    job_id = await service.running()
+    key = f"{attempt_prefix(job_id, 1)}/logs/rank-00000/000000000000.jsonl"
+    service.storage.write_bytes(key, b"of a service that was killed before it stored the row")
+    await writer(service).store(full_chunk(service, job_id))
+    assert len((await service.reading.logs(job_id)).items) == 3
 
 
 async def test_two_replies_of_a_job_are_stored_one_after_the_other(

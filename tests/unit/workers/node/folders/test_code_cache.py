@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,34 @@ def test_several_attempts_at_once_share_one_copy(
         thread.join()
     assert fetched == ["once"]
     assert all(len(below(tmp_path / f"work-{n}")) == 50 for n in range(6))
+
+
+def test_code_that_is_on_the_node_does_not_wait_for_a_storage_that_stands_still(
+    storage: Storage, cache: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies of some code share a lock."""
+    here = storage.keep(FILES)
+    cache.put_into(here, storage.url, tmp_path / "one")
+    monkeypatch.setattr(CodeCache, "_lock_of", lambda self, _, kind="": self._root / f".{kind}l")
+    fetches, may_end = threading.Event(), threading.Event()
+
+    def stand_still(_: str) -> bytes:
+        fetches.set()
+        may_end.wait(60)
+        raise OSError("the storage does not answer")
+
+    monkeypatch.setattr(code_cache.files, "read", stand_still)
+    other = storage.keep({"f": b"x"}, "b")
+    with ThreadPoolExecutor(2) as threads:
+        stuck = threads.submit(cache.put_into, other, storage.url, tmp_path / "two")
+        try:
+            assert fetches.wait(60)
+            threads.submit(cache.put_into, here, storage.url, tmp_path / "three").result(30)
+        finally:
+            may_end.set()
+        with pytest.raises(OSError, match="does not answer"):
+            stuck.result()
+    assert below(tmp_path / "three") == FILES
 
 
 def test_the_copies_that_were_used_longest_ago_make_room(storage: Storage, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,34 @@ async def test_a_copy_that_is_under_way_at_the_end_is_not_overtaken(
     await asyncio.gather(first, second)
     mirror(tmp_path / "b", url).restore()
     assert (tmp_path / "b" / "w.pt").read_text() == "newer"
+
+
+def test_the_end_of_a_mirror_does_not_wait_for_a_storage_that_stands_still(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, store = mirror(tmp_path / "a", url), files.store
+    is_storing, may_store = threading.Event(), threading.Event()
+    (tmp_path / "a" / "1.pt").write_text("1")
+    mine.copy(everything=True)
+
+    def stand_still(source: Path, to: str) -> tuple[int, str]:
+        is_storing.set()
+        may_store.wait(60)
+        return store(source, to)
+
+    monkeypatch.setattr(files, "store", stand_still)
+    (tmp_path / "a" / "1.pt").unlink()
+    (tmp_path / "a" / "2.pt").write_text("2")
+    (tmp_path / "a" / "3.pt").write_text("3")
+    with ThreadPoolExecutor(2) as threads:
+        copying = threads.submit(mine.copy, everything=True)
+        try:
+            assert is_storing.wait(60)
+            threads.submit(mine.end).result(30)
+        finally:
+            may_store.set()
+        copying.result()
+    assert mirror(tmp_path / "b", url).restore() == 2, "neither the third file nor the deletion"
 
 
 async def test_an_attempt_that_is_dropped_while_its_folder_is_fetched_leaves_nothing(

@@ -1,0 +1,60 @@
+"""Waiting jobs as the policy sees them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from service.domain.scheduling import policy
+from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency
+from service.lifecycle import resizing
+from service.outlook.resubmitting import NEWEST_SEQ
+from service.outlook.step_times import Kind, Runs
+
+
+def waiting_job(
+    job: Any, after: tuple[Dependency, ...], runs: Runs, now: datetime
+) -> policy.WaitingJob:
+    """Return the job of a row, which may be one that is not submitted yet.
+
+    job: the row, or its columns of `planned_jobs.in_state`. after: the job's dependencies.
+    """
+    limit, limit_s = job.array_max_running, job.max_runtime_s
+    return policy.WaitingJob(
+        job_id=job.id,
+        attempt=job.attempt,
+        priority=job.priority,
+        seq=job.number or NEWEST_SEQ,
+        request=resizing.request_of(job),
+        not_before=job.not_before if job.not_before and job.not_before > now else None,
+        left_s=left_s(job, job.runtime_used_s, runs),
+        waited_s=waited_s(job, now),
+        yields=job.yields,
+        ends_within_s=None if limit_s is None else limit_s - job.runtime_used_s,
+        queue=job.queue,
+        owner=job.owner,
+        held=job.held_by,
+        place=job.rank or 0,
+        after=after,
+        array=None if limit is None else ArrayLimit(job.array_id, limit),
+    )
+
+
+def waited_s(job: Any, now: datetime) -> float:
+    """Seconds since the job was submitted, without the time in which it ran or was kept back."""
+    since = job.kept_back_since
+    kept_back_s = float(job.kept_back_s)
+    if since is not None:
+        kept_back_s += (now - since).total_seconds()
+    age_s: float = (now - job.created_at).total_seconds()
+    return age_s - float(job.runtime_used_s) - kept_back_s
+
+
+def left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
+    """Seconds that the job has left, after it ran `ran_s`; None if unknown."""
+    progress = job.progress or {}
+    total = progress.get("total_steps")
+    share_done = min(1.0, progress.get("step", 0) / total) if total else None
+    earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
+    return forecast.seconds_left(share_done, ran_s, earlier_s)

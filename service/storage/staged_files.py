@@ -1,0 +1,86 @@
+"""Files that a transaction needs in the storage, written before the transaction.
+
+A slow storage must not hold the only writer of SQLite. So such a transaction runs twice: the first
+run finds the files that it needs and is rolled back, then the files are written, and the second run
+stores the rows that name them. If there is no second run, for example because the service was
+killed, a file is left that no row names. It is replaced when the transaction runs again, and
+deleted with the folder of its job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from service.domain.errors import StorageUnavailable
+from service.storage.storage import Storage, in_storage_thread
+
+T = TypeVar("T")
+
+LIMIT_S = 20.0
+"""Seconds for writing the files of a transaction, after which the storage counts as unavailable."""
+
+
+class Files(Protocol):
+    """A storage, or the staged files of one."""
+
+    def key_of(self, url: str, /) -> str: ...
+
+    def write_bytes(self, key: str, data: bytes, /) -> None: ...
+
+
+class FilesMissing(Exception):
+    """A transaction was rolled back because the files that it needs are not written yet."""
+
+
+class StagedFiles:
+    """The files that one transaction needs."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._missing: dict[str, bytes] = {}
+        self._written: dict[str, bytes] = {}
+        self._refused: dict[str, StorageUnavailable] = {}
+
+    def key_of(self, url: str) -> str:
+        return self._storage.key_of(url)
+
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Require a file. Raises the error of the storage if it has refused this file."""
+        if key in self._refused:
+            raise self._refused[key]
+        if self._written.get(key) != data:
+            self._missing[key] = data
+
+    def check(self) -> None:
+        """End a run of the transaction. Raises FilesMissing if it required files that are not
+        written."""
+        if self._missing:
+            raise FilesMissing(f"{len(self._missing)} files are not written yet")
+
+    async def write(self) -> None:
+        """Write the missing files up to the first that is refused."""
+        missing, self._missing = self._missing, {}
+        for key, data in missing.items():
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await in_storage_thread(self._storage.write_bytes, key, data)
+            except StorageUnavailable as error:
+                self._refused[key] = error
+                return
+            except TimeoutError:
+                message = f"{key} was not written to the storage within {LIMIT_S:g} s"
+                self._refused[key] = StorageUnavailable(message)
+                return
+            self._written[key] = data
+
+
+async def with_files(storage: Storage, write: Callable[[StagedFiles], Awaitable[T]]) -> T:
+    """Return the result of `write`, which runs a transaction with `check` as its end."""
+    files = StagedFiles(storage)
+    while True:
+        try:
+            return await write(files)
+        except FilesMissing:
+            await files.write()
