@@ -1,1 +1,1 @@
-"""The rules that the supervisor follows: pure, without ray or torch."""
+"""The rules that the supervisor follows, as pure code without Ray or torch."""

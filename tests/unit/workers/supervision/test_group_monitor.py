@@ -290,7 +290,7 @@ async def test_without_culprits_the_attempt_ends_too() -> None:
     group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], reports)
     group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same place for 41.0 s"
+    message = "all ranks stood still at the same point for 41.0 s"
     assert outcome == Outcome.of(Cause.WORKER_LOST, message)
     assert (group.signals, [bundle["culprits"] for bundle in reports.of(FrameKind.HANG)]) == (
         [],
@@ -366,7 +366,7 @@ async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_
         assert await asyncio.wait_for(group.restarted.get(), PATIENCE_S) == 2
     assert not watching.done()
     assert {one["message"] for one in reports.of(FrameKind.REGROUPING)} == {
-        "rank 2 (worker 1) was killed by SIGKILL; the others go on"
+        "rank 2 (worker 1) was killed by SIGKILL; the others continue"
     }
     assert [(one["ranks"], one["world_size"]) for one in reports.of(FrameKind.REGROUPED)] == [
         ([2], 4)
@@ -436,7 +436,7 @@ async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_ov
     group, watching = watched_and_asked_to_leave(grace_s)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert time.monotonic() - began >= grace_s
-    message = f"asked to leave its slots; it did not end by itself within {grace_s:g} s"
+    message = f"was asked to leave its slots, but did not end within {grace_s:g} s"
     assert outcome == Outcome.of(Cause.PREEMPTED, message)
     assert group.asked_to_leave.is_set()
     assert group.running, "the supervisor ends the rest"
@@ -449,7 +449,9 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
     group.placed[0].end = left
     group.placed[0].exit.set_result(left)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    assert outcome == Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+    assert outcome == Outcome.of(
+        Cause.PREEMPTED, "saved a checkpoint and left its slots as requested"
+    )
 
 
 class Leaving(Standing):
@@ -705,7 +707,7 @@ async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert outcome.cause is cause
-    assert "when the group was to change its size" in outcome.message
+    assert "when the group was about to change its size" in outcome.message
 
 
 @pytest.mark.parametrize("limit_s", [60, None])
@@ -752,7 +754,7 @@ async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_wh
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same place for 61.0 s"
+    message = "all ranks stood still at the same point for 61.0 s"
     assert outcome == Outcome.of(Cause.USER_ERROR, message)
     assert group.signals == []
 
