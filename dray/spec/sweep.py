@@ -113,8 +113,7 @@ class Parameter(Document):
     log: StrictBool = False
     """Whether to sample uniformly on a logarithmic scale, for values of different magnitudes."""
     type: Literal["int", "float"] | None = None
-    """Type of the values in the range. If unset, they are integers if `min`, `max` and `step`
-    are."""
+    """Type of the values of the range; by default int if `min`, `max` and `step` are integers."""
 
     @property
     def is_whole(self) -> bool:
@@ -212,8 +211,7 @@ class SuccessiveHalving(Document):
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
     """Number of steps from which a trial is no longer compared; if unset, there is no limit."""
     eta: Annotated[Int, Field(ge=2, le=100)] = 3
-    """Reduction factor: at each comparison, the best one in `eta` trials continues, and the others
-    are stopped."""
+    """Reduction factor: at each comparison, the best one in `eta` trials continues."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -240,8 +238,7 @@ class Sweep(Document):
     metric: MetricKey
     """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether a lower (min) or a higher (max) value is better; required for metrics that dray does
-    not know."""
+    """Whether lower (min) or higher (max) is better; required for metrics unknown to dray."""
     by: Literal["best", "last"] = "best"
     """Which reported value of a trial counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
@@ -253,8 +250,7 @@ class Sweep(Document):
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
     """Seed of the sampler; the same seed gives the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Maximum number of trials that run at the same time; if unset, limited only by the available
-    slots."""
+    """Maximum number of trials that run at the same time; if unset, there is no limit."""
     max_failed: Annotated[Int, Field(ge=0, le=10**9)] | None = None
     """Maximum number of trials that are allowed to fail; if another one fails, the waiting trials
     are cancelled. If unset, there is no limit."""
@@ -272,8 +268,7 @@ class Sweep(Document):
     a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces `${NAME}` in
     `script.args`. All ranks get the value in the environment variable `DRAY_PARAM_NAME`."""
     early_stopping: SuccessiveHalving | None = None
-    """Early stopping of trials that perform worse than others; if unset, every trial runs to its
-    end."""
+    """Early stopping of trials that perform worse than others; by default, there is none."""
 
     @property
     def maximises(self) -> bool:
@@ -339,8 +334,7 @@ class Sweep(Document):
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
-        """Return the total number of characters in these arguments if every `${NAME}` is replaced
-        by its longest value."""
+        """Return the number of characters in these arguments with the longest values inserted."""
         longest = self.longest
         return sum(
             len(argument)
@@ -355,8 +349,8 @@ class Sweep(Document):
     def check_program(
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
-        """Check that the sweep fits the recipe, whose evaluations report `metrics`, or if `recipe`
-        is None, the script with these arguments. Raises the error of `wrong` if it does not."""
+        """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
+        `metrics`, or if `recipe` is None, the script with these arguments."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
@@ -417,8 +411,7 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value in the form in which it is written to an argument or a variable: strings
-    unchanged, other values as JSON."""
+    """Return a value as text for an argument or a variable: a string unchanged, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
