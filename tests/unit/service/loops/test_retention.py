@@ -151,7 +151,7 @@ async def test_a_full_storage_takes_no_job_and_says_what_to_do(
     jobs = [await here.finished() for _ in range(2)]
     assert await here.retention.run_once() == 0
     assert "no job is accepted or started" in caplog.text
-    with pytest.raises(QuotaExceeded, match="holds 20 bytes and its quota is 20 bytes") as caught:
+    with pytest.raises(QuotaExceeded, match="holds 20 bytes, and its quota is 20 bytes") as caught:
         await here.jobs.submit(spec())
     assert "dray delete" in str(caught.value.hint)
     again, created = await here.jobs.submit(spec(), idempotency=key)
