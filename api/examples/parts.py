@@ -347,7 +347,7 @@ DELIVERY: Mapping[str, Any] = {
     "created_at": MADE,
     "tried_at": STARTED,
     "next_try_at": "2026-11-21T08:45:06Z",
-    "answer": {"status": 503, "body": "busy", "error": "it answered 503", "took_s": 0.2},
+    "answer": {"status": 503, "body": "busy", "error": "the receiver answered 503", "took_s": 0.2},
 }
 
 

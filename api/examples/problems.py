@@ -33,7 +33,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/data/source",
     },
     "webhook_url_forbidden": {
-        "detail": "10.0.0.7 may not be a receiver: 10.0.0.7 is a private address",
+        "detail": "10.0.0.7 is not allowed as a receiver: 10.0.0.7 is a private address",
         "pointer": "/url",
         "hint": "the operator allows private hosts, also without https, by "
         "DRAY_WEBHOOK_PRIVATE_HOSTS",
@@ -60,7 +60,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
-        "detail": "the round '000000000012-9f86d081884c7d65' is over",
+        "detail": "round '000000000012-9f86d081884c7d65' is over",
         "hint": "request the round again",
     },
     "bad_update": {
@@ -68,7 +68,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "send this part, and then the update",
     },
     "too_many_webhooks": {
-        "detail": "ann has 20 webhooks, as many as a user may have",
+        "detail": "ann has 20 webhooks, the maximum per user",
         "hint": "delete one that is not needed: `dray webhook ls` shows them",
     },
     "webhook_disabled": {
@@ -249,7 +249,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "it has train.py, model.py",
     },
     "init_from_not_found": {
-        "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
+        "detail": f"the job {OTHER_ID} has no checkpoint at step 7",
         "pointer": "/init_from/step",
     },
     "init_from_differs": {

@@ -253,5 +253,5 @@ def test_storage_that_can_not_be_reached_is_unavailable(
         lambda: store.size_bytes("a/b"),
         lambda: store.delete_tree("a"),
     ):
-        with pytest.raises(StorageUnavailable, match="the object store fails"):
+        with pytest.raises(StorageUnavailable, match="the object store failed"):
             act()

@@ -59,7 +59,7 @@ async def test_a_job_without_init_from_begins_with_nothing(service: Service) -> 
     ("asked", "pointer", "says"),
     [
         ({"job": "job-none"}, "/init_from/job", "there is no job job-none"),
-        ({"step": 99}, "/init_from/step", "has no checkpoint of step 99"),
+        ({"step": 99}, "/init_from/step", "has no checkpoint at step 99"),
     ],
 )
 async def test_what_is_not_there_is_refused_with_the_field_at_fault(
