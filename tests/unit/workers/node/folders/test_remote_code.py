@@ -249,7 +249,7 @@ def test_plain_http_is_for_hosts_of_the_operator(
     place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))
     monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [place])
     public = replace(of_git(server, "a" * 40), git="http://code.example.org/repo")
-    assert "https:// alone" in refused(public, tmp_path)
+    assert "only for https://" in refused(public, tmp_path)
 
 
 def test_credentials_are_sent_to_their_hosts_and_never_shown(
