@@ -38,6 +38,7 @@ class FolderKeeper:
         self._waits: dict[Key, str] = {}
         """Why copying has to wait, for attempts for which it had to wait."""
         # A separate thread pool, so that hanging storage can only occupy these threads.
+        self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:
         return paths.folders_dir(*self._node, *key)

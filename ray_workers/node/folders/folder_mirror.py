@@ -40,8 +40,8 @@ class FolderMirror:
         self._has_ended = False
 
     def end(self) -> None:
-        """Stop copying and deleting, without waiting for the storage. The folder can then be deleted
-        without deleting the copy."""
+        """Stop copying and deleting files, without waiting for the storage. The folder can then be
+        deleted without deleting the copy."""
         self._has_ended = True
 
     def restore(self) -> int:
