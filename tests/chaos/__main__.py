@@ -1,9 +1,10 @@
-"""`make chaos`: the whole run, which ends with a table; exit code 1 if a promise was broken.
+"""`make chaos`: the complete run, which ends with a table. The exit code is 1 if a promise was
+broken.
 
     python -m tests.chaos [--seed N] [--turns N] [--ground NAME] [--only WORD] [--turn N]
 
-`--only stopped` draws no faults but those with stopped processes. `--turn` replays a single turn of
-a ground, as its seed has it.
+`--only stopped` draws only faults with stopped processes. `--turn` replays a single turn of a
+ground from its seed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=plan.TURNS, help="of each ground")
     parser.add_argument("--ground", choices=GROUNDS)
     parser.add_argument("--turn", type=int)
-    parser.add_argument("--only", default="", help="only blows with this word, such as `stopped`")
+    parser.add_argument(
+        "--only", default="", help="only blows that contain this word, such as `stopped`"
+    )
     asked = parser.parse_args()
     enough = asked.turns >= plan.TURNS
     asked.is_whole = enough and not (asked.ground or asked.turn is not None or asked.only)
@@ -76,7 +79,7 @@ def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
 
 def _tell(result: Result, at_s: float) -> None:
     turn = result.turn
-    print(f"{at_s:6.0f} s  turn {turn.number}: {turn.victim}, beside {turn.bystander}")
+    print(f"{at_s:6.0f} s  turn {turn.number}: {turn.victim}, with {turn.bystander}")
     for blown in result.blown:
         took = "" if blown.recovery_s is None else f" in {blown.recovery_s:.2f} s"
         lost = "" if not blown.steps_lost else f", {blown.steps_lost} steps lost"

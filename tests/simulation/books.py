@@ -35,7 +35,7 @@ class Gate(Protocol):
     async def after(self, call: str) -> None: ...
 
     def loses_commit(self) -> bool:
-        """Whether it is unknown to the driver if a commit succeeded, so that it repeats the transaction."""
+        """Whether the driver doesn't know if a commit succeeded, and repeats the transaction."""
 
     def publish(self, topics: tuple[str, ...]) -> None:
         """Wake the waiting tasks in every process."""
