@@ -4,7 +4,7 @@
 # too, so that the container is restarted. Arguments are passed to `ray start`.
 set -uo pipefail
 : "${DRAY_RAY_ADDRESS:?set DRAY_RAY_ADDRESS to the Ray head as HOST:PORT}"
-: "${DRAY_RAY_TOKEN_FILE:?set DRAY_RAY_TOKEN_FILE to the file with the Ray cluster's token}"
+: "${DRAY_RAY_TOKEN_FILE:?set DRAY_RAY_TOKEN_FILE to the file with the token of the Ray cluster}"
 
 RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DRAY_RAY_TOKEN_FILE" \
     ray start --block --address="$DRAY_RAY_ADDRESS" --num-cpus=0 --disable-usage-stats "$@" &
