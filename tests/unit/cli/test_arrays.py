@@ -1,4 +1,4 @@
-"""Arrays, and jobs that start after others, on the command line."""
+"""Arrays, and jobs that depend on others, on the command line."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: Liv
         assert newer in cli.err
     assert cli.json("annotate", newer)["tags"] == []
     assert cli.json("wait", "same", "--state", "QUEUED")["id"] == newer
-    cli("get", newer[:8], exits=Exit.USAGE)  # the beginning of several ids
+    cli("get", newer[:8], exits=Exit.USAGE)  # a prefix of several ids
     assert f"'{newer[:8]}' means" in cli.err
 
 

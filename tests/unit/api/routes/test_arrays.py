@@ -1,4 +1,4 @@
-"""/v1/arrays, and jobs that start after others, over HTTP."""
+"""/v1/arrays, and jobs that depend on others, over HTTP."""
 
 from __future__ import annotations
 

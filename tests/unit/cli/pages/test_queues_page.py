@@ -1,4 +1,4 @@
-"""docs/guides/queues.md tells the truth: its commands are run, on a server whose jobs only wait."""
+"""docs/guides/queues.md is correct: its commands are run, on a server on which jobs only wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/guides/sweeps.md tells the truth: a server runs its blocks, and a test trains the trials."""
+"""docs/guides/sweeps.md is correct: its blocks are run on a server, and a test trains the
+trials."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ EPOCHS = 12
 
 @contextmanager
 def training(server: LiveServer, *names: str) -> Iterator[None]:
-    """Trains waiting jobs of these names, one after the other: a pretended accuracy that is the
-    best at a learning rate of 0.01."""
+    """Train waiting jobs with these names one after another. Their fake accuracy has its maximum at
+    a learning rate of 0.01."""
     over = threading.Event()
 
     def work() -> None:
