@@ -111,7 +111,7 @@ def test_one_that_is_due_while_another_is_written_waits_for_it_and_says_so(
     second = threading.Thread(target=manager.save, args=(about(2), {"w": torch.full((NUM,), 2.0)}))
     second.start()
     said = ""
-    while "step 2 is due, and waits until the checkpoint of step 1 is written" not in said:
+    while "step 2 is due, but must wait until the checkpoint of step 1 is written" not in said:
         assert second.is_alive(), "it did not wait"
         time.sleep(0.01)
         said += capsys.readouterr().out

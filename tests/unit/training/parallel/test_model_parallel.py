@@ -556,7 +556,7 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=0, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
-    assert "the newest checkpoint has it" in error["message"]
+    assert "the job resumes from its latest checkpoint" in error["message"]
 
 
 def _die_with_the_twin(task: RankTask, folder: Path) -> None:
@@ -586,7 +586,7 @@ def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=1, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
-    assert "the newest checkpoint has it" in error["message"]
+    assert "the job resumes from its latest checkpoint" in error["message"]
 
 
 def _die_before_sending(task: RankTask, folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_script_that_leaves_the_division_of_its_document_out_fails(tmp_path: P
     }
     assert 0 not in run_ranks(tmp_path, document, world_size=2)
     (error,) = frames(tmp_path, kind="error")
-    assert "without train.prepare(), which divides the model" in str(error)
+    assert "without calling train.prepare(), which divides the model" in str(error)
 
 
 def _two(rank: int) -> None:

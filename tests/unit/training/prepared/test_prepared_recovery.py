@@ -164,4 +164,4 @@ def test_without_a_batch_to_go_on_from_the_checkpoint_is_left(tmp_path: Path) ->
     for rank in (0, 1):
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert error["cause"] == "worker_lost"
-        assert "the newest checkpoint has the state" in error["message"]
+        assert "the job resumes from its latest checkpoint" in error["message"]
