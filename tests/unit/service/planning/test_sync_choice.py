@@ -1,4 +1,4 @@
-"""The choice of `sync: auto`: all-reduce, unless known facts are in favour of another way."""
+"""The choice made by `sync: auto`: all-reduce, unless known facts favor another method."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "no way that the document takes",
         ),
         (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
-        # Only messages take long, and their latency is a guess.
+        # Only messages take a long time, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (
@@ -129,7 +129,7 @@ def test_the_costs_are_those_of_their_formulas() -> None:
     assert sent == {
         "all_reduce": 6,  # 2 (n - 1), in a ring
         "4": 1.5,
-        "d_psgd": 8,  # two neighbours each
+        "d_psgd": 8,  # two neighbors each
         "sgp": 4,
         "ad_psgd": 4,
         "bounded": 2,  # one worker's gradient, and the weights for it
