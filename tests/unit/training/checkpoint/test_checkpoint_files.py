@@ -75,15 +75,15 @@ def test_what_is_not_needed_of_a_state_takes_no_memory(tmp_path: Path) -> None:
     loaded = checkpoint_files.load(CheckpointRef(saved.url, 3, saved.manifest_sha256))
     assert own_memory_bytes() - before < num
     weights = loaded.state["model"]["w"]
-    weights[: num // 4] += 1.0  # which the file does not learn
-    # A quarter of 4 bytes each is `num`; other memory of this process comes and goes meanwhile.
+    weights[: num // 4] += 1.0  # without the file
+    # A quarter of the 4-byte numbers is `num`; other memory of this process varies during the test.
     assert num // 2 < own_memory_bytes() - before < 3 * num
     checkpoint_files.drop(saved)
     assert weights.sum() == num * 1.25
 
 
 def own_memory_bytes() -> int:
-    """Bytes of this process's memory that map no file."""
+    """Return the number of bytes of this process's memory that are not mapped from files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
@@ -103,7 +103,7 @@ def test_what_an_older_dray_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def with_manifest(ref: CheckpointRef, text: str) -> CheckpointRef:
-    """The checkpoint as if it had been committed with this manifest."""
+    """Return the checkpoint as if it had been committed with this manifest."""
     (folder_of(ref) / "manifest.json").write_text(text)
     return CheckpointRef(ref.url, ref.step, hashlib.sha256(text.encode()).hexdigest())
 

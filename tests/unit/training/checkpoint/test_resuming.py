@@ -1,4 +1,5 @@
-"""A run goes on from a checkpoint as if nothing had been, or begins with another job's weights."""
+"""A run continues from a checkpoint as if it had not been interrupted, or starts with another job's
+weights."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from tests.unit.training.jobs import (
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
-"""Options of all tests; each adds options with a state that must be saved."""
+"""Options for all tests; each of them adds options that have a state to save."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def note_the_order(task: RankTask) -> None:
 
 
 def order(home: Path, attempt: int, world_size: int) -> dict[int, list[int]]:
-    """The samples of each step over all ranks, in the order of the ranks."""
+    """Return the samples of each step from all ranks, in rank order."""
     found: dict[int, list[int]] = {}
     for rank in range(world_size):
         path = home / f"attempt-{attempt}" / "pages" / f"r{rank}.0.order"
@@ -249,7 +250,7 @@ def test_a_state_that_numbers_its_parameters_is_not_divided(tmp_path: Path) -> N
 
 
 def _number_parameters(task: RankTask) -> None:
-    """Write optimizer states as dray once did."""
+    """Write optimizer states in the old format."""
     optimizer_step.named_state = lambda optimizer, names: optimizer.state_dict()
 
 

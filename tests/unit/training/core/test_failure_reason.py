@@ -1,4 +1,4 @@
-"""One sentence for an error, wherever it was raised."""
+"""One sentence describes an error, regardless of where it was raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a missing module has advice on how to provide the module."""
+"""The error for a missing module contains advice on how to provide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training process from its first line to its exit code."""
+"""A training process from start to exit code."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_the_survivor_of_a_dead_peer_blames_the_peer(tmp_path: Path) -> None:
 
 
 def refuse_reports(number: int, task: RankTask) -> None:
-    """The disk takes the reports of the rank again once it has refused some."""
+    """Make the disk reject some of the rank's reports before it accepts them again."""
     storage_room.PAUSE_S, storage_room.WAIT_S = 0.01, 1.0
     write, refusals = SpoolWriter._write, iter(range(number))
 
