@@ -18,7 +18,7 @@ NUM_COSTS = 5
 
 
 def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Return the interval between saves that minimizes the total time lost to saves and to repeated
+    """Return the interval between saves that minimises the total time lost to saves and to repeated
     steps.
 
     cost_s: the time that a save adds to the run; mtbf_s: mean time between failures of the group.

@@ -65,7 +65,7 @@ class Layout:
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (the tree without its tensors, serializable as JSON; the tensors by their names in
+    """Return (the tree without its tensors, serialisable as JSON; the tensors by their names in
     it)."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors

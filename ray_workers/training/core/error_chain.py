@@ -22,7 +22,7 @@ NO_SUCH_NAME = "cannot import name"
 _TEXTS_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second is from `runpy`
 
 # Messages from gloo, NCCL, and the store when the peer is gone. Gloo raises a plain RuntimeError,
-# which can be recognized only by its message.
+# which can be recognised only by its message.
 PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"

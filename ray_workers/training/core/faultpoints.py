@@ -59,7 +59,7 @@ class FaultPoint(StrEnum):
     BEFORE_RESULT = "before_result"
     """The last step has been committed."""
     RESULT_WRITTEN = "result_written"
-    """The result has been stored, but the ranks have not synchronized again."""
+    """The result has been stored, but the ranks have not synchronised again."""
 
 
 _armed: dict[FaultPoint, list[tuple[ActWith, int | None]]] = {}

@@ -33,7 +33,7 @@ class Workload:
     train: Samples
     validation: Samples
     loss_sum: LossSum
-    """The loss that training minimizes."""
+    """The loss that training minimises."""
     validation_loss_sum: LossSum
     """The loss without terms that are only useful for training; `val/loss` is its mean."""
     metrics: Callable[[], MetricCollection]

@@ -68,11 +68,11 @@ class Batch:
     """Index of the share, which is the rank unless the group is exact."""
     indices: Tensor
     """The samples to compute: int64, never empty. If there are more shares than samples, a share
-    repeats a sample of its neighbor, because collective operations wait for every rank."""
+    repeats a sample of its neighbour, because collective operations wait for every rank."""
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the samples belong to a neighbor, and have no weight."""
+    """Whether the samples belong to a neighbour, and have no weight."""
 
     @property
     def weight(self) -> float:

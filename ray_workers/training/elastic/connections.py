@@ -2,8 +2,8 @@
 
 A gloo operation fails immediately if the connection for which it is waiting breaks; otherwise it
 continues to wait. For example, in a ring of four ranks, the rank opposite the dead one waits for a
-neighbor that has already failed. Therefore a rank that leaves a group shuts down its connections;
-its neighbors then fail and do the same, until the failure reaches every rank. Gloo provides no
+neighbour that has already failed. Therefore a rank that leaves a group shuts down its connections;
+its neighbours then fail and do the same, until the failure reaches every rank. Gloo provides no
 alternative: unlike NCCL's abort, its abort does not wake a waiting rank.
 """
 

@@ -51,7 +51,7 @@ FINISH_LOOK_S = 0.1
 WATCH_S = 0.25
 WATCH_TURNS = 2
 """A rank's connections are cut after the announced round was seen more than this number of times.
-Usually the rank notices the round earlier: between two steps, or because a neighbor has ended."""
+Usually the rank notices the round earlier: between two steps, or because a neighbour has ended."""
 
 
 class GroupChanged(Exception):

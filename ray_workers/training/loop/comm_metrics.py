@@ -1,4 +1,4 @@
-"""The communication cost of a rank for synchronization, with the same metrics for each `sync`."""
+"""The communication cost of a rank for synchronisation, with the same metrics for each `sync`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles some steps, and summarizes how they use their time."""
+"""Profiles some steps, and summarises how they use their time."""
 
 from __future__ import annotations
 

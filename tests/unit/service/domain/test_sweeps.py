@@ -18,7 +18,7 @@ LR = {"min": 1e-4, "max": 1e-1, "log": True}
 
 
 def sweep(**fields: Any) -> Sweep:
-    """Return a sweep that minimizes `loss`."""
+    """Return a sweep that minimises `loss`."""
     given = {"metric": "loss", "mode": "min", "trials": 50, "parameters": {"lr": LR}, **fields}
     return Sweep.model_validate(given)
 

@@ -1,4 +1,4 @@
-"""The choice made by `sync: auto`: all-reduce, unless known facts favor another method."""
+"""The choice made by `sync: auto`: all-reduce, unless known facts favour another method."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_costs_are_those_of_their_formulas() -> None:
     assert sent == {
         "all_reduce": 6,  # 2 (n - 1), in a ring
         "4": 1.5,
-        "d_psgd": 8,  # two neighbors each
+        "d_psgd": 8,  # two neighbours each
         "sgp": 4,
         "ad_psgd": 4,
         "bounded": 2,  # one worker's gradient, and the weights for it

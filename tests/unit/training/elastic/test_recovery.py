@@ -201,7 +201,7 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
 def test_of_four_ranks_the_one_across_learns_of_it_too(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    """Its neighbors in the ring are alive, but they shut down their connections, so it also
+    """Its neighbours in the ring are alive, but they shut down their connections, so it also
     fails."""
     fault = Fault(2, "in the backward pass")
     assert run_ranks(tmp_path, small(4), world_size=4, before=fault, recovers=True) == [0] * 4
@@ -371,7 +371,7 @@ def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done
 
 
 class RunningMeans:
-    """Adds batch normalization to the perceptron, which dray's own models do not use; then injects
+    """Adds batch normalisation to the perceptron, which dray's own models do not use; then injects
     a fault."""
 
     def __init__(self, then: Callable[[RankTask], None] | None = None) -> None:

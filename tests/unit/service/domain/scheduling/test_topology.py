@@ -137,7 +137,7 @@ def test_of_equal_domains_the_one_in_the_fullest_zone_is_taken() -> None:
 
 
 def test_a_gang_larger_than_any_domain_takes_as_few_as_possible_one_after_the_other() -> None:
-    """Neighboring ranks are close together: the slices of a domain are consecutive."""
+    """Neighbouring ranks are close together: the slices of a domain are consecutive."""
     nodes = [
         *row("r1", 2, 2),
         *row("r2", 4, 4),

@@ -80,7 +80,7 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 
 HUB = [[0, 1], [1, 2], [1, 3]]
-"""All ranks are neighbors of rank 1, which dies."""
+"""All ranks are neighbours of rank 1, which dies."""
 
 
 @ONE_SET
