@@ -1,4 +1,4 @@
-"""The checks at submission of the data that a job may read."""
+"""Checks, at submission, of the data that a job is allowed to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(source: str, tokenizer: str | None = None) -> JobSpec:
 
 
 def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give every name this address; return the list of resolved names."""
+    """Resolve all names to this address; return the list of resolved names."""
     asked = []
 
     def look_up(host: str, *_: Any) -> Any:
@@ -121,7 +121,7 @@ async def test_packages_come_from_public_hosts_and_encrypted(address: str, words
         "index/url": {"index": {"url": address}},
     }.items():
         if field == "index/url" and not address.startswith("http"):
-            continue  # refused by the document itself
+            continue  # rejected by the document itself
         with pytest.raises(DataSourceForbidden, match=words) as raised:
             await data_policy.refuse_forbidden(with_packages(environment), DataPolicy.open())
         assert raised.value.pointer == f"/environment/{field}"

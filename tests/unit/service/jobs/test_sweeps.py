@@ -1,4 +1,4 @@
-"""Sweeps: their trials, values, early stops and ends, on both databases."""
+"""Sweeps: trials, values, early stopping, and completion, with both databases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HALVING = {"min_steps": 10, "eta": 2}
 
 
 async def swept(service: Service, **fields: Any) -> tuple[str, list[str]]:
-    """A sweep's id, and its jobs' ids by index."""
+    """Return the id of a sweep, and the ids of its jobs by index."""
     job, created = await service.jobs.submit(spec(sweep={**GRID, **fields}), owner="ann")
     assert created
     assert job.array_id is not None
@@ -127,7 +127,7 @@ async def test_values_that_do_not_go_together_are_refused_and_nothing_is_stored(
 
 
 async def test_values_that_go_together_only_with_each_other_are_taken(service: Service) -> None:
-    """The document's own optimizer, adamw, has no momentum."""
+    """The optimizer in the document, adamw, has no momentum."""
     parameters = {"train.optimizer.name": ["sgd"], "train.optimizer.momentum": [0.5, 0.9]}
     for sampler in ({}, {"sampler": "optuna", "trials": 2}):
         _, jobs = await swept(service, parameters=parameters, **sampler)
