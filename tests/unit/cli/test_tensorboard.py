@@ -77,7 +77,7 @@ def test_a_second_call_goes_on_where_the_first_was_killed(
             "the first points",
         )
         cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id, exits=2)
-        assert "another `dray tensorboard` writes" in cli.err
+        assert "another `dray tensorboard` is writing" in cli.err
         process.kill()
     path = event_file(tmp_path)
     path.write_bytes(path.read_bytes()[:-7])
