@@ -48,7 +48,7 @@ from tests.wire import cluster_node
 
 T = TypeVar("T")
 EVIL = '<img src=x onerror="document.title=1">'
-"""A name that would run if the page took it for markup."""
+"""A name that would run as code if the page treated it as markup."""
 PRICES = (
     "currency: EUR\nprices: [{resource: GPU, per_hour: 2.5}, {resource: CPU, per_hour: 0.05}]\n"
 )
@@ -114,7 +114,7 @@ def run(doing: Coroutine[Any, Any, T]) -> T:
 
 
 class Site:
-    """A server, and what a cluster would report to it."""
+    """A server, and the reports of a cluster to it."""
 
     def __init__(self, server: LiveServer) -> None:
         self.server = server
@@ -153,7 +153,7 @@ class Site:
         return job.id
 
     def annotate(self, job_id: str, **changes: Any) -> None:
-        """Change tags and notes, as somebody else does."""
+        """Change tags and notes as another user."""
         wanted = AnnotationRequest.model_validate(changes)
         run(self.tracking.annotate(job_id, wanted, actor="bert"))
 
@@ -180,7 +180,7 @@ class Site:
         return frame(FrameKind.ARTIFACT, body, at=self.hands.now)
 
     def claim(self, job_id: str, node: str = "gpu-a", workers: int = 2) -> int:
-        """Give the job slots; the number of its attempt."""
+        """Give the job slots; returns the number of its attempt."""
 
         def work(session: Any) -> list[AttemptSpec | None]:
             row = jobs.get(session, job_id)
@@ -196,7 +196,7 @@ class Site:
     def steps(
         self, first: int, last: int, *, total: int, seed: int = 0, rank: int = 0, every: int = 5
     ) -> list[Frame]:
-        """What a rank reports of its steps."""
+        """Report steps as a rank does."""
         frames = []
         for step in range(first, last + 1, every):
             values = {
@@ -290,7 +290,7 @@ class Site:
         return job_id
 
     def trains(self, name: str, seed: int = 0, node: str = "gpu-b", **fields: Any) -> str:
-        """A job that is on its way."""
+        """A job that is running."""
         job_id = self.submit(name, **fields)
         self.claim(job_id, node)
         at = 200 + 37 * (seed % 9)

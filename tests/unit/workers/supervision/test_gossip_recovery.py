@@ -1,4 +1,4 @@
-"""Recovery of gossip, whose ranks need not wait for each other."""
+"""Recovery in gossip, whose ranks do not have to wait for each other."""
 
 from __future__ import annotations
 

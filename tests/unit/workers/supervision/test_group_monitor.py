@@ -1,4 +1,4 @@
-"""The monitor of a group waits for its end, and carries out what is decided."""
+"""The monitor of a group waits for its end, and carries out the decisions."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ LONE: dict[str, Any] = {
 
 
 class Respawning(Standing):
-    """Its processes can be started again."""
+    """Its processes can be restarted."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)

@@ -1,4 +1,4 @@
-"""An attempt that ended waits for the last reports of its nodes, and not for ever."""
+"""The supervisor of an ended attempt waits for the last reports of its nodes, but not forever."""
 
 from __future__ import annotations
 
