@@ -94,7 +94,7 @@ def picture(number: int) -> bytes:
 
 
 def gpu_node(name: str, **fields: Any) -> ClusterNode:
-    """A node as Ray describes one with GPUs."""
+    """A node with GPUs, as Ray describes it."""
     resources = {**GPUS, f"accelerator_type:{MODELS[name]}": 1.0}
     labels = {"ray.io/accelerator-type": MODELS[name]}
     free = {**resources, "GPU": 3.0, "CPU": 40.0}
@@ -168,7 +168,7 @@ class Site:
         return frame(FrameKind.CHECKPOINT, body, at=self.hands.now)
 
     def artifact(self, job_id: str, attempt: int, path: str, content: bytes) -> Frame:
-        """Lay a file where a rank would, and the frame that tells of it."""
+        """Store a file where a rank would, and send the frame that reports it."""
         key = f"{attempt_prefix(job_id, attempt)}/artifacts/{path}"
         self.hands.storage.write_bytes(key, content)
         body = {
@@ -225,7 +225,7 @@ class Site:
         return [log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)]
 
     def uses(self, num_ranks: int = 4) -> list[Frame]:
-        """A sample of what ranks with a GPU each use, and their node."""
+        """Report a sample of ranks that use one GPU each, and of their node."""
         at = self.hands.now
         turn = at.timestamp() / 300
         samples = []
@@ -358,7 +358,7 @@ class Site:
         return sweep_id
 
     def many(self, count: int) -> None:
-        """Jobs that wait, as many as are asked for: what a long list consists of."""
+        """Submit this many waiting jobs, the content of a long list."""
         for number in range(count):
             queue = "nightly" if number % 3 == 0 else "default"
             name = f"{NAMES[number % len(NAMES)]}-{number:04d}"
@@ -366,7 +366,7 @@ class Site:
             self.submit(name, owner=OWNERS[number % 4], queue=queue, labels=labels)
 
     def everything(self, count: int = 40) -> str:
-        """Jobs in every state; the id of the one with the most to see."""
+        """Submit jobs in every state; returns the id of the most detailed one."""
         self.hands.now = datetime.now(UTC) - timedelta(minutes=25)
         self.cluster()
         run(self.hands.queue("nightly", weight=2.0, max_running=4))

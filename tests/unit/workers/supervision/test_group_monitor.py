@@ -215,7 +215,7 @@ async def test_a_stopped_rank_that_is_not_replaced_is_reported_and_ends_the_atte
 async def test_a_rank_that_hangs_is_ended_also_if_it_has_another_number_by_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another rank is lost while the stacks are read, and the others go on without it."""
+    """Another rank is lost while the stacks are read, and the others continue without it."""
     document = {**RECIPE, "resources": {"num_workers": 3}}
     group, reports = Standing(3), Reports()
     group.seen = [observation(0), observation(1), observation(2, age_s=60.0, state="T")]
@@ -453,7 +453,7 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
 
 
 class Leaving(Standing):
-    """A group that does nothing by itself when it is asked to leave."""
+    """A group that does nothing on its own when it is asked to leave."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
