@@ -1,4 +1,4 @@
-"""What of the images and of compose.yaml can be checked where there is no Docker."""
+"""Checks of the images and of compose.yaml that need no Docker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server refuses wrong messages by the name of the client, and goes on without them."""
+"""The server refuses wrong messages, names the client, and continues without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refused(played: Round, message: bytes, reason: str, name: str = NAME) -> Non
 
 
 def good(played: Round) -> bytes:
-    """The right answer of the client."""
+    """Return the client's correct answer."""
     return played.clients[NAME].answer(played.messages[NAME])
 
 

@@ -1,4 +1,4 @@
-"""The result is the sum of the survivors' updates, for any clients that are lost at any time."""
+"""The result is the sum of the survivors' updates, whichever clients are lost, and whenever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server has nothing from which one client's update could be seen."""
+"""The server has nothing that reveals one client's update."""
 
 from __future__ import annotations
 

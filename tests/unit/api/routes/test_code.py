@@ -159,7 +159,7 @@ def test_a_folder_goes_there_and_back_by_the_sdk(server: LiveServer, tmp_path: P
         }
         assert (tmp_path / "back" / "train.py").read_bytes() == program
         assert (tmp_path / "back" / "run.sh").stat().st_mode & 0o100
-        with pytest.raises(CodeNotFound, match="brought no code"):
+        with pytest.raises(CodeNotFound, match="was submitted without code"):
             client.job_code(server.submit())
         with pytest.raises(CodeUnfit, match=r"no file 'none\.py'"):
             client.submit({"script": {**script, "entrypoint": "none.py"}})

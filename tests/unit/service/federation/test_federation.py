@@ -145,7 +145,7 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
     assert (await said()).endswith(waits)
     assert (await waited_for(service, job_id)).missing == ["north", "west"]
     told = await said(ends_in_s=5.0)
-    assert told.endswith(f"{waits}: 1 is enough now that its deadline is over")
+    assert told.endswith(f"{waits}: 1 is enough now that its deadline has passed")
     for bad in {"missing": [3]}, {"missing": None}, {"ends_in_s": -1.0}:
         assert told == await said(**bad), "such a report changes nothing"
     assert "round" not in await said(missing=[])

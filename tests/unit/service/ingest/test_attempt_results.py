@@ -148,7 +148,7 @@ async def test_a_script_whose_loss_is_not_finite_has_an_event_and_a_warning_once
     service.report(job_id, 1, frames)
     service.report(job_id, 1, [metrics(7, {"train/loss": nan, "x": 1})])
     (event,) = await events_of(service, job_id, "divergence")
-    message = "train/grad_norm of step 4 is Infinity: training diverges, and the script goes on"
+    message = "train/grad_norm of step 4 is Infinity: training diverges, and the script continues"
     assert (event.code, event.message) == ("diverges", message)
     assert event.data == {"step": 4, "loss": 0.5, "grad_norm": "Infinity"}
     (warning,) = (await service.jobs.get(job_id)).warnings
@@ -311,7 +311,7 @@ async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service
     job = await service.jobs.get(job_id)
     assert job.state == JobState.QUEUED
     assert job.reason.message == (
-        "s3://b/k: no answer; tried 4 times (tried again after 1 s at the earliest, "
+        "s3://b/k: no answer; tried 4 times (retried after 1 s at the earliest, "
         "counted as a fault of the data source)"
     )
 

@@ -75,7 +75,7 @@ async def test_the_same_key_and_request_make_one_array(service: Service) -> None
 
 
 async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service) -> None:
-    with pytest.raises(ArrayTooLarge, match="has 10,000,000 jobs, and this server takes 10,000"):
+    with pytest.raises(ArrayTooLarge, match="has 10,000,000 jobs, but this server allows 10,000"):
         await service.submit(array={"size": 10**7})
     assert (await service.jobs.list()).items == []
 
@@ -94,7 +94,7 @@ async def test_many_jobs_of_a_long_document_are_refused(
     """Otherwise a request of one megabyte could be stored as ten gigabytes."""
     script = {"entrypoint": "a.py", "args": ["${x}"] * 4 if "sweep" in many else ["x" * 14_000]}
     document = JobSpec.model_validate({"script": script, **many})
-    with pytest.raises(ArrayTooLarge, match="this server takes 134,217,728 for all") as said:
+    with pytest.raises(ArrayTooLarge, match="this server allows 134,217,728 for all") as said:
         await service.jobs.submit(document)
     assert said.value.pointer == f"/{next(iter(many))}"
     assert (await service.jobs.list()).items == []

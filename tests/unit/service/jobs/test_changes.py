@@ -143,7 +143,7 @@ async def test_a_moved_job_no_longer_says_that_its_old_queue_keeps_it_back(
     moved = await service.change(job_id, queue="default")
     assert (moved.reason.code, moved.reason.message, moved.position) == (
         "moved",
-        "waits for the scheduler's next look",
+        "waits for the scheduler's next round",
         None,
     )
     held = await service.change(job_id, held=True)

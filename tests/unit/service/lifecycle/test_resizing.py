@@ -312,7 +312,7 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
         (A,),
         None,
     )
-    assert size_told(service, job_id) == "is about to go on with another global batch"
+    assert size_told(service, job_id) == "is about to continue with another global batch"
     assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
     (event,) = await events_of(service, job_id, "changing_batch")
     assert event.data == {"grant": 1, "batch_size": 256}
@@ -400,7 +400,7 @@ async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Ser
     service.report(job_id, 1, [regrouping(2)], phase=Phase.RUNNING)
     assert size_told(service, job_id) == "", "it recovers"
     service.report(job_id, 1, [regrouped(2, world_size=2)], phase=Phase.RUNNING)
-    trains_on = "trains on with 2 of 3 workers; a replacement joins once it is ready"
+    trains_on = "continues to train with 2 of 3 workers; a replacement joins once it is ready"
     explained = await service.reading.explain(job_id)
     assert explained.reason.message.endswith(f"; {trains_on}")
     # No process can be started; then a node is lost and not replaced.
@@ -532,7 +532,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     assert growing(service, job_id) is not None
     again = f"{service.now + KEEPING_PAUSE - GROWING_PAUSE:%H:%M:%S} UTC"
     assert size_told(service, job_id) == (
-        f"kept slots that it was asked to release, and is not asked again before {again}"
+        f"kept slots that it was asked to release, and will not be asked again before {again}"
     )
     service.advance((KEEPING_PAUSE - GROWING_PAUSE).total_seconds())
     assert spare(service, job_id) == (B,)
