@@ -238,7 +238,7 @@ def check_imitation(kinds: Sequence[Kind]) -> None:
             if kind.real.get(route, 0) > MOST_MISSED * planned + SPARE:
                 raise BenchmarkError(
                     f"{kind.name} asked for {route} {kind.real[route]} times, but its imitation "
-                    f"does {planned:.1f} times in {kind.real_s:g} s"
+                    f"asks for it {planned:.1f} times in {kind.real_s:g} s"
                 )
 
 
