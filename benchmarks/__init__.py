@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers; each prints ratios and how they were measured."""
+"""Benchmarks that compare dray with peers. Each prints ratios and how they were measured."""

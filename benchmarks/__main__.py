@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print, and keep the figures under benchmarks/results."""
+"""`python -m benchmarks`: run benchmarks, and print and store the results in benchmarks/results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--rounds", type=int, default=10, help="of each contender (10)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures are kept")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help=("rounds for each contender (default: 10)")
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown or options.rounds < 2:
-        parser.error(f"there is no {', '.join(unknown)}" if unknown else "--rounds is at least 2")
-    # The SDK reads DRAY_*; what is measured is the defaults.
+        parser.error(
+            f"unknown benchmark: {', '.join(unknown)}"
+            if unknown
+            else ("--rounds must be at least 2")
+        )
+    # The SDK reads DRAY_* variables, but the defaults are to be measured.
     for name in [name for name in os.environ if name.startswith(("DRAY_", "RAY_"))]:
         del os.environ[name]
     for name in options.names or _possible():
@@ -35,7 +41,8 @@ def main() -> int:
 
 
 def _possible() -> list[str]:
-    """The measurements that can run here. Reports each other one with what it needs."""
+    """Return the benchmarks that can run on this machine. Reports the others, with what they
+    require."""
     import torch
 
     from benchmarks.browsing.browser import lacks_browser
@@ -43,13 +50,13 @@ def _possible() -> list[str]:
 
     left_out = set()
     if not torch.cuda.is_available():
-        _tell("gpu is left out: there is none")
+        _tell("skipping gpu: there is no GPU")
         left_out.add("gpu")
     if data_folder() is None:
-        _tell(f"replays are left out: {DATA} names no folder with traces")
+        _tell(f"skipping replays: {DATA} is not set to a folder with traces")
         left_out |= {"scheduler", "scheduler_frontier", "scheduler_elastic"}
     if lacks_browser():
-        _tell("first_paint and open_pages are left out: there is no chromium or no playwright")
+        _tell("skipping first_paint and open_pages: chromium or playwright is not installed")
         left_out |= {"first_paint", "open_pages"}
     return [name for name in BENCHMARKS if name not in left_out]
 
@@ -95,7 +102,8 @@ BENCHMARKS = {
     "topologies": "topologies.measure",
     "gpu": "gpu.measure",
 }
-"""The module that measures each; they import what the others need not have."""
+"""The module of each benchmark. Imported only when needed, because some require additional
+packages."""
 
 
 def _tell(line: str) -> None:
@@ -106,4 +114,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except machine.BenchmarkError as error:
-        sys.exit(f"The measurement could not be taken: {error}")
+        sys.exit(f"the measurement failed: {error}")

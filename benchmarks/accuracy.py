@@ -1,4 +1,4 @@
-"""The accuracy that a job comes to, and a table of several against the first."""
+"""The accuracy that a job reaches, and a table that compares several jobs with the first."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SAID = {None: "", True: "yes", False: "no"}
 
 
 def digits_accuracy(parts: Mapping[str, Any], seed: int, num_ranks: int = 1) -> float:
-    """Percent on the validation split when a cnn of width 16 has learned `sklearn://digits`.
+    """Return the validation accuracy in percent of a cnn of width 16 trained on `sklearn://digits`.
 
-    parts: of the job document besides; the seed chooses the split, too.
+    parts: other parts of the job document. The seed also determines the split.
     """
     document = {
         "recipe": "image_classification",
@@ -49,7 +49,7 @@ def compared(
 ) -> Result:
     """Run each contender with each seed, and compare it with the first contender.
 
-    contenders: by name, whether it is claimed to come within the goal; None for no claim.
+    contenders: for each name, whether it is claimed to meet the goal; None for no claim.
     """
     found: dict[str, list[float]] = {}
     reference = next(iter(contenders))

@@ -1,4 +1,4 @@
-"""Two loops in the same processes, block against block: how long a step took in each."""
+"""Step times of two loops that alternate in blocks in the same processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Times:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], *, steps_per_block: int, warmup_blocks: int) -> Times:
-        """Times from the seconds of whole blocks that the ranks wrote as `dray_s` and `plain_s`."""
+        """Return the times, given the seconds per block that the ranks wrote as `dray_s` and
+        `plain_s`."""
         dray, plain = (
             [block / steps_per_block for block in found[key][warmup_blocks:]]
             for key in ("dray_s", "plain_s")
@@ -27,11 +28,12 @@ class Times:
         return cls(dray, plain)
 
     def pairs(self) -> list[tuple[float, float]]:
-        """Neighbours in A B B A A B B A: the first A and B, the next B and A, and so on."""
+        """Return neighbours in A B B A A B B A: the first A and B, the next B and A, and so on."""
         return list(zip(self.dray, self.plain, strict=True))
 
     def same_pairs(self) -> list[tuple[float, float]]:
-        """Neighbouring blocks of dray's loop (A A), the earlier one above and below in turn."""
+        """Return neighbouring blocks of dray's loop (A A), alternating which one is first in the
+        pair."""
         neighbours = zip(self.dray[1::2], self.dray[2::2], strict=False)
         return [
             (one, two) if number % 2 else (two, one) for number, (one, two) in enumerate(neighbours)
@@ -41,7 +43,7 @@ class Times:
         return [Row(f"{label}: dray", self.dray), Row(f"{label}: {peer}", self.plain)]
 
     def comparison(self, label: str, *, goal: float) -> Comparison:
-        """The ratio of dray's times to the peer's, against the goal for it."""
+        """Return the ratio of dray's times to the peer's, with the goal for it."""
         ratio = median_of_ratios(self.pairs())
         return Comparison(
             label=label,

@@ -1,7 +1,7 @@
 """Statistics of samples: medians, and ratios with an interval.
 
-Intervals are percentile bootstraps (Efron & Tibshirani 1993, chapter 13) of 95%, from a fixed
-seed, so that the same samples give the same interval.
+Intervals are 95% percentile bootstraps (Efron & Tibshirani 1993, chapter 13) with a fixed seed, so
+that the same samples result in the same interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of samples, in their own unit."""
+    """The distribution of samples, in the samples' unit."""
 
     n: int
     lowest: float
@@ -32,7 +32,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Raises ValueError without samples."""
+        """Return the distribution. Raises ValueError if there are no samples."""
         if not samples:
             raise ValueError("there are no samples to describe")
         p0, p25, p50, p75, p100 = np.percentile(_array(samples), [0, 25, 50, 75, 100])
@@ -52,7 +52,7 @@ class Ratio:
 
 
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """median(ours) / median(theirs), each side drawn anew by itself for the interval."""
+    """Return median(ours) / median(theirs). For the interval, each side is resampled separately."""
     generator = np.random.default_rng(SEED)
     ours_, theirs_ = _array(ours), _array(theirs)
     drawn = _drawn_medians(ours_, generator) / _drawn_medians(theirs_, generator)
@@ -62,7 +62,7 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 def ratio_of_percentiles(
     ours: Sequence[float], theirs: Sequence[float], percentile: float
 ) -> Ratio:
-    """The ratio of another percentile than the median."""
+    """Return the ratio of a percentile other than the median."""
     generator = np.random.default_rng(SEED)
     drawn = []
     for side in (_array(ours), _array(theirs)):
@@ -73,14 +73,16 @@ def ratio_of_percentiles(
 
 
 def median_of_ratios(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Median of ours / theirs over (ours, theirs) taken next to each other; pairs drawn anew."""
+    """Return the median of ours / theirs over pairs measured next to each other. For the interval,
+    pairs are resampled."""
     ratios = _array([ours / theirs for ours, theirs in pairs])
     drawn = _drawn_medians(ratios, np.random.default_rng(SEED))
     return _ratio(float(np.median(ratios)), drawn)
 
 
 def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Sum of the first over the sum of the second of each pair; pairs drawn anew."""
+    """Return the sum of the first values over the sum of the second values. For the interval, pairs
+    are resampled."""
     both = np.asarray(pairs, dtype=np.float64)  # (pairs, 2)
     generator = np.random.default_rng(SEED)
     picked = generator.integers(len(both), size=(RESAMPLES, len(both)))
@@ -94,7 +96,7 @@ def _array(samples: Sequence[float]) -> Floats:
 
 
 def _drawn_medians(samples: Floats, generator: np.random.Generator) -> Floats:
-    """Medians of `RESAMPLES` samples of the same size, drawn with replacement."""
+    """Return the medians of `RESAMPLES` samples of the same size, drawn with replacement."""
     picked = generator.integers(len(samples), size=(RESAMPLES, len(samples)))
     medians: Floats = np.median(samples[picked], axis=1)
     return medians

@@ -1,4 +1,4 @@
-"""One rank of a job of a recipe, started by torchrun: dray's training without its service.
+"""One rank of a recipe job, started by torchrun: dray's training without its service.
 
 python -m benchmarks.job_rank document.json folder
 """
@@ -21,13 +21,13 @@ from ray_workers.training.process import rank_main
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("document", type=Path)
-    parser.add_argument("folder", type=Path, help="where spools and results are left")
+    parser.add_argument("folder", type=Path, help="folder for spools and results")
     options = parser.parse_args()
     train(options.document, options.folder)
 
 
 def train(document: Path, folder: Path, dtype: str = "float32") -> None:
-    """Train as the rank that the environment names, and end this process."""
+    """Train as the rank given by the environment, and then exit this process."""
     spec = JobSpec.model_validate_json(document.read_text())
     torch.set_default_dtype(getattr(torch, dtype))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -35,7 +35,7 @@ def train(document: Path, folder: Path, dtype: str = "float32") -> None:
     os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
     rank_main.run_recipe(task, spec, HeartbeatPage(None))
-    # As dray's training processes end: gloo's threads and the interpreter's end don't get on.
+    # Exit like dray's training processes: gloo's threads can abort during interpreter shutdown.
     sys.stdout.flush()
     os._exit(0)
 

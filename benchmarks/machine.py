@@ -13,18 +13,18 @@ import psutil
 
 PACKAGES = ("torch", "ray", "numpy", "SQLAlchemy", "fastapi", "pyarrow")
 QUIET_SHARE = 0.12
-"""Share of all cores that the idle daemons of a service and of two Rays may take."""
+"""Maximum share of all cores that the idle daemons of a service and two Ray clusters can use."""
 SAMPLE_S = 0.5
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class BenchmarkError(RuntimeError):
-    """A measurement failed; the message names it and the reason."""
+    """A measurement failed. The message states which one and why."""
 
 
 def describe() -> dict[str, str]:
-    """The machine and the versions that a figure depends on."""
+    """Return the machine and the versions on which figures depend."""
     memory_gib = psutil.virtual_memory().total / 2**30
     facts = {
         "cores": str(len(os.sched_getaffinity(0))),
@@ -38,7 +38,7 @@ def describe() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """`absent` where a measurement does without it."""
+    """Return the package's version, or `absent`, since not all measurements require it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -46,7 +46,8 @@ def _version(package: str) -> str:
 
 
 def wait_until_quiet(*, at_least_s: float = 0.0, at_most_s: float = 30.0) -> float:
-    """Wait until the cores are nearly idle, or `at_most_s`; the share that is busy then."""
+    """Wait until the cores are nearly idle, or for `at_most_s`. Return the share that is busy
+    then."""
     began = time.monotonic()
     while True:
         busy: float = psutil.cpu_percent(interval=SAMPLE_S) / 100
@@ -56,10 +57,11 @@ def wait_until_quiet(*, at_least_s: float = 0.0, at_most_s: float = 30.0) -> flo
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings of dray and Ray, one thread per rank, gloo on loopback.
+    """Return the environment without dray and Ray settings, with one thread per rank and gloo on
+    loopback.
 
-    The last is what dray gives its ranks where all are on one machine; without it gloo may spend
-    its time looking up the host's name, so the peers get it too.
+    dray also configures loopback for ranks that are all on one machine. Otherwise gloo might spend
+    time looking up the host name, so the peers use it too.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DRAY_", "RAY_"))}
     return inherited | {
@@ -82,7 +84,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with `+` if tracked files differ from it."""
+    """Return the checkout's commit, with `+` if tracked files have been modified."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"],

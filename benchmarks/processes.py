@@ -1,4 +1,4 @@
-"""Processes that a measurement starts, and a service among them."""
+"""Starting the processes of a measurement, including a service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECK_S = 0.1
 def running(
     command: Sequence[str], environment: Mapping[str, str], log_path: Path, *, pipes: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a session of its own; processes that remain at the end are killed."""
+    """Run a command in a separate session. Processes that remain at the end are killed."""
     pipe = subprocess.PIPE if pipes else None
     with log_path.open("a") as log:
         process = subprocess.Popen(
@@ -54,7 +54,7 @@ def running(
 def service(
     home: Path, *, num_slots: int, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Client]:
-    """Start `python -m api` with an embedded Ray with `num_slots` slots; end it afterwards.
+    """Start `python -m api` with an embedded Ray with `num_slots` slots, and stop it afterwards.
 
     environment: additional variables.
     """
@@ -76,7 +76,8 @@ def service(
 
 
 def torchrun_command(*arguments: str, num_ranks: int) -> list[str]:
-    """torchrun on this machine, with a free port given so that it needs no search."""
+    """Return a torchrun command for this machine, with a fixed free port, so that it does not have
+    to find one."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
         *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
@@ -98,4 +99,4 @@ def _wait_until_it_takes_jobs(client: Client, process: subprocess.Popen[str], lo
             if any(node.accepted for node in client.cluster().nodes):
                 return
         time.sleep(CHECK_S)
-    raise BenchmarkError(f"the service does not take jobs:\n{log.read_text()[-3000:]}")
+    raise BenchmarkError(f"the service does not accept jobs:\n{log.read_text()[-3000:]}")

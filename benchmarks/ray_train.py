@@ -1,8 +1,8 @@
-"""Ray Train as a contender: a driver on a Ray cluster of its own, both of which run beforehand.
+"""Ray Train as a contender: a driver on a separate Ray cluster, both of which are already running.
 
-The driver reads a folder per line from standard input, trains once, and answers with a line of
-JSON: when `fit()` was called, in Unix seconds, and how it ended if not well. Everything that Ray
-prints goes to standard error.
+For each folder that the driver reads from a line of standard input, it trains once and writes a
+line of JSON: when `fit()` was called, in Unix seconds, and the error if it failed. Everything that
+Ray prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from benchmarks.machine import BenchmarkError, clean_environment
 from benchmarks.processes import STOP_TIMEOUT_S, running
 
 NUM_CPUS = 4
-"""The ranks take two; Ray Train's own actors and the raylet's idle workers are not short."""
+"""The ranks use two CPUs, which leaves enough for Ray Train's own actors and the raylet's idle
+workers."""
 
 
 class Driver:
-    """The driver, as the measurement sees it."""
+    """The measurement's side of the driver."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
 
     def begin(self, folder: Path) -> None:
-        """Start the training; the ranks write their results into the folder."""
+        """Start training. The ranks write their results to the folder."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Wait until the training is over; BenchmarkError if it failed."""
+        """Wait until training has ended. Raises BenchmarkError if it failed."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -51,7 +52,8 @@ class Driver:
 
 @contextlib.contextmanager
 def driver(module: str, home: Path) -> Iterator[Driver]:
-    """Start the module, which calls `serve`; cluster and driver end with its standard input."""
+    """Start the module, which calls `serve`. The cluster and the driver end when its standard input
+    is closed."""
     log = home / "driver.log"
     command = [sys.executable, "-m", module, str(home)]
     with running(command, clean_environment(), log, pipes=True) as process:
@@ -64,7 +66,8 @@ def driver(module: str, home: Path) -> Iterator[Driver]:
 
 
 def serve(home: Path, trainer_of: Callable[[Path, str], Any]) -> None:
-    """The driver's side. `trainer_of` makes a trainer for a folder, with a name of its own."""
+    """Run the driver's side. trainer_of: creates a trainer for a folder, with the given unique
+    name."""
     import ray
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -1,4 +1,4 @@
-"""How a measurement is kept (JSON) and shown (markdown, on the screen and in the results)."""
+"""Store measurements as JSON, and show them as Markdown, on the screen and in the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.figures import Ratio, Spread
 
 LINE = 90
-"""Most characters of a line of JSON, but for single texts and what is before it."""
+"""Maximum length of a line of JSON, except for single strings and the text before them."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One ratio, its goal, and the ratio that the same method gives for identical contenders."""
+    """One ratio, its goal, and the ratio that the same method results in for identical
+    contenders."""
 
     label: str
     n: int
@@ -34,12 +35,12 @@ class Comparison:
     """An A/A comparison: its distance from 1 is the resolution of the method."""
     goal: str
     met: bool | None
-    """None where there is no goal."""
+    """None if there is no goal."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Any further figures, as text."""
+    """Additional figures, as text."""
 
     title: str
     columns: Sequence[str]
@@ -48,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot, in a file of its own next to the page."""
+    """A plot, stored in a separate file next to the page."""
 
     name: str
     """Name of the file, without `.svg`."""
@@ -59,7 +60,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Result:
-    """One benchmark's figures and how they were taken."""
+    """One benchmark's figures and how they were measured."""
 
     name: str
     """Name of the JSON file."""
@@ -70,11 +71,12 @@ class Result:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """All other samples, for a later analysis."""
+    """All other samples, for later analysis."""
 
 
 def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Path) -> str:
-    """Add the result to the folder and rewrite its README.md; the result as markdown."""
+    """Add the result to the folder, update the folder's README.md, and return the result as
+    Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         **asdict(result),
@@ -99,7 +101,8 @@ def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Pat
 
 
 def as_json(value: Any) -> str:
-    """Indented JSON in which lists of numbers fill their lines, and what is short has one."""
+    """Return indented JSON in which lists of numbers fill their lines, and short values are on one
+    line."""
     short = json.dumps(value)
     if len(short) <= LINE or not isinstance(value, dict | list) or not value:
         return short
@@ -115,7 +118,7 @@ def as_json(value: Any) -> str:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """A stored result for people."""
+    """Return a stored result as Markdown."""
     machine = content["machine"]
     parts = [
         f"## {content['title']}",
@@ -135,7 +138,7 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Three digits that mean something."""
+    """Return a time with three significant digits."""
     return f"{value * 1e3:.3g} ms" if abs(value) < 0.1 else f"{value:.3g} s"
 
 
@@ -161,7 +164,7 @@ def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     lines = [columns, ["-" * max(width, 3) for width in widths], *rows]
     return "\n".join(

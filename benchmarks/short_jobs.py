@@ -1,4 +1,4 @@
-"""Many jobs of one second on a few slots: how long the queue takes beyond the jobs themselves."""
+"""Many one-second jobs on a few slots: the overhead of the queue."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ METHOD = (
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One array a round, after one that is not counted."""
+    """Run one array per round, after one round that is not counted."""
     taken: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
         home = Path(folder)
         for part in ("code", "dray"):
             (home / part).mkdir()
-        program = home / "code" / "second.py"  # its whole folder is uploaded
+        program = home / "code" / "second.py"  # its entire folder is uploaded
         program.write_text(PROGRAM)
         with service(home / "dray", num_slots=NUM_SLOTS) as client:
             for number in range(num_rounds + 1):
@@ -55,7 +55,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def drained_s(client: Client, program: Path) -> float:
-    """Submit the array and wait for it; how long it took."""
+    """Submit the array, wait for it, and return how long it took."""
     document = {
         "name": "second",
         "script": {"entrypoint": str(program)},
@@ -73,11 +73,11 @@ def drained_s(client: Client, program: Path) -> float:
 
 def _assert_all_succeeded(array: JobArray) -> None:
     if array.counts != {JobState.SUCCEEDED: NUM_JOBS}:
-        raise BenchmarkError(f"not all jobs have succeeded: {array.state}")
+        raise BenchmarkError(f"not all jobs succeeded: {array.state}")
 
 
 def conclude(taken: list[float]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     ratio = ratio_of_medians(taken, [NET_S] * len(taken))
     same = ratio_of_medians(taken[0::2], taken[1::2])
     label = f"{NUM_JOBS} jobs of {JOB_S:g} s on {NUM_SLOTS} slots"

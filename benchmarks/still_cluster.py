@@ -1,4 +1,4 @@
-"""A cluster in memory on which nothing happens; benchmarks add what they measure."""
+"""An in-memory cluster that does nothing. Benchmarks add the parts that they measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ READY = NodeEnvironment(JobNeed.ENVIRONMENT, BuildState.READY, "", packages=(), 
 
 
 class StillCluster:
-    """The part of the port `service.cluster.port` that does nothing; environments are ready."""
+    """Implements the port `service.cluster.port` without doing anything. Environments are always
+    ready."""
 
     async def start(self) -> None: ...
 
@@ -32,7 +33,7 @@ class StillCluster:
     ) -> None: ...
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """Nothing is prepared."""
+        """Do nothing, because nothing is prepared."""
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         return READY
@@ -46,7 +47,7 @@ class StillCluster:
 def node(
     node_id: str, resources: Mapping[str, float], available: Mapping[str, float]
 ) -> ClusterNode:
-    """One that is accepted, and stays."""
+    """Return a node that is accepted and remains."""
     return ClusterNode(
         node_id=node_id,
         hostname=node_id,

@@ -1,4 +1,4 @@
-"""Starting the ranks of a measurement."""
+"""Start the ranks of a measurement."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def train(
     num_ranks: int,
     timeout_s: float,
 ) -> None:
-    """Train a job of a recipe to its end, by dray's loop without its service.
+    """Train a recipe job to its end, with dray's loop and without its service.
 
-    Its spools and artifacts are left in `home`. BenchmarkError if it fails.
+    Writes its spools and artifacts to `home`. Raises BenchmarkError if training fails.
     """
     job = home / "job.json"
     job.write_text(json.dumps(document))

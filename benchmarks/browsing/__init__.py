@@ -1,1 +1,2 @@
-"""The web page in a browser: how soon it shows what it has, and what open pages cost training."""
+"""The web page in a browser: how soon it shows its content, and how much open pages slow
+training."""

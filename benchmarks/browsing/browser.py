@@ -1,4 +1,4 @@
-"""A page in a real Chromium: when it has painted, when it shows what it is for, what it fetched."""
+"""A page in a real Chromium: when it first painted, when it showed its content, what it fetched."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 WITHIN_S = 180.0
 CHECK_S = 0.1
-"""Between two looks at whether a page is ready; the page itself notes when."""
+"""Seconds between two checks of whether a page is ready. The page itself records when it was."""
 REST_S = 1.0
-"""From when a page is ready until its bytes are counted, so that late ones are counted, too."""
+"""Seconds from when a page is ready until its bytes are counted, to include late responses."""
 
 _LOOK = """
 (() => {
@@ -34,14 +34,14 @@ _LOOK = """
 
 @dataclass(frozen=True)
 class Visit:
-    """Seconds since the navigation began, and what the page fetched."""
+    """Times in seconds since the navigation began, and the number of fetched bytes."""
 
     first_s: float
     """Seconds until the first contentful paint."""
     ready_s: float
     """Seconds until the page showed its content."""
     num_bytes: int
-    """Bytes of all answers on the wire, including heads."""
+    """Bytes of all responses on the wire, including headers."""
     num_requests: int
 
 
@@ -51,9 +51,9 @@ def lacks_browser() -> bool:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's own Chromium, without a window."""
+    """Start the system's Chromium in headless mode."""
     if lacks_browser():
-        raise BenchmarkError("there is no chromium or no playwright (apt-get install chromium)")
+        raise BenchmarkError("chromium or playwright is not installed (apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -64,9 +64,9 @@ def chromium() -> Iterator[Browser]:
 
 
 def visit(browser: Browser, url: str, ready: str, height: int) -> Visit:
-    """Open a page with nothing cached. `ready` is JavaScript, asked in each frame of the page.
+    """Open a page with nothing cached. ready: a JavaScript condition, evaluated in each frame.
 
-    BenchmarkError if the page is not ready within `WITHIN_S`.
+    Raises BenchmarkError if the page is not ready within `WITHIN_S`.
     """
     from playwright.sync_api import Error
 
@@ -86,7 +86,7 @@ def visit(browser: Browser, url: str, ready: str, height: int) -> Visit:
         deadline = time.monotonic() + WITHIN_S
         while page.evaluate("window.readyAt") is None:
             if time.monotonic() > deadline:
-                raise BenchmarkError(f"{url} is not ready after {WITHIN_S:g} s")
+                raise BenchmarkError(f"{url} was not ready within {WITHIN_S:g} s")
             page.wait_for_timeout(1000 * CHECK_S)
         page.wait_for_timeout(1000 * REST_S)
         paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"

@@ -18,10 +18,10 @@ from benchmarks.serving.servers import dray
 
 GOAL = 0.5
 NUM_ROWS = 10
-"""Number of rows with which the list of jobs counts as shown."""
+"""Number of rows from which on the job list counts as shown."""
 LIST_HEIGHT, JOB_HEIGHT = 860, 3600
-"""Heights of the window. In the higher one all curves of both pages are in view, so that both pages
-draw them all."""
+"""Heights of the window. In the higher window, all curves of both pages are visible, so that both
+pages draw all of them."""
 
 METHOD = (
     f"dray (`python -m api --no-loops`) and `mlflow server` with {MLFLOW_WORKERS} workers, its "
@@ -49,7 +49,7 @@ METHOD = (
 
 @dataclass
 class Contender:
-    """A page of one of the servers, and its visits."""
+    """A page of one server, and its visits."""
 
     page: str
     server: str

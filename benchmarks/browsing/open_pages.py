@@ -1,4 +1,4 @@
-"""The cost of 50 open pages: processor time of the service, and steps of concurrent jobs."""
+"""The cost of 50 open pages: CPU time of the service, and step times of concurrent jobs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ NUM_JOBS = 8
 NUM_JOB_PAGES, NUM_LISTS = 40, 10
 TURN_S = 6.0
 OPEN_S, CLOSE_S = 4.5, 1.0
-"""Before a turn: for opened pages to have read their series once, and for closed ones to be gone.
+"""Seconds to wait before a turn, until opened pages have read their series once, and until closed
+pages are gone.
 """
 WARMUP_S = 5.0
 OBSERVE_S, LOAD_S = 16.0, 5.0
 GOAL = 1.05
 MOST_MISSED, SPARE = 1.25, 2
-"""A real page may call a route this many times as often as its imitation, plus this many calls: a
-poll may fall just inside or just outside the watched time, and an event triggers several calls at
-once."""
+"""A real page is allowed to call a route this many times as often as its imitation, plus this many
+calls: a poll can be just inside or just outside the observed time, and an event triggers several
+calls at once."""
 STEP_TIME = "perf/step_time_s"
 READ_POINTS = 10_000
 RARELY = {"/v1/jobs/{job_id}/events"}
-"""Routes that a page calls only when a stream ends, and does not poll."""
+"""Routes that a page does not poll, but calls only when a stream ends."""
 GOLDEN = 0.618034
-"""Multiples of it, without their whole part, are spread evenly over 0 to 1."""
+"""The fractional parts of its multiples are spread evenly over 0 to 1."""
 
 METHOD = (
     f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs "
@@ -75,7 +76,7 @@ class Turn:
     began: float
     ended: float
     cpu_s: float
-    """Processor time of the service."""
+    """CPU time of the service."""
     steps_s: list[float] = field(default_factory=list)
 
     @property
@@ -84,7 +85,7 @@ class Turn:
 
     @property
     def share(self) -> float:
-        """Share of one processor that the service used."""
+        """Share of one core that the service used."""
         return self.cpu_s / self.took_s
 
     @property
@@ -94,26 +95,26 @@ class Turn:
 
 @dataclass(frozen=True)
 class Kind:
-    """Pages of one kind, imitated and in a real browser."""
+    """Pages of one kind, as imitations and in a real browser."""
 
     name: str
     polls: Mapping[str, float]
-    """Seconds between two requests of an imitation, by the route."""
+    """Seconds between two requests of an imitation, by route."""
     imitated_s: float
-    """For which imitations were open, summed up over all of them."""
+    """Seconds for which imitations were open, summed over all of them."""
     asked: Asked
     real_s: float
     real: Mapping[str, int]
-    """How often the real one asked for each route."""
+    """Number of requests of the real page to each route."""
 
     @property
     def planned_rate(self) -> float:
-        """Requests per second of one imitation to which the answers come at once."""
+        """Requests per second of one imitation if all responses were immediate."""
         return sum(1 / every_s for every_s in self.polls.values())
 
     @property
     def rate(self) -> float:
-        """Requests per second of one imitation."""
+        """Actual requests per second of one imitation."""
         return self.asked.routes.total() / self.imitated_s
 
     @property
@@ -124,7 +125,7 @@ class Kind:
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     asked, turns = (Asked(), Asked()), list[Turn]()
     with training(NUM_JOBS) as (server, client, job_ids):
-        progress(f"{NUM_JOBS} jobs train; a browser looks at one of them and at the list")
+        progress(f"{NUM_JOBS} jobs are training; a browser shows one of them and the list")
         time.sleep(WARMUP_S)
         real = observe(server.port, [f"jobs/{job_ids[0]}", "jobs"], LOAD_S, OBSERVE_S)
         for number in range(num_rounds):
@@ -132,7 +133,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
                 taking = turn(server, job_ids, asked if has_pages else None)
                 turns.append(asyncio.run(taking))
             shares = ", ".join(f"{each.share:.0%}" for each in turns[-2:])
-            progress(f"round {number + 1}: the service took {shares} of a processor")
+            progress(f"round {number + 1}: the service used {shares} of a core")
         add_steps(client, job_ids, turns)
     open_s = sum(each.took_s for each in turns if each.has_pages)
     of_job = {f"/v1/jobs/{{job_id}}{part}": every_s for part, every_s in JOB_POLLS.items()}
@@ -146,7 +147,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 async def turn(server: Running, job_ids: Sequence[str], asked: tuple[Asked, Asked] | None) -> Turn:
-    """One turn; with pages open if there is something that counts what they ask for."""
+    """Run one turn. Pages are open if `asked` is given, which counts their requests."""
     pages = [] if asked is None else _open(server.port, job_ids, *asked)
     try:
         await _rest(pages, OPEN_S if pages else CLOSE_S)
@@ -166,7 +167,7 @@ async def turn(server: Running, job_ids: Sequence[str], asked: tuple[Asked, Aske
 def _open(
     port: int, job_ids: Sequence[str], of_jobs: Asked, of_list: Asked
 ) -> list[asyncio.Task[None]]:
-    """Pages, whose polls are spread over their periods."""
+    """Open pages whose polls are spread over their periods."""
     jobs = [
         OpenPage(port, of_jobs, GOLDEN * number % 1).show_job(job_ids[number % len(job_ids)])
         for number in range(NUM_JOB_PAGES)
@@ -178,7 +179,7 @@ def _open(
 
 
 async def _rest(pages: Sequence[asyncio.Task[None]], seconds_: float) -> None:
-    """Wait; a page that fails meanwhile ends the measurement."""
+    """Wait. If a page fails in the meantime, the measurement ends."""
     if not pages:
         await asyncio.sleep(seconds_)
         return
@@ -193,18 +194,18 @@ def _cpu_s(server: Running) -> float:
 
 
 def add_steps(client: Client, job_ids: Sequence[str], turns: Sequence[Turn]) -> None:
-    """Give each turn the times of the steps that were reported in it."""
+    """Add to each turn the times of the steps that were reported during it."""
     for job_id in job_ids:
         for at, step_s in _steps(client, job_id):
             for each in turns:
                 if each.began <= at < each.ended:
                     each.steps_s.append(step_s)
     if not all(each.steps_s for each in turns):
-        raise BenchmarkError("there is a turn in which no step was reported")
+        raise BenchmarkError("no steps were reported in one of the turns")
 
 
 def _steps(client: Client, job_id: str) -> Iterator[tuple[float, float]]:
-    """When each step of a job was reported, and its time."""
+    """Yield (when the step was reported, its duration) for each step of a job."""
     after = -1
     while True:
         page = client.metrics(
@@ -218,8 +219,8 @@ def _steps(client: Client, job_id: str) -> Iterator[tuple[float, float]]:
         found = page.series.get(STEP_TIME)
         if found is None or found.steps[-1] <= after:
             return
-        assert found.times is not None, "the service noted no times"
-        # A live job's newest step is answered again.
+        assert found.times is not None, "the service returned no times"
+        # The newest step of a live job is returned again.
         for step, value, at in zip(found.steps, found.values, found.times, strict=True):
             if step > after:
                 yield at, float(value)
@@ -227,7 +228,7 @@ def _steps(client: Client, job_id: str) -> Iterator[tuple[float, float]]:
 
 
 def check_imitation(kinds: Sequence[Kind]) -> None:
-    """BenchmarkError if a real page asks for more than its imitation."""
+    """Raise BenchmarkError if a real page sends more requests than its imitation."""
     for kind in kinds:
         unknown = kind.real.keys() - kind.asked.routes.keys() - RARELY
         if unknown:
@@ -236,8 +237,8 @@ def check_imitation(kinds: Sequence[Kind]) -> None:
             planned = kind.real_s / every_s
             if kind.real.get(route, 0) > MOST_MISSED * planned + SPARE:
                 raise BenchmarkError(
-                    f"{kind.name} asked for {route} {kind.real[route]} times, its imitation "
-                    f"does so {planned:.1f} times in {kind.real_s:g} s"
+                    f"{kind.name} asked for {route} {kind.real[route]} times, but its imitation "
+                    f"asks for it {planned:.1f} times in {kind.real_s:g} s"
                 )
 
 

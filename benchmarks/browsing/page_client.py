@@ -1,7 +1,7 @@
-"""The requests of an open page, made by a client of a few lines.
+"""A minimal client that sends the requests of an open page.
 
-50 tabs of a real browser would use the processors on which training is measured; the browsers of
-readers run on other machines. `observe` counts the calls of a real page, for comparison.
+50 tabs of a real browser would use the cores on which training is measured, whereas users' browsers
+run on other machines. `observe` counts the requests of a real page, for comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 800
 REREAD_POINTS = 2 * MAX_POINTS
-"""A page that has more points of a series reads all of them anew."""
+"""A page that has more points of a series reads the series again from the start."""
 METRICS = "/metrics"
 JOB_POLLS = {
     "": 3.0,
@@ -36,8 +36,8 @@ JOB_POLLS = {
     "/checkpoints": 30.0,
     "/annotations": 30.0,
 }
-"""Paths below the job's that the page of a job asks for, and the seconds until it asks again. In
-the first ten seconds of a job it asks for the first two of them sooner."""
+"""Paths below the job's path that a job page requests, and the seconds between requests. In the
+first ten seconds of a job, it requests the first two more often."""
 LIST_POLLS = {"/v1/jobs?brief=true&limit=50": 4.0, "/v1/queues": 30.0}
 HEADERS = (
     "Accept-Encoding: gzip, deflate, br, zstd\r\nAccept-Language: en-US\r\nPragma: no-cache\r\n"
@@ -53,17 +53,17 @@ _ETAG = re.compile(rb"\r\netag: ([^\r]+)", re.IGNORECASE)
 
 @dataclass
 class Asked:
-    """The requests of pages, while they are counted."""
+    """Counts of the requests of pages."""
 
     is_counted: bool = False
     routes: Counter[str] = field(default_factory=Counter)
-    """How often each was asked."""
+    """Number of requests by route."""
     latencies_s: list[float] = field(default_factory=list)
     num_not_modified: int = 0
     num_refused: int = 0
-    """Answers with 429, after which the client tries again later, as a page does."""
+    """Responses with status 429, after which the client retries later, like a page."""
     num_bytes: int = 0
-    """Bytes of the bodies of all answers."""
+    """Bytes of the bodies of all responses."""
 
     def add(self, target: str, status: bytes, took_s: float, num_bytes: int) -> None:
         if self.is_counted:
@@ -75,16 +75,16 @@ class Asked:
 
 
 def route_of(target: str) -> str:
-    """The path of a request without the id that is in it."""
+    """Return the path of a request with a placeholder for the id."""
     return re.sub(r"job-[0-9a-z]+", "{job_id}", urlsplit(target).path)
 
 
 class OpenPage:
-    """One page: what it keeps between its requests."""
+    """One page, with the state that it keeps between requests."""
 
     def __init__(self, port: int, asked: Asked, turn: float) -> None:
-        """turn: of 0 to 1, the part of its period after which each of the polls begins. Pages that
-        were opened at different moments differ in it."""
+        """turn: the fraction of its period, from 0 to 1, after which each poll begins. It is
+        different for pages opened at different times."""
         self._port = port
         self._asked = asked
         self._turn = turn
@@ -95,11 +95,11 @@ class OpenPage:
         self._num_points = 0
 
     async def show_list(self) -> None:
-        """Be the list of jobs, until cancelled."""
+        """Act as the job list, until cancelled."""
         await self._run([self._polls(*poll) for poll in LIST_POLLS.items()])
 
     async def show_job(self, job_id: str) -> None:
-        """Be the page of a job that shows its curves, until cancelled."""
+        """Act as a job page that shows the job's curves, until cancelled."""
         path = f"/v1/jobs/{job_id}"
         polls = [
             self._repeat(functools.partial(self._read_metrics, path), every_s)
@@ -135,7 +135,7 @@ class OpenPage:
         self._next = answer["next_step"]
 
     async def _get(self, target: str) -> bytes:
-        """Get like `fetch` with the cache mode `no-cache`: conditionally if an answer is known."""
+        """Get like `fetch` with cache mode `no-cache`: conditionally if a response is cached."""
         known = self._tags.get(target)
         async with self._lock:
             began = time.perf_counter()
@@ -173,7 +173,7 @@ class OpenPage:
 def observe(
     port: int, places: Sequence[str], settle_s: float, watch_s: float
 ) -> list[Counter[str]]:
-    """How often a page at each of the places asks for each route, in a real browser that has all
+    """Return how often the page at each place requests each route, in a real browser that has all
     of them open at once."""
     with chromium() as browser:
         context = browser.new_context()

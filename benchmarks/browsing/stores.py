@@ -1,4 +1,4 @@
-"""Fills dray's and MLflow's databases, each on SQLite, with the same jobs and series."""
+"""Fill the SQLite databases of dray and MLflow with the same jobs and series."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from service.telemetry.metric_writer import appended
 KEYS = tuple(f"train/metric_{number:02d}" for number in range(20))
 NUM_JOBS, NUM_POINTS = 10_000, 1_000_000
 STEP_S = 0.05
-"""Between two points of a series."""
+"""Seconds between two points of a series."""
 MLFLOW_WORKERS = 4
 """The default number of workers of `mlflow server`."""
 RUN_TABLES = ("runs", "params", "tags", "metrics", "latest_metrics")
-"""MLflow's tables with rows of a run."""
+"""MLflow's tables that have rows for a run."""
 
 
 def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
-    """Write finished jobs into a new home, the newest of them with the series; its id."""
+    """Write finished jobs to a new home, the newest of them with the series. Return its id."""
     jobs.finished(home, num_jobs)
     service = Service(home)
     try:
@@ -42,7 +42,7 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
             _write(service, job_id, key, (place + 1) * values[:-1])
         times: Floats = np.linspace(began, time.time(), num_points - 1)
         _write(service, job_id, TIMES, times)
-        # The service stores the end as if it had stored all that went before.
+        # The service stores the end as if it had stored everything before it.
         newest = {key: (place + 1) * values[-1] for place, key in enumerate(KEYS)}
         body = {"step": num_points, "total_steps": num_points, "values": newest}
         end = Outcome.of(Cause.SUCCEEDED, "it trained to its end")
@@ -53,7 +53,7 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
 
 
 def _write(service: Service, job_id: str, key: str, values: Floats) -> None:
-    """Write a series whose first step is 1, in chunks like the service's chunks."""
+    """Write a series that begins at step 1, in chunks like the service's chunks."""
     chunks = appended(key, 0, None, list(range(1, len(values) + 1)), values.tolist())
 
     def store(session: Session) -> None:
@@ -64,10 +64,11 @@ def _write(service: Service, job_id: str, key: str, values: Floats) -> None:
 
 @contextmanager
 def mlflow(folder: Path, num_jobs: int, num_points: int) -> Iterator[tuple[servers.Running, str]]:
-    """MLflow's server on a store with as many finished runs; the id of the one with the series.
+    """Run MLflow's server on a store with finished runs. Yields it and the id of the run with the
+    series.
 
-    Two runs are made by MLflow itself. Their copies and points are written by SQL, into the indexes
-    that the store has.
+    Two runs are created by MLflow itself. Their copies and points are inserted by SQL, with the
+    store's indexes.
     """
     with servers.mlflow(folder, num_workers=1) as server:
         template, run_id = (_finished_run(server.port) for _ in range(2))
@@ -91,7 +92,7 @@ def _finished_run(port: int) -> str:
 
 @contextmanager
 def _without_indexes(database: sqlite3.Connection) -> Iterator[None]:
-    """Drop the indexes, and make them again from all that was written meanwhile."""
+    """Drop the indexes, and recreate them at the end."""
     found = database.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
         "AND tbl_name = 'metrics'"
@@ -104,7 +105,7 @@ def _without_indexes(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def copy_run(database: sqlite3.Connection, run_id: str, number: int) -> None:
-    """Add runs that are like this one in all but their ids and the times of their starts."""
+    """Add copies of this run with different ids and start times."""
     changed = {"run_uuid": "printf('%032x', i)", "start_time": "start_time + i"}
     for table in RUN_TABLES:
         columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")]
@@ -134,7 +135,7 @@ def _write_points(database: sqlite3.Connection, run_id: str, num_points: int) ->
 
 
 def _values(num_points: int) -> Floats:
-    """A noisy curve that falls."""
+    """Return a noisy decreasing curve."""
     noise = np.random.default_rng(0).normal(0, 0.06, num_points)
     fall: Floats = 0.4 + 2.4 * np.exp(-8 * np.arange(num_points) / num_points) + noise
     return fall

@@ -1,1 +1,1 @@
-"""dray on machines whose processors have more to do than they can."""
+"""dray on overloaded machines."""

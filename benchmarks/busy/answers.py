@@ -1,8 +1,8 @@
-"""How late the processes that supervise ranks answer with thirty busy ranks per core.
+"""How late the processes that manage ranks respond with thirty busy ranks per core.
 
-The limits on silence (`DRAY_SILENCE_LIMIT_S`) judge how long a question stays unanswered. So the
-figure is the longest time from a question to its answer, asked from a process of its own, as the
-service and the supervisors ask.
+The silence limits (`DRAY_SILENCE_LIMIT_S`) apply to the time that a request remains unanswered.
+Therefore, the figure is the longest time from a request to its response, sent from a separate
+process in the same way as by the service and the supervisors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MEASURED_S = 120.0
 START_LIMIT_S = 240.0
 PAUSE_S = 0.1
 REPORTED_S = 15.0
-"""Default seconds of silence after which a node gets no more work; after four times as long it is
-replaced."""
+"""Default seconds of silence after which a node receives no more work. After four times this long,
+it is replaced."""
 SPIN = Path(__file__).with_name("spin.py")
 
 METHOD = (
@@ -41,7 +41,7 @@ METHOD = (
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds is of no use here: the longest of many answers is what counts."""
+    """num_rounds is not used: the longest of many response times is measured."""
     num_ranks = FACTOR * len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
         home, go = Path(folder), Path(folder, "go")
@@ -66,7 +66,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         for name, times in taken.items()
     ]
     longest = max(map(max, taken.values()))
-    progress(f"the longest answer took {longest:.2f} s")
+    progress(f"the longest response took {longest:.2f} s")
     return Result(
         name="busy_ranks",
         title=f"Answers beside {FACTOR} busy ranks a core",
@@ -94,17 +94,20 @@ def _wait_until_all_run(client: Client, job: str, num_ranks: int) -> float:
         if len({line.rank for line in client.logs(job)}) == num_ranks:
             return time.monotonic() - began
         time.sleep(1.0)
-    raise BenchmarkError(f"not all ranks run: {client.get(job).reason}")
+    raise BenchmarkError(f"not all ranks are running: {client.get(job).reason}")
 
 
 def _ask_all(
     home: Path, client: Client, job: str, begin: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Seconds of each answer, by what was asked. begin: called once all can be asked."""
+    """Return the response times in seconds by target. begin: called when all targets can be
+    queried."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(home / "ray" / "token")
-    os.environ[ON_LOOPBACK] = "false"  # else the driver expects a node with another address
-    import ray  # which reads these then
+    os.environ[ON_LOOPBACK] = (
+        "false"  # otherwise the driver expects a node with a different address
+    )
+    import ray  # reads the variables above
 
     ray.init(address=client.cluster().ray_address, log_to_driver=False)
     try:

@@ -1,4 +1,4 @@
-"""A rank that uses a processor all the time, once there is a file: `spin.py SECONDS FILE`."""
+"""A rank that is always busy once a file exists: `spin.py SECONDS FILE`."""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-"""How long a program trains on a machine with other work: under dray, under torchrun, and under
-dray with ranks at the niceness that Ray gives its workers."""
+"""How long a program trains on a busy machine under dray, under torchrun, and under dray with ranks
+at the niceness of Ray's workers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The cost of saving a checkpoint for the steps around it, against DCP and torch.save."""
+"""How much saving a checkpoint slows down the steps around it, compared with DCP and torch.save."""

@@ -1,4 +1,4 @@
-"""Saves by each contender in turn, in the same ranks."""
+"""Saves by each contender in turn, in the same ranks, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.torchrun import torchrun
 
 OURS, DCP, TORCH_SAVE, COPY, NOTHING = "dray", "dcp", "torch.save", "copy", "nothing"
 PEERS = {DCP: 1.0, TORCH_SAVE: 0.1}
-"""And the most that our stall may be of theirs."""
+"""The peers, and the goal for the ratio of dray's stall to theirs."""
 LABELS = {
     OURS: "dray",
     DCP: "DCP async_save",
@@ -50,7 +50,7 @@ Stalls = Mapping[str, Sequence[float]]
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Time `num_rounds * saves_per_round` saves of each contender, size and number of ranks."""
+    """Time `num_rounds * saves_per_round` saves for each contender, size and number of ranks."""
     found: dict[str, Stalls] = {}
     for work in WORKS.values():
         for world_size in WORLD_SIZES:
@@ -67,7 +67,7 @@ def label_of(work: Work, world_size: int) -> str:
 
 
 def run(work: Work, world_size: int, num_turns: int) -> Stalls:
-    """Start the ranks and read what they measured. BenchmarkError if they fail."""
+    """Start the ranks and read their measurements. Raises BenchmarkError if they fail."""
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         torchrun(
             "benchmarks.checkpoint_stall.rank",
@@ -80,7 +80,7 @@ def run(work: Work, world_size: int, num_turns: int) -> Stalls:
 
 
 def conclude(found: Mapping[str, Stalls]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     rows, comparisons = [], []
     for label, stalls in found.items():
         rows += [Row(f"{label}: {LABELS[name]}", stalls[name]) for name in LABELS]

@@ -1,8 +1,9 @@
-"""One rank of the measurement, started by torchrun: one loop, saved in turn by each contender.
+"""One rank of the measurement, started by torchrun: one loop that is saved by each contender in
+turn.
 
-A turn is some steps without a save, a save with the steps after it until it is on the disk, and
-some steps without a save again. Its stall is how much longer the middle part took than as many
-of the steps around it.
+A turn consists of some steps without a save, a save with the steps after it until the save is on
+disk, and again some steps without a save. Its stall is how much longer the middle part took than
+the same number of the surrounding steps.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from benchmarks.checkpoint_stall.savers import Copy, Dcp, Dray, Nothing, Saver, 
 from benchmarks.checkpoint_stall.work import WORKS, Work
 
 AROUND = 4
-"""Steps without a save before and after each."""
+"""Number of steps without a save before and after each save."""
 AT_LEAST = 2
-"""Steps after a save that are counted, also if it was done sooner."""
+"""Minimum number of steps after a save that are counted, even if the save completes sooner."""
 WARMUP_TURNS = 1
 
 
 class Loop:
-    """A plain DDP loop with a place to save from."""
+    """A plain DDP loop from which contenders save."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self.model = work.model()
@@ -50,7 +51,7 @@ class Loop:
         }
 
     def train(self, saver: Saver) -> None:
-        """One step."""
+        """Run one step."""
         self.step += 1
         loss = self._module(self._inputs).square().mean()
         loss.backward()
@@ -59,7 +60,7 @@ class Loop:
         self._optimizer.zero_grad()
 
     def turn(self, saver: Saver) -> float:
-        """Seconds of stall of one save."""
+        """Return the stall of one save, in seconds."""
         around = self._plain(saver)
         dist.barrier()
         began = time.perf_counter()
@@ -85,7 +86,7 @@ class Loop:
 
 
 def _anywhere(flag: bool) -> bool:
-    """Whether it is so on any rank; part of every timed step alike."""
+    """Return whether `flag` is set on any rank. This is part of every timed step."""
     shared = torch.tensor([flag], dtype=torch.int32)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return bool(shared.item())
@@ -100,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     loop = Loop(WORKS[options.work], options.folder)
-    for saver in loop.savers.values():  # memory, plans and threads that stay are made here
+    for saver in loop.savers.values():  # creates the persistent memory, plans and threads
         for _ in range(WARMUP_TURNS):
             loop.turn(saver)
     stalls: dict[str, list[float]] = {name: [] for name in loop.savers}
@@ -112,7 +113,7 @@ def main() -> None:
         (options.folder / "stalls.json").write_text(json.dumps(stalls))
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads and the interpreter's own end do not get on
+    os._exit(0)  # gloo's threads can abort during the interpreter's shutdown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The compared ways to save: each begins a save, and returns the time at which it is on disk."""
+"""The ways of saving that are compared."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Saver(Protocol):
     def is_saving(self) -> bool: ...
 
     def tidy(self) -> None:
-        """Called outside of the timing."""
+        """Called outside the timed part."""
 
 
 class Nothing:
-    """The steps alone: the figure of the method for no save at all."""
+    """Does not save: measures the noise of the method."""
 
     def save(self, step: int) -> None:
         pass
@@ -50,7 +50,7 @@ class Nothing:
 
 
 class Dray(Nothing):
-    """Rank 0 saves by the same `CheckpointManager` as in a job."""
+    """Rank 0 saves with the same `CheckpointManager` as in a job."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self._model, self._optimizer = model, optimizer
@@ -70,7 +70,7 @@ class Dray(Nothing):
 
 
 class Copy(Nothing):
-    """Rank 0 copies the state to memory of its own, and writes nothing."""
+    """Rank 0 copies the state to memory, and writes nothing."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -83,7 +83,8 @@ class Copy(Nothing):
 
 
 class TorchSave(Nothing):
-    """Rank 0 saves to the final place and syncs; the others wait for it in the next step."""
+    """Rank 0 saves to the final location and syncs. The other ranks wait for it in the next
+    step."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self._model, self._optimizer = model, optimizer
@@ -105,8 +106,8 @@ class TorchSave(Nothing):
 
 
 class Dcp(Nothing):
-    """`async_save` on every rank, over a group of its own, with memory that is kept between saves
-    (as dray's is) and files that are synced (its default)."""
+    """`async_save` on every rank, over a separate process group, with memory that is kept between
+    saves (like dray's) and synced files (DCP's default)."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self._model, self._optimizer = model, optimizer
@@ -131,6 +132,6 @@ class Dcp(Nothing):
 
     def tidy(self) -> None:
         if self._saving is not None:
-            self._saving.result()  # raises what went wrong
+            self._saving.result()  # raises the error, if any
         if dist.get_rank() == 0:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The model that is trained and saved: a perceptron whose state has a given size."""
+"""The model that is trained and saved, a perceptron whose state has a given size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from torch import nn
 
 BYTES_PER_PARAMETER: Final = 12
-"""Itself and AdamW's two moments, in fp32."""
+"""The parameter and AdamW's two moments, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Work:
     width: int
     num_layers: int
     batch_size: int
-    """Samples of one rank."""
+    """Samples per rank."""
     saves_per_round: int
 
     def model(self) -> nn.Module:

@@ -1,1 +1,1 @@
-"""Checks that a model computes the same numbers, however it is divided."""
+"""Checks that a model computes the same numbers, no matter how it is divided."""

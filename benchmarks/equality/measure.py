@@ -1,4 +1,4 @@
-"""The distance between the weights of a divided model and of a model in one process."""
+"""The difference between the weights of a divided model and of the same model in one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run of each is enough: it is not a time. `num_rounds` is not used."""
+    """Since no times are measured, one run of each is enough, and `num_rounds` is not used."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
@@ -74,7 +74,8 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def _train(name: str, dtype: str, folder: Path, num_ranks: int, job: dict[str, Any]) -> None:
-    """BenchmarkError if it fails. Its ranks are forked: they would import for longer than train."""
+    """Train a job. Raises BenchmarkError if it fails. Ranks are forked, because importing would
+    take longer than training."""
     home = folder / dtype / name
     home.mkdir(parents=True)
     path = home / "job.json"
@@ -92,7 +93,7 @@ def _train(name: str, dtype: str, folder: Path, num_ranks: int, job: dict[str, A
         process.join()
     if any(process.exitcode for process in ranks):
         codes = [process.exitcode for process in ranks]
-        raise BenchmarkError(f"{name} in {dtype}: its ranks ended with {codes}")
+        raise BenchmarkError(f"{name} in {dtype}: the ranks ended with exit codes {codes}")
 
 
 def _rank(rank: int, num_ranks: int, port: int, *what: Any) -> None:
@@ -103,7 +104,7 @@ def _rank(rank: int, num_ranks: int, port: int, *what: Any) -> None:
 
 
 def furthest(home: Path, other: Path) -> float:
-    """The largest difference of a tensor between the results of two runs, relative to its norm."""
+    """Return the largest difference of a tensor between two runs, relative to the tensor's norm."""
     found, expected = (load_file(next(each.rglob("model.safetensors"))) for each in (home, other))
     assert found.keys() == expected.keys()
     return max(

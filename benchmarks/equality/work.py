@@ -1,4 +1,4 @@
-"""A small language model, and every way to divide it that is compared."""
+"""A small language model, and all compared ways to divide it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 Mesh = tuple[int, dict[str, Any]]
-"""(ranks, the axes of `parallel` above 1); `data` is the remaining factor."""
+"""(number of ranks, the axes of `parallel` that are greater than 1). `data` is the remaining
+factor."""
 
 
 def _alone(size: int) -> dict[str, Mesh]:
-    """One axis, or one way to use it."""
+    """Return meshes with one axis, or one way to use it."""
     stages = {"pipeline": size, "stages_per_rank": 2}
     ways: dict[str, dict[str, Any]] = {
         "data": {},
@@ -28,7 +29,7 @@ def _alone(size: int) -> dict[str, Mesh]:
 
 
 def _pairs(size: int) -> dict[str, Mesh]:
-    """Two axes: the first is 2, the second is the remaining factor."""
+    """Return meshes with two axes: the first is 2, and the second is the remaining factor."""
     left = size // 2
     stages = {"pipeline": left, "stages_per_rank": 2}
     ways: dict[str, dict[str, Any]] = {
@@ -67,7 +68,8 @@ MESHES: dict[str, Mesh] = {
     "tensor x pipeline x context": (8, {"tensor": 2, "pipeline": 2, "context": 2}),
 }
 NUM_LAYERS, NUM_HEADS = 4, 4
-"""Size of the model; more with more stages, or more ranks along tensor and context."""
+"""Minimum size of the model, which is larger for more stages, or more ranks along tensor and
+context."""
 
 NUM_STEPS = 20
 
@@ -91,7 +93,8 @@ def model_for(parallel: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(source: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> Any:
-    """A job of 20 steps over a little more than an epoch, so that a short batch is among them."""
+    """Return a job with 20 steps, slightly more than an epoch, so that it includes a short
+    batch."""
     return {
         "recipe": "language_model",
         "model": model_for(parallel),

@@ -1,1 +1,2 @@
-"""Rounds that federated algorithms need if clients differ most, and rounds compared with Flower."""
+"""The number of rounds that federated algorithms need if clients are as different as possible, and
+the duration of rounds."""

@@ -1,4 +1,5 @@
-"""A federated job in this process, round by round: dray's own parts, without ranks and spools."""
+"""Runs a federated job in this process, round by round, with dray's components but without ranks
+and spools."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ray_workers.training.parallel.gradients import Pass
 
 
 def measured(document: Mapping[str, Any]) -> Iterator[dict[str, float]]:
-    """The evaluation after each round of a job."""
+    """Yield the evaluation after each round of a job."""
     spec = JobSpec.model_validate(document)
     assert spec.recipe is not None
     assert spec.federated is not None

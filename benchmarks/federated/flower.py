@@ -1,7 +1,7 @@
-"""Flower's side of the measurement, by its simulation with Ray.
+"""Flower's side of the measurement, with its Ray-based simulation.
 
-It runs in an environment of its own, with flwr[simulation], torch and numpy alone: `main` is called
-there, and Ray's workers import this module.
+`main` runs in a separate environment that has only flwr[simulation], torch and numpy, where Ray's
+workers also import this module.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from flwr.simulation import run_simulation
 from torch import nn
 
 JOB = "DRAY_BENCH_FLOWER_JOB"
-"""The variable with the path of the job's file, an npz."""
+"""Environment variable with the path of the job file, an npz."""
 _ends: list[float] = []
-"""When each round was over, by `time.perf_counter`; the first is the start of the first."""
+"""When each round ended, according to `time.perf_counter`. The first entry is the start of the
+first round."""
 
 
 @functools.cache
 def job() -> dict[str, Any]:
-    """Read once in a process: inputs, targets, numbers and ends of the clients, and options."""
+    """Return the contents of the job file, read once per process: inputs, targets, the clients'
+    sample numbers and their ends, and options."""
     torch.set_num_threads(1)
     with np.load(os.environ[JOB]) as file:
         found = {name: file[name] for name in file.files}
@@ -41,13 +43,13 @@ def job() -> dict[str, Any]:
 
 
 def new_model() -> nn.Module:
-    """The perceptron of dray's document."""
+    """Return the same perceptron as in dray's job document."""
     width = int(job()["width"])
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def train(message: Message, context: Context) -> Message:
-    """A client's local epochs."""
+    """Train a client's local epochs."""
     known, client = job(), int(context.node_config["partition-id"])
     start = known["ends"][client - 1] if client else 0
     own = torch.from_numpy(known["numbers"][start : known["ends"][client]])
@@ -68,7 +70,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """All clients in each round, which are timed, and no evaluation."""
+    """Run timed rounds with all clients, without evaluation."""
     num_clients = len(job()["ends"])
     strategy = FedAvg(
         fraction_train=1.0,
@@ -97,9 +99,9 @@ server_app.main()(serve)
 
 
 def main() -> None:
-    """Simulate a job; the seconds of each round go to a file. Arguments: the job's file, the
+    """Simulate a job, and write the seconds of each round to a file. Arguments: the job file, the
     number of processes, and the file for the result."""
-    os.environ[JOB] = sys.argv[1]  # which Ray's workers inherit
+    os.environ[JOB] = sys.argv[1]  # inherited by Ray's workers
     num_processes, target = int(sys.argv[2]), Path(sys.argv[3])
     run_simulation(
         server_app=server_app,

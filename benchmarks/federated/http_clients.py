@@ -1,4 +1,5 @@
-"""Many federated clients in one process: all that clients ask of the service, without training."""
+"""Many federated clients in one process, which send all requests of real clients but do not
+train."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SIZE_OF_UPDATE = 1e-4
 
 @dataclass
 class Swarm:
-    """Clients of one job, each with its token."""
+    """The clients of one job, each with its token."""
 
     url: str
     job_id: str
@@ -26,7 +27,7 @@ class Swarm:
     polls: int = 0
     sent: int = 0
     refused: int = 0
-    """Answers of 409: the round was over."""
+    """Number of 409 responses, because the round was over."""
     states: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -36,7 +37,8 @@ class Swarm:
         await asyncio.gather(*map(self._take_part, self.tokens))
 
     async def _take_part(self, token: str) -> None:
-        """Each with a pool of its own: httpx looks through all connections of one at each call."""
+        """Run one client. Each has a separate connection pool, because httpx searches all
+        connections of a pool for each request."""
         base_url = f"{self.url}/v1/federated/{self.job_id}"
         timeout = httpx.Timeout(30.0, read=2 * WAIT_S)
         async with httpx.AsyncClient(

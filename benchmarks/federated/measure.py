@@ -1,4 +1,5 @@
-"""The rounds that each algorithm takes to an accuracy where clients differ most."""
+"""The number of rounds that each algorithm needs to reach an accuracy if clients are as different
+as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CLIENTS, PER_ROUND, LOCAL_EPOCHS, BATCH_SIZE = 20, 10, 5, 24
 TARGET, MOST_ROUNDS = 0.85, 100
 SEEDS = range(5)
 TUNING_SEED = 5
-"""The seed with which rates are chosen, which is none of those that are compared."""
+"""The seed for choosing rates, which is not one of the compared seeds."""
 RATES = (0.03, 0.1, 0.3, 1.0)
 SERVER_RATES = (0.01, 0.03, 0.1)
 
@@ -24,7 +25,7 @@ ALGORITHMS: dict[str, list[tuple[float, dict[str, Any]]]] = {
     "scaffold": [(lr, {}) for lr in RATES],
     "fedadam": [(lr, {"server": {"lr": one}}) for lr in RATES for one in SERVER_RATES],
 }
-"""(the clients' rate, other options) to choose from."""
+"""The candidates for each algorithm: (the clients' rate, other options)."""
 METHOD = [
     f"`sklearn://digits` on {CLIENTS} clients with one digit each. In each round, {PER_ROUND} of "
     f"them train a perceptron with one hidden layer of 32 for {LOCAL_EPOCHS} local epochs in "
@@ -41,7 +42,8 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run for each seed: rounds do not vary with time, so `num_rounds` is not used."""
+    """Run once per seed. The number of rounds does not depend on the machine, so `num_rounds` is
+    not used."""
     torch.set_num_threads(1)
     found: dict[str, list[int]] = {}
     rows = []

@@ -1,5 +1,5 @@
-"""Rounds of 200 clients over HTTP: rounds per minute, their cost for the service, and their effect
-on a concurrent job."""
+"""Rounds with 200 clients over HTTP: rounds per minute, their cost for the service, and their
+effect on a concurrent job."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ class Turn:
 
     rounds_per_minute: float
     cores: float
-    """Processor time of the service, over time."""
+    """CPU seconds of the service per second."""
     ms_per_update: float
     quiet_s: list[float]
-    """Step times of the job beside it, before."""
+    """Step times of the concurrent job, before the clients took part."""
     beside_s: list[float]
-    """The same while the clients took part."""
+    """Step times of the concurrent job while the clients took part."""
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """`num_rounds` pairs of jobs, one with shared processors and one apart."""
+    """Run `num_rounds` pairs of jobs, one with shared cores and one with separate cores."""
     turns: dict[bool, list[Turn]] = {False: [], True: []}
     for number in range(2 * num_rounds):
         is_apart = number % 2 == 1
@@ -140,7 +140,7 @@ def _compare(turns: list[Turn], is_apart: bool) -> Comparison:
 
 
 def _turn(is_apart: bool) -> Turn:
-    """With a service of its own."""
+    """Run one job on a new service."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-"))
         if is_apart:
@@ -156,7 +156,7 @@ def _turn(is_apart: bool) -> Turn:
 
 @contextlib.contextmanager
 def _without_the_last_processor() -> Iterator[int]:
-    """Keep this process and its children off the last processor, which is yielded to the caller."""
+    """Keep this process and its children off the last core. Yields the number of this core."""
     *rest, last = all_of_them = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, rest)
     try:
@@ -166,7 +166,7 @@ def _without_the_last_processor() -> Iterator[int]:
 
 
 def _move(pid: int, processor: int) -> None:
-    """Move all threads of a process."""
+    """Move all threads of a process to a core."""
     for thread in psutil.Process(pid).threads():
         os.sched_setaffinity(thread.id, [processor])
 
@@ -208,7 +208,8 @@ def _last_step(client: Client, job_id: str) -> int:
 
 
 def _service_processes() -> list[psutil.Process]:
-    """The service and its gateway: not Ray's processes, which are in sessions of their own."""
+    """Return the processes of the service and its gateway, but not Ray's processes, which are in
+    separate sessions."""
     (own,) = [one for one in psutil.Process().children() if "api" in one.cmdline()]
     gateway = [one for one in own.children() if "gateway" in " ".join(one.cmdline())]
     return [own, *gateway]

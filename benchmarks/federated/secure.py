@@ -1,4 +1,4 @@
-"""The processor time and the bytes of a round of secure aggregation."""
+"""The CPU time and the bytes of a round of secure aggregation."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ METHOD = [
 
 
 class Cost:
-    """Processor seconds of one round: of a client in each phase, as the mean over the remaining
-    clients, and of the server."""
+    """CPU seconds of one round: of a client in each phase, as the mean over the remaining clients,
+    and of the server."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.sent = 0
-        """Bytes, by a client that stays."""
+        """Bytes sent by a client that remains until the end."""
         self.received = 0
 
     @contextmanager
@@ -113,7 +113,7 @@ def cost_of_round(num_clients: int) -> Cost:
 
 
 def _seconds_of_masks(num_clients: int) -> float:
-    """Processor seconds for the masks of one client."""
+    """Return the CPU seconds for the masks of one client."""
     began = time.process_time()
     for _ in range(num_clients):
         for _ in keys.keystream(bytes(32), 8 * (VALUES + 1)):

@@ -1,4 +1,4 @@
-"""Seconds of a round of 1,000 simulated clients, compared with Flower's simulation with Ray."""
+"""Seconds per round with 1,000 simulated clients, compared with Flower's simulation with Ray."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def document() -> dict[str, Any]:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """`num_rounds` turns of each."""
+    """Run `num_rounds` turns of dray and Flower."""
     if not FLOWER.exists():
-        raise BenchmarkError(f"there is no {FLOWER}: `make bench` installs it")
+        raise BenchmarkError(f"{FLOWER} does not exist: `make bench` installs it")
     ours: list[float] = []
     theirs: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
@@ -102,7 +102,7 @@ def _of_dray(home: Path) -> list[float]:
 
 
 def _job_of_flower(folder: Path) -> Path:
-    """The file that Flower's side reads: the same samples, divided in the same way."""
+    """Write the file that Flower's side reads, with the same samples, divided in the same way."""
     spec = JobSpec.model_validate(document())
     assert spec.federated is not None
     workload = RECIPES["image_classification"].build(spec, DataPolicy.open())

@@ -1,1 +1,1 @@
-"""The time from submit to the first optimizer step, against Ray Train and torchrun."""
+"""The time from submission to the first optimizer step, compared with Ray Train and torchrun."""

@@ -1,4 +1,4 @@
-"""The contenders. Each is started once; a turn starts the job and waits for its end.
+"""The contenders. Each is started once, and each turn starts a job and waits for its end.
 
 A turn raises BenchmarkError if the job does not train.
 """
@@ -26,27 +26,26 @@ TURN_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Turn:
-    """One start. Times in seconds since the submit, by this machine's clock."""
+    """One start of a job. Times are in seconds since the submission, on this machine's clock."""
 
     first_step_s: float
-    """End of the first optimizer step, by the clock of the rank that was first."""
+    """End of the first optimizer step, on the clock of the first rank that completed it."""
     marks: Mapping[str, float]
-    """Moments on the way, in their order."""
+    """Milestones in chronological order."""
 
 
 class Dray:
-    """A running service with its embedded Ray, and the ways to submit to it."""
+    """A running service with its embedded Ray, and the ways of submitting to it."""
 
     def __init__(self, home: Path, client: Client) -> None:
         self._home = home
         self._client = client
 
     def recipe(self) -> Turn:
-        """The job document. Its first step is the one that the API reports, by the worker's
-        clock."""
+        """Run the recipe. Its first step is the one reported by the API, on the worker's clock."""
         asked, job, seen = self._run(recipe_job())
         if job.first_step_at is None:
-            raise BenchmarkError(f"job {job.id} trained, but has no first_step_at")
+            raise BenchmarkError(f"job {job.id} has trained, but has no first_step_at")
         claimed = next(e.time for e in self._client.events(job.id) if e.code == "claimed")
         moments = {
             "job row written": job.created_at,
@@ -58,7 +57,7 @@ class Dray:
         return Turn(marks["first step"], marks | {"a client sees it": seen - asked})
 
     def script(self) -> Turn:
-        """The very script that torchrun runs."""
+        """Run the same script as torchrun."""
         folder = Path(tempfile.mkdtemp(dir=self._home))
         asked, job, _ = self._run(script_job(folder))
         slots = self._client.attempts(job.id)[0].started_at
@@ -67,7 +66,8 @@ class Dray:
         return Turn(turn.first_step_s, given | dict(turn.marks))
 
     def _run(self, document: Mapping[str, Any]) -> tuple[float, Job, float]:
-        """(when it was posted, the finished job, when a waiting client knew that it trains)."""
+        """Return (when it was posted, the finished job, when a waiting client learned that it is
+        training)."""
         asked = time.time()
         job = self._client.submit(document)
         stops = [state for state in JobState if state.is_terminal]
@@ -81,13 +81,13 @@ class Dray:
 
 @contextlib.contextmanager
 def dray(home: Path) -> Iterator[Dray]:
-    """A running service with an embedded Ray of two slots."""
+    """Run a service with an embedded Ray with two slots."""
     with service(home, num_slots=NUM_RANKS) as client:
         yield Dray(home, client)
 
 
 class RayTrain:
-    """A driver on a Ray cluster of its own, both of which run before the first turn."""
+    """A driver on a separate Ray cluster, both of which are running before the first turn."""
 
     def __init__(self, home: Path, driver: Driver) -> None:
         self._home = home
@@ -101,13 +101,14 @@ class RayTrain:
 
 @contextlib.contextmanager
 def ray_train(home: Path) -> Iterator[RayTrain]:
-    """Start the driver and its cluster; both end afterwards."""
+    """Start the driver and its cluster, and stop both afterwards."""
     with driver("benchmarks.first_step.ray_train_driver", home) as started:
         yield RayTrain(home, started)
 
 
 class Torchrun:
-    """A cold `torchrun --nproc-per-node 2`, with a free port given so that it needs no search."""
+    """A cold `torchrun --nproc-per-node 2`, with a fixed free port, so that it does not have to
+    find one."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -124,11 +125,13 @@ class Torchrun:
 
 
 def _read_marks(folder: Path, asked: float) -> Turn:
-    """The times that the ranks of the plain script wrote: of each moment the earliest, which is the
-    kindest to a peer."""
+    """Return the times that the ranks of the plain script wrote. For each milestone, the earliest
+    rank counts, which is the most favourable choice for a peer."""
     ranks = [json.loads(path.read_text()) for path in folder.iterdir()]
     if len(ranks) != NUM_RANKS:
-        raise BenchmarkError(f"{len(ranks)} of {NUM_RANKS} ranks left their times in {folder}")
+        raise BenchmarkError(
+            f"only {len(ranks)} of {NUM_RANKS} ranks wrote their times to {folder}"
+        )
     names = {
         "entered": "training code begins",
         "imported": "torch imported",

@@ -1,4 +1,4 @@
-"""Turns of every contender, one after the other, round after round."""
+"""Interleaved turns of all contenders, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RAY_TRAIN = "Ray Train on a running cluster"
 TORCHRUN = "torchrun, cold"
 
 SETTLE_S = {RECIPE: 6.0, AGAIN: 0.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, SCRIPT: 2.0}
-"""Least pause before a turn. dray fills its pool of idle Ray workers three seconds after a launch,
-which must neither be in the way of a peer nor still to come at dray's own next turn."""
+"""Minimum pause before a turn. dray refills its pool of idle Ray workers three seconds after a
+launch. This must not disturb a peer, and must be complete before dray's next turn."""
 
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (1 / 3, "at most 1/3")}
 
@@ -54,7 +54,8 @@ class Samples:
 
     turns: list[Turn] = field(default_factory=list)
     busy: list[float | None] = field(default_factory=list)
-    """Share of the cores that was busy just before each turn; None where it was not waited for."""
+    """Share of the cores that was busy just before each turn. None if the turn did not wait for a
+    quiet machine."""
 
     @property
     def first_steps(self) -> list[float]:
@@ -62,7 +63,7 @@ class Samples:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Take `num_rounds` turns of each contender, after one round that is not counted."""
+    """Run `num_rounds` turns of each contender, after one round that is not counted."""
     samples = {label: Samples() for label in SETTLE_S}
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
@@ -88,7 +89,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def conclude(samples: Mapping[str, Samples]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     comparisons = [
         _compare(ours, theirs, samples, goal, words)
         for ours in (RECIPE, SCRIPT)
@@ -109,7 +110,7 @@ def conclude(samples: Mapping[str, Samples]) -> Result:
 
 
 def breakdown(label: str, turns: Sequence[Turn]) -> Table:
-    """Median time at which each moment came, and median time since the one before."""
+    """Return the median time of each milestone, and the median time since the previous one."""
     rows: list[list[str]] = []
     before = [0.0] * len(turns)
     for moment in turns[0].marks:

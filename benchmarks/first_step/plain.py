@@ -1,8 +1,8 @@
-"""A plain DDP script: what the peers run. It imports nothing of dray's and reports nothing.
+"""The plain DDP script that the peers run. It imports nothing from dray and reports nothing.
 
-It trains the first steps of the job: the recipe's model on the recipe's images, with the same
-batch and optimizer. In the folder it is given it leaves, for each rank, when it came how far
-(Unix seconds). The first moment is before torch is imported, because that is a part of a start.
+It trains the first steps of the job: the recipe's model on the recipe's images, with the same batch
+size and optimizer. Each rank writes the times of its milestones (Unix seconds) to the given folder.
+The first milestone is before torch is imported, because the import is part of a start.
 """
 
 # ruff: noqa: E402
@@ -33,7 +33,7 @@ MAX_PIXEL = 16.0
 
 
 def build_model() -> nn.Module:
-    """The recipe's CNN: (N, 1, 8, 8) pixels in 0..1 -> (N, 10) logits."""
+    """Return the recipe's CNN: (N, 1, 8, 8) pixels in 0..1 -> (N, 10) logits."""
 
     def conv(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
         filters = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
@@ -51,7 +51,7 @@ def build_model() -> nn.Module:
 
 
 def load_images() -> tuple[torch.Tensor, torch.Tensor]:
-    """((N, 1, 8, 8) float32 pixels in 0..1, (N,) int64 labels)"""
+    """Return ((N, 1, 8, 8) float32 pixels in 0..1, (N,) int64 labels)."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -60,7 +60,7 @@ def load_images() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(folder: Path, entered: float) -> None:
-    """Train in the existing process group, or else in a group that the environment describes."""
+    """Train in the existing process group, or otherwise in the group defined by the environment."""
     marks = {"entered": entered, "imported": time.time()}
     if not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -87,6 +87,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     train(Path(sys.argv[1]), _ENTERED)
     dist.barrier()
-    # The measurement is over. gloo's shutdown is skipped: it sometimes aborts a rank whose peer has
-    # left.
+    # The measurement is complete. Skip gloo's shutdown, which sometimes aborts a rank whose peer
+    # has exited.
     os._exit(0)

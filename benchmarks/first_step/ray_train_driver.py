@@ -1,4 +1,4 @@
-"""The Ray Train side, in a process of its own."""
+"""The Ray Train side, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.ray_train import serve
 
 
 def train_rank(config: dict[str, Any]) -> None:
-    """Runs in each of Ray Train's workers, in the process group that it has formed."""
+    """Train in the process group that Ray Train has created. Runs in each of its workers."""
     entered = time.time()
     from benchmarks.first_step import plain
 

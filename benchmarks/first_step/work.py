@@ -1,4 +1,4 @@
-"""The job, as a recipe and as a script; both train the same."""
+"""The job, as a recipe and as a script that trains the same model in the same way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recipe_job() -> dict[str, Any]:
 
 
 def script_job(folder: Path) -> dict[str, Any]:
-    """The script leaves its times in `folder`."""
+    """Return a job whose script writes its times to `folder`."""
     return {
         "name": "first-step-script",
         "script": {"entrypoint": PLAIN_SCRIPT, "args": [str(folder)]},

@@ -1,1 +1,1 @@
-"""How much of the time a job trains though its ranks are killed again and again."""
+"""The share of the time in which a job trains although its ranks are killed repeatedly."""

@@ -1,4 +1,4 @@
-"""The useful share of the time, from samples of the steps and of the job's ledger. Pure."""
+"""Compute the useful share of the time from samples of the steps and of the job's ledger."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Sample:
-    """How many optimizer steps were committed; repeated ones count once."""
+    """The number of committed optimizer steps at a time. Repeated steps count once."""
 
     at: float
-    """Seconds by any clock, the same for all samples."""
+    """Seconds on any clock, which must be the same for all samples."""
     step: int
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One state of a job's ledger."""
+    """The state of a job's ledger at a time."""
 
     at: float
     """When it was read."""
     slot_seconds: Mapping[str, float]
-    """Slot-seconds by class since the job began."""
+    """Slot-seconds by class since the job started."""
 
     @property
     def total(self) -> float:
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time in which steps were done."""
+    """A period and the number of steps completed in it."""
 
     began: float
     took_s: float
@@ -48,9 +48,9 @@ class Stretch:
 def undisturbed(
     samples: Sequence[Sample], kills: Sequence[float], *, length_s: float, blind_s: float
 ) -> list[Stretch]:
-    """Stretches of at least `length_s` without a kill in them or `blind_s` before.
+    """Return periods of at least `length_s` without a kill in them or in the `blind_s` before.
 
-    samples: in order of time.
+    samples: in chronological order.
     """
     found = []
     for first, last in _cut(samples, length_s):
@@ -71,9 +71,9 @@ def _cut(samples: Sequence[Sample], length_s: float) -> Iterator[tuple[Sample, S
 def counted(
     samples: Sequence[Sample], edges: Sequence[float], step_s: float
 ) -> list[tuple[float, float]]:
-    """(seconds that the steps take without kills, seconds that passed), between the edges.
+    """Return (seconds that the steps take without kills, elapsed seconds) between the edges.
 
-    samples, edges: in order of time. step_s: seconds of a step without kills.
+    samples, edges: in chronological order. step_s: seconds per step without kills.
     """
     times = [sample.at for sample in samples]
     at_edges = [samples[min(bisect_left(times, edge), len(samples) - 1)] for edge in edges]
@@ -84,7 +84,8 @@ def counted(
 
 
 def booked(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[float, float]]:
-    """(useful slot-seconds, all slot-seconds) by the ledger, between its entries at the edges."""
+    """Return (useful slot-seconds, all slot-seconds) in the ledger, between its entries at the
+    edges."""
     return [
         (last.slot_seconds["useful"] - first.slot_seconds["useful"], last.total - first.total)
         for first, last in _between(entries, edges)
@@ -92,21 +93,22 @@ def booked(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[float
 
 
 def classes(entries: Sequence[Entry], edges: Sequence[float]) -> dict[str, float]:
-    """Slot-seconds by class from the first edge to the last."""
+    """Return slot-seconds by class from the first edge to the last."""
     ((first, last),) = _between(entries, [edges[0], edges[-1]])
     return {name: last.slot_seconds[name] - first.slot_seconds[name] for name in last.slot_seconds}
 
 
 def _between(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[Entry, Entry]]:
-    """Pairs of the entries nearest to the edges: the ledger is reported only every few seconds."""
+    """Return pairs of the entries nearest to the edges. The ledger is reported only every few
+    seconds."""
     at_edges = [min(entries, key=lambda entry: abs(entry.at - edge)) for edge in edges]
     return list(pairwise(at_edges))
 
 
 def step_time(stretches: Sequence[Stretch], began: float, ended: float) -> float:
-    """Seconds of one step, by the stretches that began in that time, so that a machine that slows
-    down does not matter. ValueError if there is none."""
+    """Return the seconds per step, from the periods that began within the given time, to compensate
+    for changes in the machine's speed. Raises ValueError if there are none."""
     taken = [each.step_s for each in stretches if began <= each.began < ended]
     if not taken:
-        raise ValueError("no stretch without kills was long enough")
+        raise ValueError("no period without kills was long enough")
     return median(taken)

@@ -1,4 +1,4 @@
-"""One long job; every minute one of its ranks is killed."""
+"""One long job, one of whose ranks is killed every minute."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dray.views import JobState
 SEED = 0
 MINUTE_S = 60.0
 EARLIEST_S, LATEST_S = 15.0, 45.0
-"""Seconds of a minute between which its kill is, so that the ledger changes in the minute after the
-kill too."""
+"""Range of seconds within a minute for its kill, so that the ledger is also updated in the same
+minute after the kill."""
 SAMPLE_S = 0.1
 KEEP_EVERY = 20
-"""The results keep every n-th sample."""
+"""The results contain every n-th sample."""
 ASK_S = 1.0
-"""Pause between two requests for the ledger, which changes every ten seconds."""
+"""Pause between two requests for the ledger, which is updated every ten seconds."""
 WARMUP_S = 15.0
 WINDOW_S, BLIND_S = 5.0, 10.0
 START_WITHIN_S = 120.0
@@ -63,20 +63,20 @@ METHOD = (
 
 @dataclass
 class Seen:
-    """All that was seen of the run."""
+    """All observations of the run."""
 
     samples: list[Sample] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     kills: list[tuple[float, int]] = field(default_factory=list)
     """(time, rank)"""
     edges: list[float] = field(default_factory=list)
-    """Edges of the minutes, the first of which is without a kill."""
+    """Boundaries of the minutes, the first of which has no kill."""
     recoveries_s: list[float] = field(default_factory=list)
     """Recovery times reported by the job's events."""
 
 
 def schedule(num_minutes: int, *, seed: int = SEED) -> list[tuple[float, int]]:
-    """(second, rank) of each kill, in a run whose minute 0 has none."""
+    """Return (second, rank) of each kill, in a run without a kill in minute 0."""
     generator = random.Random(seed)
     return [
         (
@@ -88,7 +88,7 @@ def schedule(num_minutes: int, *, seed: int = SEED) -> list[tuple[float, int]]:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Train for a minute left alone, and for one with a kill for every two rounds."""
+    """Train for one minute without a kill, and for one minute with a kill per two rounds."""
     kills = schedule(math.ceil(num_rounds / 2))
     wait_until_quiet()
     with (
@@ -105,7 +105,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         job = client.get(job_id)
         if job.state is not JobState.RUNNING or job.recoveries != len(kills):
             raise BenchmarkError(
-                f"the job is {job.state} ({job.reason.message}) and was mended "
+                f"the job is {job.state} ({job.reason.message}) and has recovered "
                 f"{job.recoveries} times, not {len(kills)}"
             )
         seen.recoveries_s = [
@@ -117,7 +117,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 class Run:
-    """A job that trains, and is watched and struck."""
+    """A training job that is observed and whose ranks are killed."""
 
     def __init__(self, client: Client, job_id: str, progress: Callable[[str], None]) -> None:
         self._client = client
@@ -127,7 +127,8 @@ class Run:
         self.seen = Seen()
 
     def go_on(self, for_s: float, kills: Sequence[tuple[float, int]]) -> None:
-        """Watch for a while, and kill what is due; keeps what was seen of this while only."""
+        """Observe the job for `for_s`, and kill ranks when due. Keeps only the observations of this
+        period."""
         self.seen = Seen()
         began = time.monotonic()
         self.seen.edges = [
@@ -150,7 +151,7 @@ class Run:
     def _kill(self, rank: int) -> None:
         observation = newest(self._pages.observe(), rank)
         if observation is None or not observation.state:
-            raise BenchmarkError(f"rank {rank} has no process that could be killed")
+            raise BenchmarkError(f"rank {rank} has no process to kill")
         self.seen.kills.append((time.monotonic(), rank))
         os.kill(observation.status.pid, signal.SIGKILL)
         self._progress(f"killed rank {rank} after step {observation.status.step}")
@@ -166,7 +167,7 @@ class Run:
 
 
 def conclude(seen: Seen) -> Result:
-    """The figures that follow from what was seen."""
+    """Compute the figures from the observations."""
     kills = [at for at, _ in seen.kills]
     stretches = count.undisturbed(seen.samples, kills, length_s=WINDOW_S, blind_s=BLIND_S)
     alone, minutes = _sixths(seen.edges[0]), seen.edges[1:]

@@ -1,1 +1,1 @@
-"""The cost of dray's loop on a GPU."""
+"""The overhead of dray's loop on a GPU."""

@@ -1,4 +1,4 @@
-"""Throughput of dray's loop on one GPU, compared with a bare program, and the MFU."""
+"""The throughput of dray's loop on one GPU, compared with a bare program, and its MFU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.report import Result, Table
 from benchmarks.torchrun import torchrun
 
 GOAL = 1.01
-"""Highest ratio of step times: 0.99 of the throughput."""
+"""Maximum ratio of step times, equivalent to 0.99 of the throughput."""
 WARMUP_BLOCKS, PAIRS_PER_ROUND = 4, 2
 TIMEOUT_S = 1800.0
 WORK = WORKS["gpu"]
@@ -37,9 +37,9 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """BenchmarkError where there is no GPU."""
+    """Run the benchmark. Raises BenchmarkError if there is no GPU."""
     if not torch.cuda.is_available():
-        raise BenchmarkError("this one needs a GPU")
+        raise BenchmarkError("this benchmark requires a GPU")
     name = torch.cuda.get_device_name()
     num_blocks = 2 * (num_rounds * PAIRS_PER_ROUND // 2) + WARMUP_BLOCKS
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:

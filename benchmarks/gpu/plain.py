@@ -1,4 +1,4 @@
-"""A bare program: the same model, compiled, and nothing around its steps."""
+"""A bare program: the same compiled model, with nothing but its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ray_workers.training.parallel.meta_init import materialise
 
 
 class PlainLoop:
-    """No schedule, gradient norm, metrics or reports; the samples lie on the device, too."""
+    """A loop without schedule, gradient norm, metrics or reports, also with the samples on the
+    device."""
 
     def __init__(self, workload: Workload, options: Train, device: torch.device) -> None:
         self._device, self._batch_size = device, options.global_batch_size

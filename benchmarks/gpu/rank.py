@@ -1,4 +1,4 @@
-"""The process of the measurement: both loops, block by block. It needs neither Ray nor a service.
+"""The measuring process: runs both loops in alternating blocks, without Ray or a service.
 
 torchrun --nproc-per-node 1 -m benchmarks.gpu.rank gpu 24 folder
 """
@@ -20,9 +20,10 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.process import rank_main
 
 NUM_SENTENCES = 60_000
-"""Nearly two megabytes."""
+"""Results in almost two megabytes."""
 BATCHES = 46
-"""In an epoch, and no smaller one at its end, which the bare program would leave out."""
+"""Batches per epoch. There is no smaller batch at the end, because the bare program would skip
+it."""
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     work = WORKS[options.work]
     text = write_text(options.folder, NUM_SENTENCES)
     _cut(text, work)
-    # One step more than is timed: after the last one the model is evaluated and saved.
+    # One more step than is timed, because the model is evaluated and saved after the last one.
     spec = work.document(text, options.num_blocks * work.steps_per_block + 1)
     task = rank_task(spec, 0, 1, options.folder, device=work.device)
     os.environ.update(rank_main.environment(task, spec))
@@ -50,7 +51,8 @@ def main() -> None:
 
 
 def _cut(text: Path, work: Work) -> None:
-    """Cut the text to as many windows as give whole batches, with a fifth of all for validation."""
+    """Truncate the text to a number of windows that results in full batches, with a fifth for
+    validation."""
     num_windows = BATCHES * work.batch_size * 5 // 4
     num_bytes = num_windows * int(work.model["context_length"]) + 1
     content = text.read_bytes()

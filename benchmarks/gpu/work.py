@@ -24,7 +24,8 @@ class Work:
         return self.batch_size * int(self.model["context_length"])
 
     def document(self, source: Path, num_steps: int) -> JobSpec:
-        """bf16 and compiled; nothing is evaluated or saved while it is timed."""
+        """Return a job with bf16 and compilation that does not evaluate or save while it is
+        timed."""
         return JobSpec.model_validate(
             {
                 "name": "gpu",
@@ -46,9 +47,9 @@ class Work:
         )
 
     def flops_per_step(self) -> float:
-        """Floating point operations of the model itself: 6 per weight of a product and token, and
-        12 x width x visible positions for attention, which are half of all (Chowdhery et al. 2022,
-        arXiv:2204.02311, appendix B). Recomputed operations are counted once."""
+        """Return the floating point operations of the model itself: 6 per matrix weight and token,
+        and 12 x width x visible positions for attention, where half of the positions are visible
+        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Recomputed operations count once."""
         model = Gpt.model_validate({"name": "gpt", **self.model})
         weights = model.num_layers * 12 * model.width**2 + model.width * BYTES
         attention = model.num_layers * model.width * model.context_length / 2
@@ -63,7 +64,7 @@ WORKS = {
         {"num_layers": 2, "num_heads": 2, "width": 32, "context_length": 32}, 8, 4, "cpu"
     ),
 }
-"""`small` is to try the programs where there is no GPU; its times mean nothing."""
+"""`small` is for testing the programs without a GPU. Its times are meaningless."""
 PEAK_FLOPS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
-"""Dense bf16 operations per second, by NVIDIA's data sheets, of the SXM card if there are two. The
-first whose name is in that of the GPU counts."""
+"""Dense bf16 operations per second according to NVIDIA's data sheets, for the SXM variant if there
+are two. The first entry whose name is part of the GPU's name is used."""

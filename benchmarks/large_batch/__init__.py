@@ -1,1 +1,2 @@
-"""A batch 32 times as large learns as well, with the rules for it."""
+"""Checks that a batch 32 times as large reaches the same accuracy with the rules for large
+batches."""

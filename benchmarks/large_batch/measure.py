@@ -1,4 +1,5 @@
-"""The accuracy of a small batch, and of one 32 times as large with and without the rules for it."""
+"""The accuracy of a small batch, and of a batch 32 times as large with and without the rules for
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ CONTENDERS: dict[str, tuple[dict[str, Any], bool | None]] = {
         True,
     ),
 }
-"""(`train`, whether it is to come within the goal; None where nothing is claimed)."""
+"""(`train`, whether it is claimed to meet the goal; None for no claim)."""
 METHOD = [
     f"A cnn of width 16 is trained on `sklearn://digits` for {EPOCHS} epochs in one process, "
     f"with seeds 0 to {len(SEEDS) - 1}, which also determine the validation split. The small "
@@ -53,7 +54,7 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run for each seed: accuracy does not vary with time, so `num_rounds` is not used."""
+    """Run once per seed. Accuracy does not depend on the machine, so `num_rounds` is not used."""
     claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
     return compared(
         "large_batch",

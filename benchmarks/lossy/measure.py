@@ -1,4 +1,5 @@
-"""Accuracy of jobs that compress their gradients, compared with a job that sends them unchanged."""
+"""The accuracy of jobs that compress or delay gradients, compared with a job that sends them
+unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ CONTENDERS: dict[str, tuple[dict[str, Any] | None, bool | None]] = {
     "DiLoCo, every 8 steps": ({"every": 8, "outer": {}}, None),
     "DiLoCo, every 8 steps, with adamw": ({"every": 8, "outer": {}}, True),
 }
-"""(`sync`, whether it is claimed to come within the goal; None where nothing is claimed)."""
+"""(`sync`, whether it is claimed to meet the goal; None for no claim)."""
 METHOD = [
     f"{NUM_RANKS} ranks train a cnn of width 16 on `sklearn://digits` for 20 epochs in batches "
     "of 32, with sgd, momentum 0.9, and a learning rate of 0.02 with warm-up over one epoch and "
@@ -46,7 +47,7 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run for each seed: accuracy does not vary with time, so `num_rounds` is not used."""
+    """Run once per seed. Accuracy does not depend on the machine, so `num_rounds` is not used."""
     claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
     return compared(
         "lossy",

@@ -1,4 +1,4 @@
-"""A cluster in memory on which every job reports a step a second, for ever."""
+"""An in-memory cluster on which every job reports one step per second indefinitely."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from service.cluster.port import AttemptRef, ClusterSnapshot
 
 NODE = {"CPU": float(workload.NUM_RANKS), "memory": 64.0 * 2**30}
 MAX_STEPS = 200
-"""Steps of one reply; the cap of its bytes lets through about as many."""
+"""Maximum steps in one reply, about as many as the byte limit allows."""
 
 
 class ReportingCluster(StillCluster):
-    """The port `Cluster`: the jobs of `jobs.write`, each on a node of its own.
+    """Implements the port `Cluster` for the jobs of `jobs.write`, each on a separate node.
 
-    A reply's frames are unpickled for each job, as the gateway's are.
+    A reply's frames are unpickled for each job, like the gateway's replies.
     """
 
     def __init__(self, num_jobs: int) -> None:
@@ -32,10 +32,10 @@ class ReportingCluster(StillCluster):
         self._began: list[float] = [0.0] * workload.NUM_PHASES
         """Unix time of step 0, by phase."""
         self._reported: dict[str, list[float]] = {}
-        """Report times of steps that were answered and are not stored yet, by job."""
+        """Report times of steps that were returned but are not stored yet, by job."""
 
     async def start(self) -> None:
-        """The next step of every job is its first one of this measurement."""
+        """Make the next step of every job its first step in this measurement."""
         now = time.time()
         for phase in range(workload.NUM_PHASES):
             done_s = workload.first_step(phase) * workload.PERIOD_S
@@ -62,7 +62,7 @@ class ReportingCluster(StillCluster):
         )
 
     def stored(self, job_id: str) -> list[float]:
-        """All that was answered of the job is stored: when its steps were reported."""
+        """Record that all returned steps of the job are stored. Returns when they were reported."""
         return self._reported.pop(job_id, [])
 
     async def snapshot(self) -> ClusterSnapshot:

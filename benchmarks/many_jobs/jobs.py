@@ -1,4 +1,4 @@
-"""Running and waiting jobs, written straight into a database before a service runs on it."""
+"""Running and waiting jobs, written directly to a database before a service uses it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BATCH = 100
 
 
 def node_of(number: int) -> str:
-    """The node of a running job, which that fills."""
+    """Return the node of a running job, which the job fills."""
     return f"node-{number:06d}"
 
 
@@ -42,7 +42,7 @@ def phase_of(number: int) -> int:
 
 
 def write(settings: Settings, num_running: int, num_waiting: int) -> None:
-    """Migrate an empty database and write the jobs into it."""
+    """Migrate an empty database and write the jobs to it."""
     database = Database(settings.database_url)
     try:
         migrate(database)
@@ -74,14 +74,14 @@ async def _write(
 
 
 def _row(session: Session, job_id: str) -> dict[str, Any]:
-    """The columns of a job, without the number that a new one gets by itself."""
+    """Return the columns of a job, without the number that is assigned automatically."""
     table = table_of(JobRow)
     found = session.execute(select(table).where(table.c.id == job_id)).one()
     return {name: value for name, value in found._mapping.items() if name != "number"}
 
 
 def _running(job: dict[str, Any], now: datetime) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns of a running job like this one, and of its attempt."""
+    """Return the columns of a running job like this one, and of its attempt."""
     runs = {
         "state": JobState.RUNNING,
         "reason_code": "running",
@@ -116,7 +116,7 @@ def _drop(session: Session, job_id: str) -> None:
 
 
 def _run(session: Session, job: dict[str, Any], attempt: dict[str, Any], numbers: range) -> None:
-    """Insert running jobs, with the metrics and the log of what they have done before."""
+    """Insert running jobs, with the metrics and logs of their previous steps."""
     jobs, attempts, metrics, logs = [], [], [], []
     for number in numbers:
         job_id, phase = RUNNING.format(number), phase_of(number)
@@ -146,7 +146,7 @@ def _run(session: Session, job: dict[str, Any], attempt: dict[str, Any], numbers
 
 
 def _metrics(step: int) -> list[dict[str, Any]]:
-    """The open chunk of each series, up to this step."""
+    """Return the open chunk of each series, up to this step."""
     steps = list(range(1, step + 1))
     chunks = []
     for rank in range(workload.NUM_RANKS):
@@ -178,7 +178,7 @@ def _metrics(step: int) -> list[dict[str, Any]]:
 
 
 def _logs(phase: int, step: int) -> list[dict[str, Any]]:
-    """The open chunk of each rank's log, filled to the degree of the phase."""
+    """Return the open chunk of each rank's log, filled depending on the phase."""
     line = encode_line(1e9, workload.LINE.format(step=step, rank=0, loss=0.5))
     num_lines = CHUNK_BYTES * phase // workload.NUM_PHASES // len(line)
     if num_lines == 0:

@@ -1,4 +1,4 @@
-"""Many running jobs on one service: its processor time, and how late what they report is stored."""
+"""Many running jobs on one service: its CPU time, and the delay until their reports are stored."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SIZES = (100, 300, 1000, 2000)
 NUM_WAITING = 10_000
 WINDOW_S = 4.0
 ASK_EVERY_S = 0.1
-"""Between two questions, of which every other one is for `/healthz`."""
+"""Seconds between two requests, every other of which is for `/healthz`."""
 GOAL_CORES, GOAL_LAG_S, GOAL_EXPLAIN_S = 1.0, 2.0, 0.05
 NUM_CHECKED = 20
-"""Jobs whose series are read in full at the end."""
+"""Number of jobs whose series are read in full at the end."""
 
 METHOD = (
     "One service with all its loops and its HTTP server runs in a separate process. It uses an "
@@ -62,7 +62,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Case:
-    """The jobs that run on one service."""
+    """The running and waiting jobs on one service."""
 
     database: str
     num_running: int
@@ -82,10 +82,10 @@ CASES = (
 
 @dataclass
 class Taken:
-    """The windows of one case."""
+    """The measurements of one case."""
 
     windows: list[dict[str, Any]] = field(default_factory=list)
-    """`service.Figures` of each."""
+    """`service.Figures` for each window."""
     explain_s: list[float] = field(default_factory=list)
     healthz_s: list[float] = field(default_factory=list)
 
@@ -110,7 +110,7 @@ def said(case: Case, taken: Taken) -> str:
 
 
 def take(case: Case, num_windows: int) -> Taken:
-    """Run a service with these jobs. BenchmarkError if something that was reported is lost."""
+    """Run a service with these jobs. Raises BenchmarkError if any report is lost."""
     with (
         _database(case.database) as (url, pid),
         tempfile.TemporaryDirectory(prefix="dray-bench-") as home,
@@ -147,7 +147,8 @@ def take(case: Case, num_windows: int) -> Taken:
 
 @contextmanager
 def _database(name: str) -> Iterator[tuple[str, int | None]]:
-    """The URL of an empty database, and the process id of its server; nothing for SQLite."""
+    """Yield the URL of an empty database, and the process id of its server, or an empty URL and
+    None for SQLite."""
     if name == "SQLite":
         yield "", None
         return
@@ -156,14 +157,14 @@ def _database(name: str) -> Iterator[tuple[str, int | None]]:
 
 
 async def _watch(process: subprocess.Popen[str], port: int, case: Case, num_windows: int) -> Taken:
-    """The windows as the service prints them, and what it answers meanwhile."""
+    """Collect the windows that the service prints, and its response times in the meantime."""
     taken = Taken()
     asking: asyncio.Task[None] | None = None
     assert process.stdout is not None
     try:
         while line := await asyncio.to_thread(process.stdout.readline):
             taken.windows.append(json.loads(line))
-            if case.num_waiting and asking is None:  # the first one is for warming up
+            if case.num_waiting and asking is None:  # the first window is for warming up
                 asking = asyncio.create_task(_ask(port, case.num_waiting, taken))
             if len(taken.windows) == num_windows:
                 break
@@ -193,7 +194,7 @@ async def _ask(port: int, num_waiting: int, taken: Taken) -> None:
 
 
 def _check(port: int, num_running: int) -> None:
-    """Check that every step of the last minutes exists once and in order."""
+    """Check that every step of the last minutes exists exactly once, in order."""
     for number in range(0, num_running, max(1, num_running // NUM_CHECKED)):
         path = f"http://127.0.0.1:{port}/v1/jobs/{jobs.RUNNING.format(number)}/metrics"
         for rank in (0, workload.NUM_RANKS - 1):
@@ -204,7 +205,7 @@ def _check(port: int, num_running: int) -> None:
                 raise BenchmarkError(f"job {number} has other metrics: {sorted(series)}")
             for name, found in series.items():
                 if found["steps"] != list(range(1, len(found["steps"]) + 1)):
-                    raise BenchmarkError(f"{name} of job {number} lacks steps or repeats some")
+                    raise BenchmarkError(f"{name} of job {number} has missing or repeated steps")
 
 
 def conclude(taken: dict[Case, Taken]) -> Result:

@@ -1,7 +1,7 @@
-"""The service that is measured, in a process of its own: all loops and the HTTP server.
+"""The measured service, with all loops and the HTTP server, in a separate process.
 
 `python -m benchmarks.many_jobs.service` prints the figures of each window as a line of JSON, and
-ends when its stdin does.
+exits when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from service.config.settings import Settings, read_settings
 from service.runtime import Runtime, tune_interpreter
 
 LOOK_S = 0.02
-"""How long the event loop is asked to wait, to see how late it comes."""
+"""Seconds for which the event loop is asked to sleep, to measure how late it wakes."""
 WARMUP_S = 5.0
 SETTLED_LAG_S, SETTLED_WITHIN_S = 1.5, 40.0
-"""The first window begins when every step is stored within the first time, or after the second."""
+"""The first window begins once every step is stored within SETTLED_LAG_S, or after
+SETTLED_WITHIN_S."""
 
 
 @dataclass
@@ -41,19 +42,19 @@ class Figures:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     database_cpu_s: float = 0.0
-    """Processor seconds of a database server's processes."""
+    """CPU seconds of the database server's processes."""
     writing_s: float = 0.0
-    """Seconds in which SQLite's writing connection was in use; for PostgreSQL, summed over all
+    """Seconds for which SQLite's writing connection was in use. For PostgreSQL, the sum over all
     connections."""
     num_steps: int = 0
     memory_bytes: int = 0
     lags_s: list[float] = field(default_factory=list)
-    """From the report of each step to the commit after which it can be read."""
+    """Seconds from the report of each step to the commit after which it can be read."""
     loop_delays_s: list[float] = field(default_factory=list)
 
 
 class Meter:
-    """Counts what the service does, in windows."""
+    """Measures the service in windows."""
 
     def __init__(self, runtime: Runtime, cluster: ReportingCluster, beside: int | None) -> None:
         self._cluster = cluster
@@ -96,7 +97,7 @@ class Meter:
         return found
 
     async def settle(self) -> None:
-        """Wait until what has piled up during the start is stored."""
+        """Wait until the backlog from the start is stored."""
         await asyncio.sleep(WARMUP_S)
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while time.monotonic() < deadline:
@@ -124,7 +125,7 @@ async def _look(delays: list[float]) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(runtime: Runtime, settings: Settings) -> AsyncIterator[None]:
-    """HTTP on the port of the settings."""
+    """Serve HTTP on the port in the settings."""
     app = create_app(settings, runtime)
     config = connections.config(app, connections.Limits.of(settings), stop_within_s=1)
     config.port = settings.port

@@ -1,4 +1,4 @@
-"""The reports of jobs: groups of eight ranks with a step a second, as recipes report it."""
+"""The reports of jobs: groups of eight ranks with one step per second, like a recipe's reports."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from service.domain.series import CHUNK_POINTS
 
 NUM_RANKS = 8
 PERIOD_S = 1.0
-"""Between two steps of a job."""
+"""Seconds between two steps of a job."""
 NUM_PHASES = 50
-"""Number of different moments of a second at which jobs take their steps."""
+"""Number of different offsets within a second at which jobs take their steps."""
 LINE_EVERY, LEDGER_EVERY = 10, 10
-"""Steps between two lines of log of a rank, and between two ledgers of a supervisor."""
+"""Steps between two log lines of a rank, and between two ledgers of a supervisor."""
 TOTAL_STEPS = 1_000_000
 EVERY_RANK = ("perf/step_time_s", "perf/data_wait_s")
 RANK_0 = (*EVERY_RANK, "train/loss", "train/lr", "train/grad_norm", "perf/samples_per_s")
@@ -25,12 +25,13 @@ LINE = "step {step} of rank {rank}: loss {loss:.6f}, everything is as it should 
 
 
 def first_step(phase: int) -> int:
-    """The steps that a job has done before: chunks of metrics are filled to different degrees."""
+    """Return the first step of a phase. It differs by phase, so that metric chunks are filled to
+    different degrees."""
     return (phase + 1) * CHUNK_POINTS // (NUM_PHASES + 1)
 
 
 def offset_s(phase: int) -> float:
-    """When within a second the jobs of a phase take their steps."""
+    """Return the offset within a second at which the jobs of a phase take their steps."""
     return phase * PERIOD_S / NUM_PHASES
 
 
@@ -43,14 +44,15 @@ def value_of(rank: int, place: int, step: int) -> float:
 
 
 def cursor_at(step: int) -> dict[str, int]:
-    """One number for each spool of an attempt, here the step rather than the byte."""
+    """Return a cursor with one number for each spool of an attempt, here the step instead of the
+    byte."""
     ranks = [(rank, stream) for rank in range(NUM_RANKS) for stream in ("metrics", "log")]
     keys = [spool_key(rank, 0, stream) for rank, stream in ranks]
     return dict.fromkeys([*keys, spool_key(SUPERVISOR_RANK, 0, "metrics")], step)
 
 
 def num_lines(rank: int, step: int) -> int:
-    """Lines of log that a rank has written up to this step."""
+    """Return the number of log lines that a rank has written up to this step."""
     return max(0, (step - rank + LINE_EVERY) // LINE_EVERY) - (rank == 0)
 
 
@@ -60,7 +62,7 @@ def step_at(cursor: dict[str, int]) -> int:
 
 @lru_cache(maxsize=1024)
 def pickled(first: int, last: int, began: float) -> bytes:
-    """The frames of the steps from `first` to `last`, as they come through the gateway's pipe.
+    """Return the frames of the steps from `first` to `last`, as sent through the gateway's pipe.
 
     began: Unix time of step 0.
     """

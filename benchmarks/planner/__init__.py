@@ -1,1 +1,1 @@
-"""The memory that the planner expects of a job, against torch's memory tracker."""
+"""The memory that the planner expects for a job, compared with torch's memory tracker."""

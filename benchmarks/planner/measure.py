@@ -1,4 +1,4 @@
-"""How far the planner's memory is from what torch's memory tracker counts."""
+"""The difference between the planner's memory estimate and the count of torch's memory tracker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run of each is enough: it is not a time. `num_rounds` is not used."""
+    """Since no times are measured, one run of each is enough, and `num_rounds` is not used."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         for number, (name, (num_ranks, document)) in enumerate(jobs(Path(home)).items()):

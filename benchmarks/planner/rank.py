@@ -1,4 +1,4 @@
-"""Peak memory of one rank of a job in a step, as counted by torch's memory tracker."""
+"""Peak memory of one rank of a job during steps, as counted by torch's memory tracker."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 
 
 class Totals(MemTracker):  # type: ignore[no-untyped-call]
-    """Torch's tracker without statistics of modules. These require that each module is called once
-    per step, and hooks that don't work with a pipeline."""
+    """Torch's tracker without module statistics, which require that each module is called once per
+    step, and hooks that don't work with pipelines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ class _NoModules:
 
 
 def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
-    """Bytes of all tensors at the peak of the steps after the first.
+    """Return the peak size in bytes of all tensors in the steps after the first.
 
-    Optimizer state exists from the first step on. The data set is read before and does not count.
-    The process is in a group of `world_size` already.
+    Optimizer state exists from the first step on. The data set is read before and is not counted.
+    The process must already be in a group of `world_size`.
     """
     spec = JobSpec.model_validate_json(document)
     assert spec.recipe is not None
@@ -62,7 +62,7 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     )
     tracker = Totals()
     model = getattr(loop.strategy, "model", None)
-    if model is not None:  # else it is made when the rank takes its place
+    if model is not None:  # otherwise it is created when the rank takes its place
         tracker.track_external(model)
     strategy = loop.strategy
     if isinstance(strategy, LocalSgd):
@@ -73,7 +73,7 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
         loop.join_group(RankAssignment(0, rank, world_size, None))
         loop.restore()
         _step(loop, 1)
-    with tracker:  # the peak is counted from here on
+    with tracker:  # measures the peak from here on
         for step in range(2, NUM_STEPS + 1):
             _step(loop, step)
     found: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]

@@ -1,4 +1,4 @@
-"""The jobs whose memory is planned and measured: each axis, and each option that changes memory."""
+"""The jobs whose memory is planned and measured: each axis, and each option that affects memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from PIL import Image
 from benchmarks.equality.work import write_text
 
 Job = tuple[int, dict[str, Any]]
-"""(ranks, job document)"""
+"""(number of ranks, job document)"""
 
 WIDE = {"width": 256, "context_length": 32, "num_layers": 3}
-"""Mostly weights, where the default is mostly activations."""
+"""A model whose memory is mostly weights, whereas the default model's is mostly activations."""
 
 INTERLEAVED = {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}
 ZERO_BUBBLE = {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}
@@ -26,7 +26,7 @@ SIDE = 48
 
 
 def draw(folder: Path, count: int = 40) -> Path:
-    """Images of noise, in colours, and masks of what is bright."""
+    """Write colour images of noise, and masks of their bright pixels."""
     rng = np.random.default_rng(0)
     for kind in ("images", "masks"):
         (folder / kind).mkdir(parents=True)
@@ -119,7 +119,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         "unet, shard 2": masks(2, {"shard": 2}),
         "table": table(),
         "data 2": wide(2),
-        # Not PowerSGD: its hook ends in a thread of gloo's, which the tracker does not see.
+        # Not PowerSGD, because its hook ends in a gloo thread, which the tracker does not observe.
         "data 2, top-k": told("sync", {"compression": {"name": "topk"}}, optimizer=momentum),
         "data 2, local SGD": told("sync", {"every": 2}),
         "data 2, DiLoCo": told("sync", {"every": 2, "outer": {}}),

@@ -1,1 +1,1 @@
-"""Jobs through the queue per second, and the time from a submit to its claim."""
+"""Jobs per second through the queue, and the time from submission until a job is claimed."""

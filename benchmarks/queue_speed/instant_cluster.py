@@ -1,4 +1,5 @@
-"""A cluster on which jobs succeed as soon as they are launched, so only the queue takes time."""
+"""A cluster on which jobs succeed as soon as they are launched, so that only the queue takes
+time."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from service.cluster.port import AttemptRef, ClusterSnapshot
 
 SESSION = "instant"
 STAYS = "stays"
-"""Name of jobs that do not end."""
+"""Name of jobs that never end."""
 
 
 class InstantCluster(StillCluster):
-    """The port of `service.cluster.port`, in this process."""
+    """An in-process implementation of `service.cluster.port`."""
 
     def __init__(self, num_nodes: int, cpus_per_node: int) -> None:
         resources = {"CPU": float(cpus_per_node)}
         self._nodes = tuple(node(f"node-{n}", resources, resources) for n in range(num_nodes))
         self._ended: dict[tuple[str, int], float] = {}
-        """Unix time at which each attempt was launched, and so ended."""
+        """Unix time at which each attempt was launched, and therefore ended."""
         self._staying: set[tuple[str, int]] = set()
 
     async def snapshot(self) -> ClusterSnapshot:
@@ -49,7 +50,7 @@ class InstantCluster(StillCluster):
             lost = Outcome.unseen(Cause.SUPERVISOR_LOST, "it was never launched")
             return PollReply(cursor, Phase.ENDED, {}, (), more=False, outcome=lost, silent=())
         times = {str(phase): at for phase in (Phase.ACQUIRING, Phase.STARTING, Phase.ENDED)}
-        done = Outcome.of(Cause.SUCCEEDED, "all ranks ended well")
+        done = Outcome.of(Cause.SUCCEEDED, "all ranks succeeded")
         return PollReply(cursor, Phase.ENDED, times, (), more=False, outcome=done, silent=())
 
     async def acknowledge(self, ref: AttemptRef) -> None:

@@ -1,7 +1,7 @@
-"""One of a round's turns, as a process of its own: `python -m benchmarks.queue_speed.jobs ...`.
+"""One turn of a round, run as a separate process: `python -m benchmarks.queue_speed.jobs ...`.
 
-It prints its figures as JSON. dray runs in one process with API, loops and cluster; the peers also
-run their workers and submits in one process.
+It prints its figures as JSON. dray runs in one process with the API, loops and cluster. The peers
+also run their workers and submissions in one process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def array(size: int) -> JobSpec:
 
 
 def waiting(size: int) -> JobSpec:
-    """One that stays, and others that wait for it."""
+    """Return a job that never ends, and others that wait for it."""
     return JobSpec.model_validate(
         JOB | {"name": STAYS, "array": {"size": size + 1, "max_running": 1}}
     )
@@ -47,7 +47,7 @@ def waiting(size: int) -> JobSpec:
 
 @asynccontextmanager
 async def service(home: Path, database_url: str) -> AsyncIterator[Runtime]:
-    """dray on the instant cluster, once it has run some jobs."""
+    """Run dray on the instant cluster. Yields it after it has run some jobs."""
     settings = Settings(
         home=home / "home",
         database_url=database_url,
@@ -68,7 +68,7 @@ async def service(home: Path, database_url: str) -> AsyncIterator[Runtime]:
 
 
 async def until_done(runtime: Runtime) -> None:
-    """Wait until no job is left that has not ended."""
+    """Wait until all jobs have ended."""
     while await runtime.database.read(_is_one_unfinished):
         await asyncio.sleep(LOOK_S)
 
@@ -79,7 +79,7 @@ def _is_one_unfinished(session: Session) -> bool:
 
 
 class Watch:
-    """Seconds by the clock, and of the processor for this process."""
+    """Measures elapsed seconds, and CPU seconds of this process."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -90,14 +90,14 @@ class Watch:
         self._submit_s = time.perf_counter() - self._began
 
     def figures(self) -> Figures:
-        """Once all has ended."""
+        """Return the figures. Call after all jobs have ended."""
         all_s = time.perf_counter() - self._began
         processor_s = time.process_time() - self._processor_s
         return {"submit_s": self._submit_s, "all_s": all_s, "processor_s": processor_s}
 
 
 async def through(runtime: Runtime, submit: Callable[[], Awaitable[object]]) -> Figures:
-    """Seconds until all is submitted, and until all has ended."""
+    """Return the seconds until all jobs are submitted, and until all have ended."""
     watch = Watch()
     await submit()
     watch.submitted()
@@ -106,7 +106,8 @@ async def through(runtime: Runtime, submit: Callable[[], Awaitable[object]]) -> 
 
 
 async def dray(home: Path, database_url: str, num_jobs: int, how: str) -> Figures:
-    """how: `single`, one submit after the other; `concurrent`, sixteen at a time; or `array`."""
+    """Run dray's turn. how: `single` for one submission at a time, `concurrent` for sixteen at a
+    time, or `array`."""
     left = iter(range(num_jobs))
 
     async def submit_rest() -> None:
@@ -124,7 +125,7 @@ async def dray(home: Path, database_url: str, num_jobs: int, how: str) -> Figure
 
 
 async def claimed_s(runtime: Runtime) -> float:
-    """Seconds from a submit to the claim of its job."""
+    """Return the seconds from a submission until its job is claimed."""
     began = time.perf_counter()
     job, _ = await runtime.jobs.submit(one())
     await runtime.jobs.wait(job.id, wait_s=60.0, known_state=JobState.QUEUED)
@@ -136,11 +137,12 @@ def _same(number: int) -> int:
 
 
 async def _nothing(number: int) -> None:
-    """The work of a job."""
+    """Do nothing: the work of a job."""
 
 
 def huey(home: Path, num_jobs: int, workers: int) -> Figures:
-    """SQLite, synced at each commit as dray's is; its results are kept and read."""
+    """Run huey's turn on SQLite, synced at each commit like dray's. Its results are kept and
+    read."""
     from huey import SqliteHuey
 
     queue = SqliteHuey(filename=str(home / "huey.db"), fsync=True)
@@ -163,7 +165,7 @@ def huey(home: Path, num_jobs: int, workers: int) -> Figures:
 
 
 async def procrastinate(database_url: str, num_jobs: int, workers: int, how: str) -> Figures:
-    """PostgreSQL; `array` defers all jobs in one call."""
+    """Run procrastinate's turn on PostgreSQL. how: `array` defers all jobs in one call."""
     from procrastinate import App, PsycopgConnector
 
     app = App(connector=PsycopgConnector(conninfo=database_url))
@@ -206,7 +208,9 @@ def main() -> None:
     parser.add_argument("how", choices=("single", "concurrent", "array"))
     parser.add_argument("num_jobs", type=int)
     parser.add_argument("home", type=Path)
-    parser.add_argument("--database", default="", help="URL of an empty one; SQLite in the home")
+    parser.add_argument(
+        "--database", default="", help=("URL of an empty database (default: SQLite in the home)")
+    )
     parser.add_argument("--workers", type=int, default=2, help="of a peer")
     options = parser.parse_args()
     home, num_jobs, how = options.home, options.num_jobs, options.how

@@ -1,4 +1,4 @@
-"""Jobs per second against other queues, and submit to claim with few and with many rows."""
+"""Jobs per second compared with other queues, and submit to claim with few and many rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ NUM_SINGLE, NUM_ARRAY = 300, 2_000
 MANY = 1_000_000
 WAITING = 10_000
 PER_BLOCK, PER_SLOW_BLOCK = 60, 10
-"""Jobs of a block; the latter where others wait: each takes a plan of the whole queue."""
+"""Jobs per block. PER_SLOW_BLOCK applies if other jobs wait, because each job requires a plan of
+the whole queue."""
 LIMIT_S = 300.0
 GOALS = {"single": 1.0, "array": 5.0, "concurrent": 1.0}
 GOAL_OF_MANY = 1.2
 WORKERS = {"huey": (2, 8), "procrastinate": (16, 64)}
-"""Tried of each peer in the first round; its best takes part in the others."""
+"""Worker counts that are tried for each peer in the first round. The best one is used in the other
+rounds."""
 
 METHOD = (
     f"Through the queue: {NUM_SINGLE} jobs are submitted one after the other, the same number by "
@@ -66,7 +68,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Turn:
-    """A contender, and how it gets its jobs."""
+    """A contender, and how its jobs are submitted."""
 
     database: str
     contender: str
@@ -78,7 +80,7 @@ class Turn:
         return NUM_ARRAY if self.how == "array" else NUM_SINGLE
 
     def run(self, home: Path, database_url: str) -> float:
-        """Seconds per job. BenchmarkError if it fails."""
+        """Return the seconds per job. Raises BenchmarkError if the turn fails."""
         module = "benchmarks.queue_speed.jobs"
         command = [sys.executable, "-m", module, self.contender, self.how, str(self.num_jobs)]
         command += [str(home), "--database", database_url, "--workers", str(self.workers)]
@@ -99,7 +101,7 @@ class Turn:
 
 @dataclass
 class Place:
-    """A service with a number of jobs, and its samples."""
+    """A service with a given number of jobs, and its samples."""
 
     database: str
     num_finished: int
@@ -125,7 +127,8 @@ def turns() -> Iterator[Turn]:
 
 
 def fastest(tried: Mapping[Turn, float]) -> list[Turn]:
-    """The fastest of turns that differ only in their number of workers. tried: times of turns."""
+    """Return the fastest of the turns that differ only in their number of workers. tried: the time
+    of each turn."""
     best: dict[tuple[str, str, str], Turn] = {}
     for turn in sorted(tried, key=tried.__getitem__):
         best.setdefault((turn.database, turn.contender, turn.how), turn)
@@ -148,7 +151,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
         samples: dict[Turn, list[float]]
         samples = {turn: [] for turn in fastest({turn: take(turn) for turn in turns()})}
-        progress("through the queue: all contenders have had their first turn")
+        progress("through the queue: all contenders have completed their first turn")
         for round_ in range(num_rounds):
             wait_until_quiet(at_most_s=5)
             for turn in samples if round_ % 2 == 0 else reversed(samples):

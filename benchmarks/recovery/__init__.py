@@ -1,1 +1,2 @@
-"""How long a job stands still when one of its ranks is killed, and what it loses."""
+"""How long a job makes no progress after one of its ranks is killed, and how many steps it
+loses."""

@@ -1,7 +1,7 @@
-"""Which optimizer steps were committed, when and by whom; and what follows about a recovery.
+"""Which optimizer steps were committed by which process and when, and the resulting recovery times.
 
-The peers' ranks write a log of their commits. It imports nothing but the standard library, so that
-it costs them nothing to speak of.
+The peers' ranks write a log of their commits. This module imports only the standard library, so
+that its cost for them is negligible.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Commit:
 
     rank: int
     process: str
-    """Distinguishes the processes at a rank."""
+    """Distinguishes the processes of a rank."""
     generation: int
     """Distinguishes the groups of one process."""
     step: int
-    """1 is the first."""
+    """The first step is 1."""
     at: float
     """Unix seconds."""
 
@@ -34,22 +34,22 @@ class Commit:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The cost of the death of one rank. Seconds are since its kill."""
+    """The cost of the death of one rank. Times are in seconds since its kill."""
 
     next_s: float
-    """Until the next step of a group without the dead rank."""
+    """Until the next step of a group without the dead process."""
     steps_lost: int
-    """Steps that were committed before and done again."""
+    """Number of steps that had been committed before and were repeated."""
     caught_up_s: float | None = None
-    """Until the first step that had not been done before; None if it was not seen."""
+    """Until the first step that had not been committed before. None if it was not observed."""
     whole_s: float | None = None
-    """Until the first step of the rank's replacement; None if it was not seen."""
+    """Until the first step of the rank's replacement. None if it was not observed."""
 
 
 def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -> Recovery | None:
-    """The recovery of the group; None if no other group has committed a step yet.
+    """Return the recovery of the group, or None if no other group has committed a step yet.
 
-    A survivor may still commit a step of the broken group after the kill: that is no recovery.
+    A survivor can still commit a step of the broken group after the kill, which is not a recovery.
     """
     ordered = sorted(commits, key=lambda commit: commit.at)
     broken = {commit.member for commit in ordered if commit.at <= killed_at}
@@ -68,9 +68,11 @@ def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -
 
 
 def lost_of_a_minute(recoveries: Sequence[Recovery]) -> float | None:
-    """Mean share of a minute that one kill in it takes; None if it was not seen to the end.
+    """Return the mean share of a minute that is lost due to one kill, or None if a recovery was not
+    fully observed.
 
-    Until the job is where it was nothing is won, and until it is whole one of two ranks idles.
+    Until the job has caught up, no progress is made, and until it is complete again, one of the two
+    ranks is idle.
     """
     lost_s = []
     for each in recoveries:
@@ -81,7 +83,7 @@ def lost_of_a_minute(recoveries: Sequence[Recovery]) -> float | None:
 
 
 class CommitLog:
-    """The log of one rank's process: `generation step time` for each commit."""
+    """The log of one process of a rank, with `generation step time` for each commit."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = open(folder / f"r{rank}.{os.getpid()}.commits", "a", buffering=1)  # noqa: SIM115
@@ -91,7 +93,7 @@ class CommitLog:
 
 
 def read(folder: Path, rank: int | None = None) -> list[Commit]:
-    """All that the ranks, or one of them, have logged so far."""
+    """Return everything that all ranks, or one rank, have logged so far."""
     found = []
     for path in sorted(folder.glob(f"r{'*' if rank is None else rank}.*.commits")):
         who, process, _ = path.name.split(".")
@@ -100,7 +102,7 @@ def read(folder: Path, rank: int | None = None) -> list[Commit]:
 
 
 def parse(text: str, *, rank: int, process: str) -> list[Commit]:
-    """The commits of one log, without a last line that is not whole yet."""
+    """Return the commits in one log, except for an incomplete last line."""
     lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [
         Commit(rank, process, int(generation), int(step), float(at))

@@ -1,7 +1,7 @@
 """The contenders, which lose a rank. A turn starts the job, kills rank 1 when it has committed step
-50, and waits.
+50, and waits for the recovery.
 
-A turn raises BenchmarkError if the job does not train on.
+A turn raises BenchmarkError if the job does not continue training.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dray.views import DrillState, JobState
 
 TURN_TIMEOUT_S = 180.0
 RESTART_TIMEOUT_S = 60.0
-"""For torchrun, which sometimes restarts into a rendezvous that never completes."""
+"""Timeout for torchrun, which sometimes restarts into a rendezvous that never completes."""
 OBSERVE_S = 0.005
-"""Pause between two observations of the ranks' progress, for dray as for the peers."""
+"""Pause between two observations of the ranks' progress, for dray and the peers."""
 WORKED_ON_S = 0.3
-"""How long torchft's replacement trains before the turn ends."""
+"""Seconds for which torchft's replacement trains before the turn ends."""
 T = TypeVar("T")
 
 
 class Dray:
-    """A running service with its embedded Ray, and the two ways to kill a rank of its job."""
+    """A running service with its embedded Ray, and the ways of killing a rank of its job."""
 
     def __init__(self, client: Client, code: Path) -> None:
-        """code: a folder for the script."""
+        """code: the folder with the script."""
         self._client = client
         self._code = code
         here = Path(__file__).parent
@@ -51,7 +51,7 @@ class Dray:
             shutil.copy(program, code)
 
     def killed(self) -> Recovery:
-        """Kill a rank by its pid, from outside."""
+        """Kill a rank externally, by its pid."""
         return self._killed(work.job())
 
     def killed_of_script(self) -> Recovery:
@@ -72,7 +72,7 @@ class Dray:
                 else None
             )
 
-        pid = _await(victim, "its rank 1 to come to the step")
+        pid = _await(victim, "rank 1 to reach the step")
         killed_at = _kill(pid)
 
         def recovered() -> Recovery | None:
@@ -83,12 +83,12 @@ class Dray:
             whole = found is not None and found.whole_s is not None
             return found if whole and found and found.caught_up_s is not None else None
 
-        found = _await(recovered, "the job to train on")
+        found = _await(recovered, "the job to continue training")
         self._end(job.id)
         return found
 
     def drilled(self) -> Recovery:
-        """Kill a rank by a drill, as a user does; the figures are dray's own."""
+        """Kill a rank with a drill, like a user. The figures are reported by dray."""
         job = self._client.submit(work.job())
         stops = [state for state in JobState if state.is_terminal]
         self._client.wait(job.id, TURN_TIMEOUT_S, [JobState.RUNNING, *stops])
@@ -115,7 +115,8 @@ def dray(home: Path) -> Iterator[Dray]:
 
 
 class RayTrain:
-    """`FailureConfig(max_failures=1)`, in a driver on a cluster that both run before."""
+    """`FailureConfig(max_failures=1)`, in a driver on a cluster, both of which are already
+    running."""
 
     def __init__(self, home: Path, started: Driver) -> None:
         self._home = home
@@ -136,7 +137,7 @@ def ray_train(home: Path) -> Iterator[RayTrain]:
 
 
 class Torchrun:
-    """`torchrun --max-restarts`, which starts both ranks anew."""
+    """`torchrun --max-restarts`, which restarts both ranks."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -151,14 +152,14 @@ class Torchrun:
             try:
                 ended_well = process.wait(RESTART_TIMEOUT_S) == 0
             except subprocess.TimeoutExpired:
-                raise BenchmarkError("torchrun's ranks never met again") from None
+                raise BenchmarkError("torchrun's ranks did not meet again") from None
             if not ended_well:
                 raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-3000:]}")
         return _logged(folder, killed_at)
 
 
 class Torchft:
-    """A lighthouse and two replicas; the dead one is started again the moment it is gone."""
+    """A lighthouse and two replicas. A dead replica is restarted immediately."""
 
     def __init__(self, home: Path, lighthouse: str) -> None:
         self._home = home
@@ -173,9 +174,11 @@ class Torchft:
             killed_at = _kill_logged(folder, *replicas)
             replicas[work.KILLED_RANK].wait(TURN_TIMEOUT_S)
             stack.enter_context(self._replica(folder, work.KILLED_RANK))
-            _await(lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be whole")
+            _await(
+                lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be complete again"
+            )
             if replicas[1 - work.KILLED_RANK].poll() is not None:
-                raise BenchmarkError("torchft's survivor ended as well")
+                raise BenchmarkError("torchft's survivor also exited")
         return _logged(folder, killed_at)
 
     @contextlib.contextmanager
@@ -186,13 +189,13 @@ class Torchft:
             try:
                 yield process
             finally:
-                # torchft would run for ever, and does not end on SIGTERM.
+                # torchft would run indefinitely, and does not exit on SIGTERM.
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
 
 def has_torchft() -> bool:
-    """Whether torchft is installed: there is no wheel of it for every machine."""
+    """Return whether torchft is installed. It does not have wheels for every platform."""
     return importlib.util.find_spec("torchft") is not None
 
 
@@ -205,19 +208,19 @@ def torchft(home: Path) -> Iterator[Torchft]:
 
 
 def _kill_logged(folder: Path, *alive: subprocess.Popen[str]) -> float:
-    """Kill the rank whose log shows the step; returns the time of the kill.
+    """Kill the rank whose log contains the step, and return the time of the kill.
 
-    BenchmarkError if a process that must be alive until then is not.
+    alive: processes that must be alive until then. Raises BenchmarkError if one is not.
     """
 
     def victim() -> str | None:
         for process in alive:
             if process.poll() is not None:
-                raise BenchmarkError(f"it ended with code {process.returncode}: {process.args!r}")
+                raise BenchmarkError(f"it exited with code {process.returncode}: {process.args!r}")
         logged = commits.read(folder, work.KILLED_RANK)
         return next((c.process for c in logged if c.step >= work.KILL_AT_STEP), None)
 
-    return _kill(int(_await(victim, f"a rank in {folder} to come to the step")))
+    return _kill(int(_await(victim, f"a rank in {folder} to reach the step")))
 
 
 def _kill(pid: int) -> float:
@@ -230,7 +233,7 @@ def _logged(folder: Path, killed_at: float) -> Recovery:
     logged = commits.read(folder)
     found = commits.recovery(logged, killed_at=killed_at, killed_rank=work.KILLED_RANK)
     if found is None:
-        raise BenchmarkError(f"nobody trained on in {folder}")
+        raise BenchmarkError(f"no rank continued training in {folder}")
     return found
 
 
@@ -243,11 +246,11 @@ def _whole_since(folder: Path, killed_at: float, for_s: float) -> bool:
 
 
 def _await(probe: Callable[[], T | None], what: str) -> T:
-    """The result of `probe`, once it has one. BenchmarkError if it has none in time."""
+    """Wait for a result of `probe` and return it. Raises BenchmarkError after a timeout."""
     deadline = time.monotonic() + TURN_TIMEOUT_S
     while time.monotonic() < deadline:
         found = probe()
         if found:
             return found
         time.sleep(OBSERVE_S)
-    raise BenchmarkError(f"waited {TURN_TIMEOUT_S:g} s in vain for {what}")
+    raise BenchmarkError(f"timed out after {TURN_TIMEOUT_S:g} s, waiting for {what}")

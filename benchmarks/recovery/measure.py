@@ -1,4 +1,4 @@
-"""Turns of every contender, one after the other, round after round."""
+"""Interleaved turns of all contenders, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TORCHFT = "torchft"
 OURS = (KILL, SCRIPT, DRILL)
 
 SETTLE_S = {KILL: 6.0, SCRIPT: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
-"""Least pause before a turn; see `first_step`."""
+"""Minimum pause before a turn; see `first_step`."""
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
 AT_MOST_S = 1.0
 MAX_FAILURES = 10
-"""Most failures of one contender in the whole run."""
+"""Maximum number of failures of one contender in the whole run."""
 
 METHOD = (
     "Two ranks on CPU (gloo, one thread each) train the digits CNN with batch size 128, AdamW, "
@@ -74,7 +74,7 @@ class Samples:
     busy: list[float] = field(default_factory=list)
     """Share of the cores that was busy just before each turn."""
     failures: int = 0
-    """Turns that had to be taken again, in the round that is not counted too."""
+    """Number of turns that had to be repeated, including the round that is not counted."""
 
     @property
     def next_s(self) -> list[float]:
@@ -90,7 +90,7 @@ class Samples:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Take `num_rounds` turns of each contender, after one round that is not counted."""
+    """Run `num_rounds` turns of each contender, after one round that is not counted."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
         turns = _start(stack, home)
@@ -103,7 +103,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
                 except BenchmarkError:
                     if label in OURS or not samples[label].recoveries:
                         raise
-                    progress(f"{label} has failed too often, and takes no more turns")
+                    progress(f"{label} has failed too often and takes no more turns")
                     del turns[label]
                     continue
                 progress(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
@@ -116,8 +116,8 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 def _until_it_recovers(
     label: str, turn: Callable[[], Recovery], samples: Samples, progress: Callable[[str], None]
 ) -> Recovery:
-    """A turn of the contender. A peer's that fails is noted, and tried again; for dray that is an
-    error."""
+    """Run a turn of the contender. If a peer's turn fails, this is recorded and the turn is
+    repeated. For dray, a failure is an error."""
     while True:
         try:
             return turn()
@@ -130,7 +130,7 @@ def _until_it_recovers(
 
 
 def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
-    """Have every contender ready; how each takes its turn."""
+    """Start all contenders, and return a function for each that runs a turn."""
     for name in ("dray", "ray", "torchrun", "torchft"):
         (home / name).mkdir()
     ours = stack.enter_context(contenders.dray(home / "dray"))
@@ -150,7 +150,7 @@ def _sentence(recovery: Recovery) -> str:
 
 
 def conclude(samples: Mapping[str, Samples]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     peers = [label for label in samples if label not in OURS]
     comparisons = []
     for label in (KILL, SCRIPT):
@@ -179,7 +179,7 @@ def conclude(samples: Mapping[str, Samples]) -> Result:
 
 
 def cost(samples: Mapping[str, Samples]) -> Table:
-    """The other costs of the death of a rank."""
+    """Return a table with the other costs of the death of a rank."""
     rows = []
     for label, own in samples.items():
         lost = [each.steps_lost for each in own.recoveries]

@@ -1,6 +1,6 @@
-"""A plain DDP script that saves and resumes: what torchrun and Ray Train run.
+"""The plain DDP script that torchrun and Ray Train run, which saves and resumes.
 
-It imports nothing of dray's, and logs when it committed which step.
+It imports nothing from dray, and logs when it committed each step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class Checkpoints(Protocol):
-    """The place of the saved state. All ranks call both methods."""
+    """Storage for the state. All ranks call both methods."""
 
     def newest(self) -> State | None: ...
 
@@ -32,7 +32,7 @@ class Checkpoints(Protocol):
 
 
 class InFile:
-    """Rank 0 writes the whole state into one file, which replaces the one before."""
+    """Rank 0 writes the whole state to one file, which replaces the previous one."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "checkpoint.pt"
@@ -48,7 +48,7 @@ class InFile:
 
 
 class Samples:
-    """The images, and which of them a rank sees in which step."""
+    """The images, and the samples of each rank in each step."""
 
     def __init__(self) -> None:
         self._images, self._labels = load_images()
@@ -65,7 +65,7 @@ def make_optimizer(model: nn.Module) -> AdamW:
 
 
 def train(folder: Path, checkpoints: Checkpoints) -> None:
-    """Train from the newest checkpoint to the end, in the process group that there is."""
+    """Train from the newest checkpoint to the end, in the existing process group."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = CommitLog(folder, rank)
     samples = Samples()
@@ -95,6 +95,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     train(Path(sys.argv[1]), InFile(Path(sys.argv[1])))
     dist.barrier()
-    # The measurement is over. gloo's shutdown is skipped: it sometimes aborts a rank whose peer has
-    # left.
+    # The measurement is complete. Skip gloo's shutdown, which sometimes aborts a rank whose peer
+    # has exited.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The training as a script, with the few lines of `dray.train` that let it recover in place.
+"""The training as a script, with the few `dray.train` lines that enable it to recover in place.
 
     prepared_script.py STEPS BATCH_SIZE
 

@@ -1,4 +1,4 @@
-"""The Ray Train side, in a process of its own."""
+"""The Ray Train side, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.recovery.work import NUM_RANKS
 
 
 def train_rank(config: dict[str, Any]) -> None:
-    """Runs in each of Ray Train's workers, in the process group that it has formed."""
+    """Train in the process group that Ray Train has created. Runs in each of its workers."""
     import torch
     import torch.distributed as dist
     from ray import train
@@ -23,7 +23,7 @@ def train_rank(config: dict[str, Any]) -> None:
     from benchmarks.recovery import plain
 
     class Reported:
-        """Checkpoints by way of `ray.train.report`."""
+        """Checkpoints saved with `ray.train.report`."""
 
         def newest(self) -> plain.State | None:
             checkpoint = train.get_checkpoint()

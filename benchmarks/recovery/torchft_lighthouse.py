@@ -1,7 +1,7 @@
-"""torchft's lighthouse, on a port that is given, until it is ended.
+"""Run torchft's lighthouse on a given port, until terminated.
 
-With the settings of torchft's README, but for the heartbeat, which is missed after 1 s and not 5:
-the survivor of a killed replica waits for that.
+It uses the settings of torchft's README, except for the heartbeat timeout, which is 1 s instead of
+5 s, because the survivor of a killed replica waits for it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    # Before the server's threads begin, so that none of them takes it.
+    # Before the server's threads start, so that none of them receives the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     main(int(sys.argv[1]))

@@ -1,9 +1,9 @@
-"""One replica of torchft's fault tolerant DDP, with the same model and data.
+"""One replica of torchft's fault-tolerant DDP, with the same model and data.
 
-It trains until it is ended. A replacement gets the state from the survivor, as torchft does it.
+It trains until it is terminated. torchft transfers the survivor's state to a replacement.
 """
 
-# No postponed annotations here: DDP inspects those of its hook.
+# No postponed annotations, because DDP inspects the annotations of its hook.
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ TIMEOUT = timedelta(seconds=30)
 
 
 class Parallel(DistributedDataParallel):  # type: ignore[misc]  # torchft has no types
-    """torchft's DDP. In version 0.2 its own hook fails where gloo's `wait` raises, which ends the
-    survivor as well; this one does the same, but leaves the error to the manager, which has it."""
+    """torchft's DDP with a modified hook. In version 0.2, the original hook fails if gloo's `wait`
+    raises, which also ends the survivor. This hook leaves the error to the manager, which already
+    has it."""
 
     @staticmethod
     def _comm_hook(state: Manager, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -67,7 +68,7 @@ def main(folder: Path, rank: int) -> None:
         loss_of(module(inputs), targets).backward()
         optimizer.step()
         if manager.current_step() > done:
-            # The group's number; torchft has no public name for it.
+            # The group's number, for which torchft has no public name.
             log.committed(manager.current_step(), manager._quorum_id)
 
 

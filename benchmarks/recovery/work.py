@@ -1,6 +1,6 @@
-"""The job whose rank is killed, as a document and in numbers for the peers' scripts.
+"""The job whose rank is killed, as a document and as constants for the peers' scripts.
 
-It imports nothing of dray's.
+This module imports nothing from dray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPT: Final = "prepared_script.py"
 def job(
     num_steps: int = NUM_STEPS, save_every: int | Literal["auto"] = SAVE_EVERY_STEPS
 ) -> dict[str, Any]:
-    """The document of the job that the peers' scripts train."""
+    """Return the document of the job that the peers' scripts also train."""
     return {
         "name": "recovery",
         "recipe": "image_classification",
@@ -41,7 +41,7 @@ def job(
 
 
 def script_job(code: str) -> dict[str, Any]:
-    """The document of the script that trains the same. code: the uploaded folder."""
+    """Return the document of an equivalent script job. code: the uploaded folder."""
     return {
         "name": "recovery-of-a-script",
         "script": {

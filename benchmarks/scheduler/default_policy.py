@@ -1,4 +1,4 @@
-"""dray's own policy in the replay: the function that the service's loop calls."""
+"""dray's policy in the replay: the function that the service's loop calls."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NODES = {str(node): {"GPU": float(GPUS_PER_NODE)} for node in range(NUM_NODES)}
 
 
 class DefaultPolicy:
-    """Jobs report the share of their steps that they have done; each of the same application, size
-    and batch is like the others."""
+    """Jobs report the share of their steps that they have completed. All jobs with the same
+    application, size and batch size are assumed to be alike."""
 
     def __init__(self) -> None:
         self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
         self._seen: dict[str, ReplayedJob] = {}
         self._used = shares.Used()
         self._num_left: Counter[str] = Counter()
-        """How often each job has left its GPUs to others."""
+        """How often each job has released its GPUs to others."""
         self._started: set[str] = set()
-        """In this round."""
+        """Jobs that started in this round."""
         self.calls_s: list[tuple[float, float]] = []
-        """Wall time and processor time of each call."""
+        """Elapsed time and CPU time of each call."""
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
         """See `ReplayedPolicy`. Jobs release their GPUs at once: their restart costs the same under
@@ -61,7 +61,7 @@ class DefaultPolicy:
     def _count(
         self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
     ) -> None:
-        """The use of the round that begins."""
+        """Add the GPU use of the round that begins."""
         for job in jobs:
             share = sum(held.get(job.name, {}).values()) / (NUM_NODES * GPUS_PER_NODE)
             self._used.add((DEFAULT, job.user), share * ROUND_S, now)

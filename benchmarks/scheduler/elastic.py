@@ -1,4 +1,4 @@
-"""The replay with jobs that may have any number of GPUs, and a range for their batch."""
+"""The replay with jobs that can have any number of GPUs, and a range for their batch size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.scheduler.tiresias import Tiresias
 PUBLISHED_S = {1: 2088.8, 2: 3322.9, 3: 2188.5, 4: 2721.0}
 """Average completion time under Pollux, by workload."""
 FIXED_BATCH = "ncf"
-"""The application that was measured with one batch only."""
+"""The application that was measured with only one batch size."""
 
 METHOD = (
     "The replay of `scheduler`, with jobs that can have 1 to 64 GPUs. The policy is "
@@ -44,7 +44,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Setting:
-    """The choice that jobs have, and the knowledge that the policy has."""
+    """Whether the batch size can be chosen, and what the policy knows."""
 
     name: str
     has_range: bool
@@ -61,7 +61,7 @@ SETTINGS = (
 
 @dataclass
 class ElasticBench:
-    """Plays workloads, and notes how long the policy's calls take."""
+    """Replays workloads, and records how long the policy's calls take."""
 
     folder: Path
     calls_s: list[tuple[float, float]] = field(default_factory=list)
@@ -86,17 +86,17 @@ class ElasticBench:
 
 
 def with_range(job: ReplayedJob) -> None:
-    """Let the policy choose the job's batch."""
+    """Let the policy choose the job's batch size."""
     if job.application.name != FIXED_BATCH:
         sizes = job.application.batch_sizes
         job.batch_size, job.batch_range = sizes[0], (sizes[0], sizes[-1])
 
 
 def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Nothing is random but the time of a call, so one round is enough."""
+    """Run the benchmark. Only the duration of calls is random, so one round is enough."""
     folder = data_folder()
     if folder is None:
-        raise BenchmarkError(f"{DATA} names no folder with the traces")
+        raise BenchmarkError(f"{DATA} is not set to a folder with the traces")
     bench = ElasticBench(folder)
     published = workloads.published(folder)
     drawn = {seed: workloads.drawn(published, seed) for seed in range(NUM_DRAWN)}
@@ -124,7 +124,8 @@ def _rows(
     peers: Mapping[int, float],
     progress: Callable[[str], None],
 ) -> list[list[str]]:
-    """A row for each workload, one of their means, and the ratio of these to the peer's."""
+    """Return a row for each workload, a row with their means, and a row with the ratios of the
+    means to the peer's."""
     figures = []
     rows = []
     for number, of_set in sets.items():

@@ -1,4 +1,4 @@
-"""dray's own policy in the replay, of jobs that may have any number of GPUs."""
+"""dray's policy in the replay, for jobs that can have any number of GPUs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ MOST = NUM_NODES * GPUS_PER_NODE
 
 
 class ElasticPolicy(DefaultPolicy):
-    """Jobs report the time of their steps and the noise of their gradients. A job that is resized
-    leaves its GPUs and resumes on others, with the batch for these."""
+    """Jobs report the duration of their steps and the noise of their gradients. A job that is
+    resized releases its GPUs and resumes on others, with the batch size for these."""
 
     def __init__(self, *, knows_earlier: bool) -> None:
-        """knows_earlier: what jobs of one application report counts for the others, too."""
+        """knows_earlier: whether reports of jobs are also used for other jobs of the same
+        application."""
         super().__init__()
         self._knows_earlier = knows_earlier
         self._of_application: defaultdict[str, dict[tuple[int, int, int], ReportedStep]]

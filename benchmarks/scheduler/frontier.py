@@ -1,4 +1,4 @@
-"""The average that a better worst 1% of the replayed jobs costs: rules that were weighed."""
+"""How much a better worst 1% of the replayed jobs costs on average, for several rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.scheduler.tiresias import Tiresias
 from benchmarks.scheduler.weighed import Rule, WeighedPolicy
 
 TRIED_ON = range(100, 130)
-"""Seeds of the workloads on which rules were chosen."""
+"""Seeds of the workloads that were used to choose rules."""
 RULES = (
     Rule("as decided"),
     *(Rule(f"equal from {work}", float(work)) for work in (2000, 1500, 1250, 1000, 500)),
@@ -46,7 +46,7 @@ METHOD = (
 
 
 class Point(NamedTuple):
-    """One rule on several workloads, over Tiresias."""
+    """One rule on several workloads, relative to Tiresias."""
 
     average: float
     worst: float
@@ -67,7 +67,7 @@ class Point(NamedTuple):
 def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
     folder = data_folder()
     if folder is None:
-        raise BenchmarkError(f"{DATA} names no folder with the traces")
+        raise BenchmarkError(f"{DATA} is not set to a folder with the traces")
     bench, of_published = Bench(folder), workloads.published(folder)
     sets = {
         "30 drawn to choose by": {n: workloads.drawn(of_published, n) for n in TRIED_ON},

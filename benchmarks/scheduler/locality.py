@@ -1,5 +1,5 @@
-"""How near to each other the workers of gangs are with and without a topology: jobs drawn by chance
-come to a cluster of racks, run for their time and go."""
+"""How close together the workers of gangs are with and without a topology. Randomly drawn jobs
+arrive at a cluster of racks, run for some time and leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVELS = ("rack", "nvlink")
 NODES_PER_NVLINK, NVLINKS_PER_RACK, NUM_RACKS = 4, 4, 8
 NUM_NODES = NODES_PER_NVLINK * NVLINKS_PER_RACK * NUM_RACKS
 GPUS = 8
-"""GPUs of each node."""
+"""Number of GPUs per node."""
 DOMAIN_GPUS = {
     "rack": NODES_PER_NVLINK * NVLINKS_PER_RACK * GPUS,
     "nvlink": NODES_PER_NVLINK * GPUS,
@@ -58,9 +58,9 @@ class Seen:
     """Where the gangs of a simulated run were placed, and how long they waited."""
 
     within: dict[str, list[bool]] = field(default_factory=lambda: {level: [] for level in LEVELS})
-    """Whether each gang that fits into one domain was in one, by level."""
+    """For each level, whether each gang that fits into one domain was in one."""
     num_racks: list[int] = field(default_factory=list)
-    """Number of racks of each gang on several nodes."""
+    """Number of racks of each gang that uses several nodes."""
     broken_up: list[float] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
 
@@ -73,14 +73,15 @@ class Seen:
 
 
 def play(load: float, seed: int, levels: tuple[str, ...], required: str | None = None) -> Seen:
-    """One workload, until its last job has started. required: the level of the large gangs."""
+    """Simulate one workload until its last job has started. required: the level that large gangs
+    require."""
     chance = random.Random(seed)
     cluster, seen = _Cluster(chance, levels), Seen()
     gap_s = MEAN_S * mean(GANGS) / (load * NUM_NODES * GPUS)
     came_s: dict[str, float] = {}
     lengths_s: dict[str, float] = {}
     events: list[tuple[float, bool, int, policy.WaitingJob]] = []
-    """When a job comes or, where the second is True, ends."""
+    """(time, whether the job ends instead of arriving, number, job)."""
     at_s = 0.0
     for number in range(NUM_JOBS):
         job = _waiting(chance, number, required)
@@ -110,7 +111,7 @@ def _waiting(chance: random.Random, seq: int, required: str | None) -> policy.Wa
 
 
 class _Cluster:
-    """The nodes, and what they have free."""
+    """The nodes and their free GPUs."""
 
     def __init__(self, chance: random.Random, levels: tuple[str, ...]) -> None:
         names = [f"{chance.getrandbits(64):016x}" for _ in range(NUM_NODES)]
@@ -129,10 +130,10 @@ class _Cluster:
         ]
         self._free = dict.fromkeys(names, GPUS)
         self._held: dict[int, tuple[Slice, ...]] = {}
-        """Slices by the number of the job."""
+        """Slices by job number."""
 
     def start(self, queue: Sequence[policy.WaitingJob], seen: Seen) -> list[policy.WaitingJob]:
-        """Start jobs and record their nodes; returns these jobs."""
+        """Start jobs, record their nodes, and return these jobs."""
         nodes = tuple(
             replace(
                 node,
@@ -159,7 +160,7 @@ class _Cluster:
         self._change(self._held.pop(seq), 1)
 
     def broken_up(self) -> list[float]:
-        """None where nothing is free."""
+        """Return the share of the free GPUs that is broken up. Empty if nothing is free."""
         rooms: dict[str, int] = {}
         for name, free in self._free.items():
             rack = self._domains[name]["rack"]
@@ -184,7 +185,7 @@ class _Cluster:
 
 
 def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Nothing is random, so one round is enough."""
+    """Run the benchmark. Nothing is random, so one round is enough."""
     cells = []
     for load in LOADS:
         for name, (levels, required) in CASES.items():

@@ -1,4 +1,4 @@
-"""The replay of the published workloads, and of others like them, under two policies."""
+"""Replays of the published workloads, and of similar workloads, under two policies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from benchmarks.scheduler.replay import ReplayedJob, ReplayedPolicy, replay
 from benchmarks.scheduler.tiresias import Tiresias
 
 DATA = "POLLUX_DATA"
-"""The variable that names the folder with `traces/` and `workloads/`, which are in the folder
-`simulator/` of https://github.com/petuum/adaptdl, branch `osdi21-artifact`."""
+"""Environment variable with the folder that contains `traces/` and `workloads/`, which are in the
+folder `simulator/` of https://github.com/petuum/adaptdl, branch `osdi21-artifact`."""
 PUBLISHED_S = {1: 2473.7, 2: 5145.0, 3: 3876.3, 4: 3280.3}
 """Average completion time under Tiresias, by workload."""
 FAITHFUL = 0.02
 NUM_DRAWN = 10
 WORST = 0.01
-"""The share of the jobs that took longest."""
+"""The share of jobs with the longest completion times."""
 
 METHOD = (
     "Four workloads with 160 jobs of six measured applications run on 16 nodes with 4 GPUs. The "
@@ -48,7 +48,7 @@ METHOD = (
 
 
 def data_folder() -> Path | None:
-    """The folder with the traces; None where it is not named."""
+    """Return the folder with the traces, or None if it is not set."""
     named = os.environ.get(DATA)
     return None if named is None else Path(named)
 
@@ -59,9 +59,9 @@ class Figures:
 
     completion_s: Sequence[float]
     slowdown: Mapping[str, float]
-    """Mean slowdown of the jobs of each user."""
+    """Mean slowdown of each user's jobs."""
     held: Sequence[int]
-    """GPUs in each round."""
+    """Number of GPUs in use in each round."""
 
     @property
     def average_s(self) -> float:
@@ -69,12 +69,12 @@ class Figures:
 
     @property
     def worst_user(self) -> float:
-        """Mean slowdown of the user that has the highest."""
+        """Highest mean slowdown of any user."""
         return max(self.slowdown.values())
 
 
 class Pair(NamedTuple):
-    """One workload under both policies."""
+    """The results of one workload under both policies."""
 
     dray: Figures
     tiresias: Figures
@@ -90,7 +90,7 @@ class Pair(NamedTuple):
 
 
 class Bench:
-    """Plays workloads, and knows how long each kind of job takes alone."""
+    """Replays workloads, and caches how long each kind of job takes alone."""
 
     def __init__(self, folder: Path) -> None:
         self.applications = traces.load(folder / "traces")
@@ -117,18 +117,18 @@ class Bench:
 
 
 def worst_s(figures: Sequence[Figures]) -> list[float]:
-    """The completion times of the worst 1% of all jobs, the least first."""
+    """Return the completion times of the worst 1% of all jobs, in ascending order."""
     times = sorted(time for each in figures for time in each.completion_s)
     return times[-max(1, round(WORST * len(times))) :]
 
 
 def measure(_num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Nothing is random, so one round is enough."""
+    """Run the benchmark. Nothing is random, so one round is enough."""
     from benchmarks.scheduler import pictures
 
     folder = data_folder()
     if folder is None:
-        raise BenchmarkError(f"{DATA} names no folder with the traces")
+        raise BenchmarkError(f"{DATA} is not set to a folder with the traces")
     bench = Bench(folder)
     of_published = workloads.published(folder)
     of_drawn = {seed: workloads.drawn(of_published, seed) for seed in range(NUM_DRAWN)}
@@ -164,7 +164,7 @@ def _pairs(
     sets: Mapping[int, Sequence[workloads.Row]],
     progress: Callable[[str], None],
 ) -> dict[int, Pair]:
-    """Play each workload under both policies."""
+    """Replay each workload under both policies."""
     pairs = {}
     for number, of_set in sets.items():
         dray = bench.play(of_set, DefaultPolicy(), number)
@@ -180,8 +180,9 @@ def _faithful(number: int, average_s: float) -> list[str]:
 
 
 def _rows(kind: str, pairs: Mapping[int, Pair]) -> list[list[str]]:
-    """A row for each workload, and one of all: the mean of the ratios of the averages, the 99th
-    percentile of all jobs and the mean of those above it, the highest ratio of the worst users."""
+    """Return a row for each workload, and a row for all workloads: the mean of the ratios of the
+    averages, the 99th percentile of all jobs and the mean above it, and the highest ratio of the
+    worst users."""
     rows = [_row(f"{kind} {number}", [pair]) for number, pair in pairs.items()]
     return [*rows, _row(f"all {len(pairs)} {kind}", list(pairs.values()))]
 

@@ -31,14 +31,15 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dray",
 }
-"""The ground is white on a dark page, too. Text stays text. The same data gives the same file."""
+"""The background is white even on a dark page. Text is stored as text. The same data results in the
+same file."""
 LEVELS = np.linspace(0.0, 1.0, 201)
 MEAN_OVER = 10
-"""Rounds of which the mean is drawn."""
+"""Number of rounds over which plotted means are taken."""
 
 
 class Look(NamedTuple):
-    """Style of one policy. Lines and marks can be distinguished without their colours."""
+    """Style of one policy. Lines and marks can be distinguished without colours."""
 
     color: str
     dashes: str | tuple[float, tuple[float, ...]]
@@ -80,7 +81,7 @@ def draw(published: Mapping[int, Pair], drawn: Mapping[int, Pair]) -> list[Pictu
 
 
 def _grid(panels: Mapping[str, T], plot: Callable[[Axes, T], None], x: str, y: str) -> str:
-    """A panel for each in two rows, with one legend, as SVG. x, y: labels of all axes."""
+    """Return an SVG with two rows of panels and one legend. x, y: labels of all axes."""
     num_columns = -(-len(panels) // 2)
     figure = Figure(figsize=(3.4 * num_columns, 5.6), layout="constrained")
     grid = figure.subplots(2, num_columns, sharex=True, sharey=True)
@@ -101,7 +102,7 @@ def _by_policy(pair: Pair) -> dict[str, Figures]:
 
 
 def _completion(axes: Axes, pairs: Sequence[Pair]) -> None:
-    """Empirical distributions of the completion times of all jobs."""
+    """Plot the empirical distributions of the completion times of all jobs."""
     for name, look in LOOKS.items():
         times = [t for pair in pairs for t in _by_policy(pair)[name].completion_s]
         quantiles = np.quantile(times, LEVELS, method="inverted_cdf")
@@ -115,7 +116,7 @@ def _completion(axes: Axes, pairs: Sequence[Pair]) -> None:
 
 
 def _slowdown(axes: Axes, pair: Pair) -> None:
-    """A mark for each user and policy; a line joins the marks of a user."""
+    """Plot a mark for each user and policy, with a line between the marks of a user."""
     of_policies = _by_policy(pair)
     users = list(pair.dray.slowdown)
     numbers = range(1, len(users) + 1)

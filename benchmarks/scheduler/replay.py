@@ -1,4 +1,5 @@
-"""The replay: a cluster of 16 nodes with 4 GPUs, and jobs that train according to their traces."""
+"""The replay: a cluster of 16 nodes with 4 GPUs each, and jobs that train according to their
+traces."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ NUM_NODES, GPUS_PER_NODE = 16, 4
 ROUND_S = 60.0
 """Seconds between two decisions of a policy."""
 MOST_NOISE = 1e9
-"""Bound for traces with gradients of no size."""
+"""Upper bound, for traces with zero gradients."""
 RESTART_S = 30.0
 """Seconds for which each allocation holds its GPUs before the job trains."""
 
 
 @dataclass
 class ReplayedJob:
-    """A job and how far it is."""
+    """A job and its progress."""
 
     name: str
     application: Application
@@ -28,24 +29,24 @@ class ReplayedJob:
     user: str
     num_gpus: int
     batch_size: int
-    """In force now."""
+    """The current batch size."""
     batch_range: tuple[int, int] | None = None
-    """The least and the largest batch; None of a job whose batch is fixed."""
+    """The minimum and maximum batch size. None for jobs with a fixed batch size."""
     batch_since_s: float = 0.0
-    """When the batch in force was chosen."""
+    """When the current batch size was chosen."""
     noise_scale: float | None = None
-    """That it has measured last, in samples."""
+    """The last measured noise scale, in samples."""
     nodes: dict[int, int] = field(default_factory=dict)
-    """GPUs that it holds, by node."""
+    """Number of GPUs that the job holds, by node."""
     gpu_s: float = 0.0
-    """GPU-seconds that it has held."""
+    """GPU-seconds that the job has used."""
     ran_s: float = 0.0
-    """For which it has trained."""
+    """Seconds for which the job has trained."""
     since_s: float = 0.0
-    """When it got its GPUs, or lost them."""
+    """When the job received or lost its GPUs."""
     epoch: int = 0
     step_times: dict[tuple[int, int, int], ReportedStep] = field(default_factory=dict)
-    """That it has reported, by workers, nodes and batch."""
+    """Reported step times, by workers, nodes and batch size."""
     finished_s: float | None = None
     _progress: float = 0.0
     _restart_s: float = 0.0
@@ -57,7 +58,7 @@ class ReplayedJob:
 
     @property
     def share_done(self) -> float:
-        """Share of all epochs that is done, as a job reports it."""
+        """Share of all epochs that is complete, as reported by jobs."""
         ends = self.application.epoch_ends
         began = ends[self.epoch - 1] if self.epoch else 0.0
         within = (self._progress - began) / (ends[self.epoch] - began)
@@ -74,7 +75,7 @@ class ReplayedJob:
 
     @property
     def alone_s(self) -> float:
-        """Its completion time if it had the cluster for itself."""
+        """Return the job's completion time if it had the cluster to itself."""
         alone = ReplayedJob(
             self.name, self.application, 0.0, self.user, self.num_gpus, self.batch_size
         )
@@ -91,7 +92,7 @@ class ReplayedJob:
             self.batch_size, self.batch_since_s = size, now
 
     def train(self, now: float) -> None:
-        """Train for a round that begins now, if it has GPUs."""
+        """Train for a round that begins now, if the job has GPUs."""
         if not self.nodes:
             return
         self.gpu_s += sum(self.nodes.values()) * ROUND_S
@@ -114,7 +115,7 @@ class ReplayedJob:
                 self.epoch += 1
 
     def _rate(self) -> float:
-        """Progress a second."""
+        """Return the progress per second."""
         placement: Placement = tuple(self.nodes[node] for node in sorted(self.nodes))
         step_s, size = self.application.step_time(placement, self.batch_size)
         measured = ReportedStep(sum(placement), len(placement), size, step_s)
@@ -129,18 +130,18 @@ class ReplayedJob:
 
 
 Allocation = Mapping[str, Mapping[int, int]]
-"""The GPUs of each job that has any, by node."""
+"""The number of GPUs by node, for each job that has any."""
 
 
 class ReplayedPolicy(Protocol):
-    """Decides once a round."""
+    """Decides once per round."""
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
-        """The GPUs of this round for the unfinished jobs, which are in the order of submission."""
+        """Return the GPUs for this round. jobs: the unfinished jobs, in the order of submission."""
 
 
 def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> list[int]:
-    """Play until every job has finished. Answers how many GPUs were held in each round."""
+    """Replay until every job has finished. Return how many GPUs were in use in each round."""
     waiting = sorted(jobs, key=lambda job: job.submitted_s)
     active: list[ReplayedJob] = []
     now = 0.0
@@ -160,7 +161,8 @@ def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> list[int]:
 
 
 def on_emptiest_nodes(active: Sequence[ReplayedJob], chosen: Sequence[ReplayedJob]) -> Allocation:
-    """Continuing jobs keep their GPUs; the others get GPUs on the emptiest nodes."""
+    """Return an allocation in which continuing jobs keep their GPUs, and others get GPUs on the
+    emptiest nodes."""
     kept = {id(job) for job in chosen}
     free = dict.fromkeys(range(NUM_NODES), GPUS_PER_NODE)
     for job in active:

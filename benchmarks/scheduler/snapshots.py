@@ -1,4 +1,4 @@
-"""Snapshots of a full cluster with a long queue, drawn by seed, to time one plan of the policy."""
+"""Randomly drawn snapshots of a full cluster with a long queue, to time one plan of the policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_NODES, GPUS_PER_NODE = 1000, 8
 NODE = {"CPU": 96.0, "GPU": float(GPUS_PER_NODE), "memory": 1024.0 * 2**30}
 NUM_USERS = 200
 FULL = 0.99
-"""The share of the GPUs that are held."""
+"""The share of the GPUs that are in use."""
 QUEUES = (
     Queue(DEFAULT),
     Queue("night", weight=0.5, limit={"GPU": 1000.0}, user_limit={"GPU": 64.0}),
@@ -26,9 +26,9 @@ QUEUES = (
 )
 GANGS = (1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 32, 64, 128)
 SHRUNK = 0.3
-"""The share of the elastic groups that run with their least size."""
+"""The share of the elastic groups that run with their minimum size."""
 MAX_WIDTH = 128
-"""Nodes over which a running gang lies at most."""
+"""Maximum number of nodes of a running gang."""
 BUNDLES = (
     {"CPU": 8.0, "GPU": 1.0},
     {"CPU": 8.0, "GPU": 1.0},
@@ -41,8 +41,9 @@ BUNDLES = (
 
 
 def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy.Snapshot:
-    """A snapshot with `num_waiting` waiting jobs of mixed sizes, queues and users, some of them
-    elastic, held, in arrays, after other jobs or backing off. The cluster is nearly full."""
+    """Return a snapshot of a nearly full cluster with `num_waiting` waiting jobs with different
+    sizes, queues and users. Some of them are elastic, held, in arrays, dependent on other jobs or
+    backing off."""
     chance = random.Random(seed)
     free = {f"node-{number:05}": dict(NODE) for number in range(num_nodes)}
     running, growing = _running(chance, free)
@@ -67,8 +68,8 @@ def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy
 
 
 def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
-    """The snapshot with its nodes in zones, racks and NVLink domains. share_required: share of the
-    gangs that require a rack."""
+    """Return the snapshot with its nodes in zones, racks and NVLink domains. share_required: share
+    of the gangs that require a rack."""
     chance = random.Random(0)
     nodes = [
         slots.Node.labelled(
@@ -90,7 +91,7 @@ def racked(snapshot: policy.Snapshot, share_required: float) -> policy.Snapshot:
 def _running(
     chance: random.Random, free: dict[str, dict[str, float]]
 ) -> tuple[tuple[policy.RunningJob, ...], tuple[policy.Growing, ...]]:
-    """Jobs that hold slots, whose bundles are taken from `free`, and the jobs among them that could
+    """Return running jobs, whose bundles are subtracted from `free`, and the jobs that could
     use more slots."""
     running: list[policy.RunningJob] = []
     growing: list[policy.Growing] = []
@@ -138,7 +139,8 @@ def _first_fit(
     nodes: list[str],
     of_the_least_size: bool,
 ) -> tuple[Slice, ...]:
-    """Slices on the first nodes that have room, taken from `free`; empty where too few have."""
+    """Return slices on the first nodes with enough room, subtracted from `free`. Empty if there are
+    too few."""
     slices: list[Slice] = []
     lacking = wanted = request.least if of_the_least_size else request.num_workers
     for node in nodes[:MAX_WIDTH]:
@@ -181,5 +183,5 @@ def _request(chance: random.Random, bundle: dict[str, float]) -> slots.Request:
 
 
 def _owner(chance: random.Random) -> str:
-    """Few users have most of the jobs."""
+    """Draw an owner. A few users have most of the jobs."""
     return f"user-{min(int(chance.expovariate(0.05)), NUM_USERS - 1)}"

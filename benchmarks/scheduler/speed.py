@@ -1,4 +1,4 @@
-"""How long one plan of the policy takes, and how that grows with the jobs that wait."""
+"""How long one plan of the policy takes, and how this grows with the number of waiting jobs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _racked(share_required: float, seed: int) -> policy.Snapshot:
 def _times(
     num_rounds: int, progress: Progress, name: str, drawn: Callable[[int], policy.Snapshot]
 ) -> list[float]:
-    """Seconds of each round; one before them warms up."""
+    """Return the seconds of each round, after one warm-up round."""
     times = [_seconds(drawn(seed)) for seed in range(num_rounds + 1)][1:]
     progress(f"{name}: {median(times) * 1e3:.1f} ms")
     return times

@@ -1,4 +1,4 @@
-"""Tiresias (Gu et al., NSDI 2019): two queues by attained service, first come first served in each.
+"""Tiresias (Gu et al., NSDI 2019): two queues by attained service, each first come, first served.
 
 https://www.usenix.org/conference/nsdi19/presentation/gu
 """
@@ -16,11 +16,11 @@ from benchmarks.scheduler.replay import (
 )
 
 LONG_GPU_S = 16 * 3600.0
-"""GPU seconds after which a job waits behind jobs that have used less."""
+"""GPU-seconds after which a job waits behind jobs that have used less."""
 
 
 class Tiresias:
-    """Preemptive; a job that does not fit lets those behind it pass."""
+    """A preemptive policy. If a job does not fit, jobs behind it can start."""
 
     def __init__(self) -> None:
         self._long: list[str] = []

@@ -1,7 +1,7 @@
-"""The measured behaviour of an application: the time of its steps, and what a step is worth.
+"""The measured behaviour of an application: the duration of its steps, and the gain of a step.
 
-The folder has, for each application, `placements.csv` and `scalability.csv` (step times by the GPUs
-of each node) and `validation-B.csv` (one row an epoch, trained with the global batch size B).
+For each application, the folder contains `placements.csv` and `scalability.csv` (step times by the
+GPUs on each node) and `validation-B.csv` (one row per epoch, trained with global batch size B).
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ NUM_EPOCHS = {
     "ncf": 10,
     "yolov3": 50,
 }
-"""After which an application is trained."""
+"""Number of epochs for which each application is trained."""
 MOST_LOCAL_SIZE = {"yolov3": 8}
-"""Most samples of a GPU in a micro-step, where that is not the most that was measured."""
+"""Maximum samples per GPU in a micro-step, if it differs from the maximum that was measured."""
 
 Point = tuple[float, ...]
 Placement = tuple[int, ...]
-"""GPUs on each node that has any."""
+"""Number of GPUs on each node that has any."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of one epoch at the smallest batch size."""
+    """Statistics of the gradients in one epoch, at the smallest batch size."""
 
     squared_norm: float
     variance: float
 
     def gain(self, scale: float) -> float:
-        """The worth of a step with a batch `scale` times the smallest, in steps with that: by the
-        gradient noise scale (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162)."""
+        """Return the gain of a step with a batch of `scale` times the smallest size, in steps with
+        the smallest size, according to the gradient noise scale (McCandlish et al. 2018,
+        https://arxiv.org/abs/1812.06162)."""
         whole = self.variance + self.squared_norm
         return whole / (self.variance / scale + self.squared_norm)
 
     @property
     def noise(self) -> float:
-        """The gradient noise scale, in smallest batches."""
+        """The gradient noise scale, in multiples of the smallest batch size."""
         return self.variance / self.squared_norm if self.squared_norm else math.inf
 
 
 class Application:
-    """One application's traces."""
+    """The traces of one application."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
@@ -69,7 +70,7 @@ class Application:
             min(rows[epoch]["progress"] for rows in validation.values() if epoch < len(rows))
             for epoch in range(NUM_EPOCHS[self.name])
         ]
-        """Progress at the end of each epoch, in steps with the smallest batch."""
+        """Progress at the end of each epoch, in steps with the smallest batch size."""
         self._by_placement: dict[Placement, dict[float, Point]] = {}
         with (folder / "placements.csv").open() as file:
             for text in csv.DictReader(file):
@@ -86,7 +87,8 @@ class Application:
 
     @functools.cache  # noqa: B019 - an application lives as long as the process
     def gradients(self, batch_size: int, epoch: int) -> Gradients:
-        """Gradients of an epoch, interpolated between the two batch sizes around this one."""
+        """Return the gradients of an epoch, interpolated between the two neighbouring batch
+        sizes."""
         of_sizes = {
             float(size): rows[min(epoch, len(rows) - 1)] for size, rows in self._gradients.items()
         }
@@ -94,20 +96,20 @@ class Application:
 
     @functools.cache  # noqa: B019 - an application lives as long as the process
     def step_time(self, placement: Placement, batch_size: int) -> tuple[float, int]:
-        """(seconds of an optimizer step, its global batch size): as near to the batch that is asked
-        for as equal micro-batches come."""
+        """Return (seconds per optimizer step, global batch size). The batch size is as close to the
+        requested size as equal micro-batches allow."""
         num_gpus = sum(placement)
         local_size = math.ceil(batch_size / num_gpus)
         micro_steps = math.ceil(local_size / self.most_local_size)
         if num_gpus == 1 and batch_size > self.batch_sizes[0]:
-            micro_steps = max(2, micro_steps)  # from two the noise of gradients is measured
+            micro_steps = max(2, micro_steps)  # gradient noise can be measured from two micro-steps
         per_gpu = num_gpus * micro_steps
         size = min(math.ceil(local_size / micro_steps), self.batch_sizes[-1] // per_gpu)
         step_s, exchange_s = self._times(placement, size)
         return step_s + (micro_steps - 1) * (step_s - exchange_s), size * per_gpu
 
     def _times(self, placement: Placement, size: int) -> Point:
-        """Seconds of a micro-step with its exchange, and of the exchange."""
+        """Return the seconds of a micro-step including its exchange, and of the exchange."""
         for order in itertools.permutations(placement) if len(placement) <= 4 else ():
             if order in self._by_placement:
                 return _between(self._by_placement[order], size)
@@ -127,7 +129,8 @@ def _numbers(path: Path) -> list[dict[str, float]]:
 
 
 def _between(points: Mapping[float, Point], at: float) -> Point:
-    """Linear between the two points around `at`; beyond the ends, the last one."""
+    """Interpolate linearly between the two points around `at`. Beyond the ends, return the end
+    point."""
     places = sorted(points)
     at = min(max(at, places[0]), places[-1])
     right = bisect.bisect_left(places, at)
@@ -139,5 +142,5 @@ def _between(points: Mapping[float, Point], at: float) -> Point:
 
 
 def load(folder: Path, names: Sequence[str] = tuple(NUM_EPOCHS)) -> dict[str, Application]:
-    """The applications of these names, from a folder with one for each."""
+    """Load the applications with these names, from a folder with a subfolder for each."""
     return {name: Application(folder / name) for name in names}

@@ -1,8 +1,8 @@
-"""Rules for the order that were weighed against the policy's, played by a small copy of its round.
+"""Alternatives to the policy's rule for the order, run by a small copy of the policy's round.
 
-The copy knows what the replay has: one resource, jobs that all save their state, one queue. With
-the policy's own rule it decides exactly as the policy does, and ten times as fast, so that a rule
-can be tried on many workloads before it is added to the policy.
+The copy supports only what the replay requires: one resource, one queue, and jobs that all save
+their state. With the policy's own rule, it makes exactly the same decisions as the policy, ten
+times as fast, so that a rule can be tried on many workloads before it is added to the policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_GPUS = NUM_NODES * GPUS_PER_NODE
 BY_NAME = sorted(range(NUM_NODES), key=str)
 
 Held = dict[str, dict[int, int]]
-"""GPUs of each job that has any, by node."""
+"""Number of GPUs by node, for each job that has any."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,17 @@ class Rule:
 
     name: str
     most_work: float = math.inf
-    """Jobs with at least this much work left count as equal: they go in the order of submission,
-    and a running one leaves for any of them that was submitted before it."""
+    """Jobs with at least this much work left count as equal: they run in the order of submission,
+    and a running job is displaced for any of them that was submitted before it."""
     keeps_gangs: bool = False
-    """A gang leaves its slots only where jobs ahead of it can use all of them."""
+    """Whether a gang is displaced only if jobs ahead of it can use all of its slots."""
     fills: bool = False
-    """A gang of which more than half would fit on idle slots has narrower jobs leave the rest."""
+    """Whether a gang of which more than half would fit on idle slots displaces smaller jobs from
+    the rest."""
 
 
 class Standing(NamedTuple):
-    """The place of a job in the order: the lowest comes first."""
+    """The position of a job in the order. The lowest comes first."""
 
     user_is_ahead: bool
     work: float
@@ -51,15 +52,15 @@ class Standing(NamedTuple):
 
 
 class WeighedPolicy(DefaultPolicy):
-    """The default policy with another rule."""
+    """The default policy with a different rule."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()
         self._rule = rule
 
     def _plan(self, jobs: Sequence[ReplayedJob], held: Held, now: float) -> list[policy.Decision]:
-        """The decisions to start and to leave. Once no job leaves, one gang may fill idle slots;
-        the jobs that it displaces are removed from `held` at once."""
+        """Return the decisions to start and to leave. Once no job leaves, one gang can fill idle
+        slots. The jobs that it displaces are removed from `held` immediately."""
         plan = _Plan(self._rule, jobs, held, self._standings(jobs, now), self._may_leave(jobs, now))
         plan.serve()
         started = plan.started
@@ -84,7 +85,7 @@ class WeighedPolicy(DefaultPolicy):
         return found
 
     def _may_leave(self, jobs: Sequence[ReplayedJob], now: float) -> set[str]:
-        """Jobs that have held their GPUs for long enough."""
+        """Return the jobs that have held their GPUs for long enough."""
         return {
             job.name
             for job in jobs
@@ -113,12 +114,12 @@ class _Plan:
             held, key=lambda name: (-standings[name].work, -standings[name].seq)
         )
         self._idle = NUM_GPUS - sum(self._size[name] for name in held)
-        """GPUs when the round begins."""
+        """Number of idle GPUs when the round begins."""
         self.started: Held = {}
         self.leaving: list[str] = []
 
     def serve(self) -> None:
-        """Start jobs in their order, or have others leave for them."""
+        """Start jobs in order, displacing other jobs if necessary."""
         now = _free(self._held)
         soon = list(now)
         for name in self._waiting:
@@ -142,7 +143,8 @@ class _Plan:
                 now[node] = min(now[node], soon[node])
 
     def fill(self, started: set[str]) -> Held:
-        """Start at most one gang that fills idle slots. started: in this round, which stay."""
+        """Start at most one gang that fills idle slots. started: jobs started in this round, which
+        are not displaced."""
         held = self._held | self.started
         free = NUM_GPUS - sum(self._size[name] for name in held)
         for name in self._waiting:
@@ -165,7 +167,7 @@ class _Plan:
         return {}
 
     def _victims(self, candidates: Sequence[str], lacking: int) -> list[str]:
-        """The first candidates that suffice, without unneeded ones."""
+        """Return the first candidates that suffice, without unnecessary ones."""
         chosen: list[str] = []
         freed = 0
         for name in candidates:
@@ -196,7 +198,7 @@ class _Plan:
         return is_owed or not (self._rule.keeps_gangs and is_wider) or self._is_used(running)
 
     def _is_used(self, running: str) -> bool:
-        """Whether jobs ahead of a gang can use all its slots."""
+        """Return whether jobs ahead of a gang can use all of its slots."""
         ahead = sum(
             self._size[name]
             for name in self._waiting
@@ -214,7 +216,7 @@ def _free(held: Held) -> list[int]:
 
 
 def _pack(free: list[int], size: int) -> dict[int, int]:
-    """GPUs by node, taken from `free`, as `placement` chooses them."""
+    """Return GPUs by node, subtracted from `free`, chosen like in `placement`."""
     found: dict[int, int] = {}
     while size:
         fitting = [node for node in BY_NAME if free[node] >= size]

@@ -1,4 +1,4 @@
-"""Workloads of the replay: the published ones, ones drawn from them, and their users."""
+"""Workloads of the replay: the published workloads, workloads drawn from them, and their users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def published(folder: Path) -> dict[int, list[Row]]:
-    """The rows of the published workloads, by number."""
+    """Return the rows of the published workloads, by number."""
     found: dict[int, list[Row]] = {}
     for number in NUMBERS:
         with (folder / "workloads" / f"workload-{number}.csv").open() as file:
@@ -28,7 +28,8 @@ def published(folder: Path) -> dict[int, list[Row]]:
 
 
 def drawn(of: Mapping[int, Sequence[Row]], seed: int) -> list[Row]:
-    """Another workload: the arrivals of one, a little moved, and jobs drawn from all of them."""
+    """Draw another workload, with the slightly shifted arrivals of one workload, and jobs from all
+    of them."""
     chance = random.Random(seed)
     pool = [row for rows in of.values() for row in rows]
     arrivals = [float(row["time"]) for row in of[chance.choice(NUMBERS)]]
@@ -42,7 +43,7 @@ def drawn(of: Mapping[int, Sequence[Row]], seed: int) -> list[Row]:
 def jobs_of(
     rows: Sequence[Row], applications: Mapping[str, Application], seed: int = 0
 ) -> list[ReplayedJob]:
-    """The jobs of a workload; a user has the more of them the lower its number."""
+    """Return the jobs of a workload. Users with lower numbers have more jobs."""
     chance = random.Random(seed)
     shares = [1 / (1 + user) for user in range(NUM_USERS)]
     return [

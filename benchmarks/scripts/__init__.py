@@ -1,1 +1,2 @@
-"""A user's own program: how soon it runs, and the cost of its steps; Ray jobs and torchrun."""
+"""A user's program: how soon it runs, and the duration of its steps, compared with Ray jobs and
+torchrun."""

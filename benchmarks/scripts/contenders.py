@@ -1,4 +1,4 @@
-"""dray with uploaded code, `ray job submit`, and torchrun: each runs the very same program."""
+"""dray with uploaded code, `ray job submit`, and torchrun. Each runs the same program."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Dray:
     """A running service with its embedded Ray."""
 
     def __init__(self, folder: Path, client: Client) -> None:
-        """folder: its files are uploaded."""
+        """folder: the folder to upload."""
         self._folder = folder
         self._client = client
 
     def first_line_s(self) -> float:
-        """From `upload_code`, of which the server has every part, to the program's first line."""
+        """Return the time from `upload_code`, for which the server already has every part, to the
+        program's first line."""
         asked = time.time()
         return float(_reported(self._run(0, 0, num_ranks=1), "began")) - asked
 
@@ -41,7 +42,7 @@ class Dray:
         return _median_s(self._run(num_steps, size, num_ranks))
 
     def submit_s(self) -> float:
-        """From packing to the job's id, after one file has changed."""
+        """Return the time from packing to the job's id, after one file has changed."""
         (self._folder / "changed.txt").write_text(str(time.time_ns()))
         asked = time.time()
         job = self._submit(0, 0, num_ranks=1)
@@ -64,7 +65,7 @@ class Dray:
         return self._client.submit(document).id
 
     def _run(self, num_steps: int, size: int, num_ranks: int) -> str:
-        """The program's output."""
+        """Run the program and return its output."""
         job = self._client.wait(self._submit(num_steps, size, num_ranks), TIMEOUT_S)
         if job.state is not JobState.SUCCEEDED:
             raise BenchmarkError(f"dray's job ended {job.state}: {job.reason.message}")
@@ -73,21 +74,22 @@ class Dray:
 
 @contextlib.contextmanager
 def dray(home: Path, code: Path, num_slots: int) -> Iterator[Dray]:
-    """A running service that has the code's parts already."""
+    """Run a service that already has the code's parts."""
     with service(home, num_slots=num_slots) as client:
         client.upload_code(code)
         yield Dray(code, client)
 
 
 class RayJobs:
-    """`ray job submit` by its SDK, on a cluster that runs."""
+    """`ray job submit` with its SDK, on a running cluster."""
 
     def __init__(self, client: Any, folder: Path) -> None:
         self._client = client
         self._folder = folder
 
     def first_line_s(self) -> float:
-        """From `submit_job`, which finds the folder uploaded, to the program's first line."""
+        """Return the time from `submit_job`, with the folder already uploaded, to the program's
+        first line."""
         asked = time.time()
         job = self._client.submit_job(
             entrypoint=f"{sys.executable} {PROGRAM.name} 0 0",
@@ -96,17 +98,17 @@ class RayJobs:
         deadline = time.monotonic() + TIMEOUT_S
         while not (status := self._client.get_job_status(job)).is_terminal():
             if time.monotonic() > deadline:
-                raise BenchmarkError("the Ray job does not end")
+                raise BenchmarkError("the Ray job did not end")
             time.sleep(0.2)
         output = self._client.get_job_logs(job)
         if status.value != "SUCCEEDED":
-            raise BenchmarkError(f"the Ray job ended {status}:\n{output[-2000:]}")
+            raise BenchmarkError(f"the Ray job ended as {status}:\n{output[-2000:]}")
         return float(_reported(output, "began")) - asked
 
 
 @contextlib.contextmanager
 def ray_jobs(home: Path, code: Path, num_cpus: int) -> Iterator[RayJobs]:
-    """A cluster with the dashboard, which takes the jobs."""
+    """Run a cluster with the dashboard, which accepts the jobs."""
     from ray.job_submission import JobSubmissionClient
 
     port, gcs_port = free_port(), free_port()
@@ -142,7 +144,7 @@ def torchrun_step_s(num_steps: int, size: int, num_ranks: int, home: Path) -> fl
 
 
 def uploaded_folder(home: Path, megabytes: int) -> Path:
-    """A folder with the program and this many megabytes of incompressible files."""
+    """Create a folder with the program and this many megabytes of incompressible files."""
     folder = home / f"code-{megabytes}"
     folder.mkdir()
     shutil.copy(PROGRAM, folder)

@@ -1,4 +1,4 @@
-"""An environment of ten packages: as a node builds it, and by `uv venv` and `uv pip install`."""
+"""An environment with ten packages, built by a node, and with `uv venv` and `uv pip install`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ PACKAGES = (
     *("pyfiglet==1.0.2", "schedule==1.2.2", "termcolor==2.5.0", "toolz==1.0.0"),
     "unidecode==1.3.8",
 )
-"""Without dependencies, so that both install the same."""
+"""Packages without dependencies, so that both install the same packages."""
 ASK_AGAIN_S = 0.01
 
 
 class OnNode:
-    """The environments of a node, as its agent has them, with their cache of packages."""
+    """The environments of a node, as managed by its agent, with their package cache."""
 
     def __init__(self, home: Path) -> None:
         self._root = home
         self._numbers = itertools.count()
 
     def cold_s(self) -> float:
-        """With an empty cache."""
+        """Return the time with an empty cache."""
         shutil.rmtree(self._root, ignore_errors=True)
         return self.cached_s()
 
     def cached_s(self) -> float:
-        """With every package in the cache, but not the environment."""
+        """Return the time with every package in the cache, but without the environment."""
         return self._ready_s(f"round-{next(self._numbers)}")
 
     def again_s(self) -> float:
-        """With the environment that was built last."""
+        """Return the time for the environment that was built last."""
         return self._ready_s(self._last)
 
     def _ready_s(self, name: str) -> float:
@@ -66,7 +66,7 @@ class OnNode:
 
 
 class ByHand:
-    """`uv venv` and `uv pip install`, with a cache of their own."""
+    """`uv venv` and `uv pip install`, with a separate cache."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -1,4 +1,4 @@
-"""Turns of every contender, one after the other, round after round."""
+"""Interleaved turns of all contenders, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METHOD = (
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Take `num_rounds` turns of each contender, after one round that is not counted."""
+    """Run `num_rounds` turns of each contender, after one round that is not counted."""
     turns: dict[str, Callable[[], float]] = {}
     samples: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def conclude(samples: dict[str, list[float]]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     comparisons = [_compare(samples, OURS, RAY, 0.5, "at most 1/2")]
     for what in (COLD, CACHED):
         comparisons.append(_compare(samples, f"dray, {what}", f"uv, {what}", 1.1, "at most 1.1"))

@@ -1,9 +1,9 @@
-"""The program of the measurement: steps of a given length of a DDP model, as torchrun runs it.
+"""The measured program: steps of a DDP model of a given size, run in the same way by torchrun.
 
     program.py STEPS SIZE
 
-It prints when its first line ran, in Unix seconds, and at its end the milliseconds of each step of
-rank 0, as JSON. STEPS 0 prints the first alone, before torch is imported.
+It prints when its first line ran, in Unix seconds, and at the end the milliseconds of each step of
+rank 0, as JSON. If STEPS is 0, it prints only the former, before torch is imported.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The time of a script's steps, against the same program under torchrun."""
+"""The step time of a script, compared with the same program under torchrun."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KINDS = {
     "long": Kind(24, 2700, 3, 1.01),
     "short": Kind(300, 64, 1, None),
 }
-"""Long ones take more than 100 ms, so that processes beside them cost each step the same share; to
-see a hundredth takes more turns."""
+"""Long steps take more than 100 ms, so that other processes slow down each step by the same share.
+Resolving a difference of 1% requires more turns."""
 
 METHOD = (
     "Two ranks of a DDP model on gloo, one thread each, run the same program under torchrun and "
@@ -51,7 +51,7 @@ METHOD = (
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Take `num_rounds` turns of short steps from each contender, and more of long ones."""
+    """Run `num_rounds` turns of short steps with each contender, and more turns of long steps."""
     rows, comparisons = [], []
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))

@@ -1,1 +1,2 @@
-"""The cost of the service: requests by number of jobs, status, metrics, and many onlookers."""
+"""The cost of the service: requests by number of jobs, status requests, metrics, and many
+observers."""

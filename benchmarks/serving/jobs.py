@@ -1,4 +1,4 @@
-"""Many finished jobs, written by SQL straight into a database before a service runs on it."""
+"""Many finished jobs, written directly to a database with SQL before a service uses it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ SUMMARY = {f"{part}/{name}": 0.5 for part in ("train", "val") for name in ("loss
     "perf/samples_per_s": 1000.0
 }
 COPIES = "job-0000000000{:016d}"
-"""Ids older than any that is made now, in the order in which they count up."""
+"""Ids that are older than any new id, in ascending order."""
 
 
 def finished(home: Path, number: int, database_url: str = "") -> list[str]:
-    """Write that many succeeded jobs, each with a label and an event; answers their ids."""
+    """Write the given number of succeeded jobs, each with a label and an event, and return their
+    ids."""
     settings = Settings(home=home, database_url=database_url)
     database = Database(settings.database_url)
     try:
@@ -74,7 +75,7 @@ def _finish(session: Session, job_id: str) -> None:
 
 
 def _copy(session: Session, job_id: str, number: int) -> None:
-    """One row of the template for each number, by the database itself."""
+    """Copy the template for each number, inside the database."""
     if session.get_bind().dialect.name == "sqlite":
         series = (
             "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :number)"

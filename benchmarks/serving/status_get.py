@@ -1,4 +1,5 @@
-"""GET of a job's status: dray's server, a plain FastAPI + SQLAlchemy route, MLflow's run GET."""
+"""Getting a job's status: dray's server, a plain FastAPI + SQLAlchemy route, and MLflow's run
+GET."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ METHOD = (
 
 @dataclass
 class Contender:
-    """One server and what is asked of it."""
+    """One server and the requests to it."""
 
     label: str
     server: Running
@@ -150,17 +151,18 @@ def _forever(requests: list[bytes]) -> Iterator[bytes]:
 
 
 def _check_same(port: int, other_port: int, job_id: str) -> None:
-    """The plain route must answer what dray's does, or it would be timed for another work."""
+    """Check that the plain route returns the same response as dray, so that the same work is
+    timed."""
     answers = [
         httpx.get(f"http://127.0.0.1:{each}/v1/jobs/{job_id}", trust_env=False).json()
         for each in (port, other_port)
     ]
     if answers[0] != answers[1]:
-        raise BenchmarkError(f"the two routes answer differently: {answers}")
+        raise BenchmarkError(f"the two routes return different responses: {answers}")
 
 
 def make_run(port: int) -> str:
-    """A run with about as much to it as a job has."""
+    """Create a run with about as much data as a job."""
     url = f"http://127.0.0.1:{port}/api/2.0/mlflow"
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
 

@@ -1,4 +1,4 @@
-"""A real service with jobs that train, for measurements of what others do to them."""
+"""A real service with training jobs, to measure how other load affects them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_WITHIN_S = 180.0
 
 @contextmanager
 def training(num_jobs: int) -> Iterator[tuple[Running, Client, list[str]]]:
-    """Start `python -m api` with its embedded Ray and as many slots, and have jobs train on all."""
+    """Start `python -m api` with its embedded Ray and `num_jobs` slots, and train a job on each."""
     wait_until_quiet()
     with (
         tempfile.TemporaryDirectory(prefix="dray-bench-") as home,

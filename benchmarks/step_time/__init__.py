@@ -1,1 +1,1 @@
-"""The cost of a step of dray's loop, against a plain DDP loop that reports nothing."""
+"""The step time of dray's loop, compared with a plain DDP loop that reports nothing."""

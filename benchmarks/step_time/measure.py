@@ -1,4 +1,4 @@
-"""Both loops in the same two processes, block against block."""
+"""Alternating blocks of both loops in the same two processes, and the figures that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.ingest.decoding import decode
 
 GOAL = 1.02
 WARMUP_BLOCKS = 4
-"""Blocks of each loop that are not counted; even, so that the pairs stay pairs."""
+"""Number of blocks of each loop that are not counted. Must be even, to keep blocks in pairs."""
 TIMEOUT_S = 1800.0
 MOST_SPOOL_BYTES = 1 << 28
 
@@ -41,7 +41,7 @@ METHOD = (
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """Time each of the works in `num_rounds * pairs_per_round` pairs of blocks."""
+    """Time each workload in `num_rounds * pairs_per_round` pairs of blocks."""
     times: dict[str, Times] = {}
     for name, work in WORKS.items():
         busy = wait_until_quiet()
@@ -52,9 +52,9 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def run(work: Work, num_pairs: int) -> Times:
-    """Start the two ranks and read what they measured.
+    """Start the two ranks and read their measurements.
 
-    Raises BenchmarkError if they fail, or if a step of dray's was not reported.
+    Raises BenchmarkError if they fail, or if a step of dray was not reported.
     """
     num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
@@ -72,7 +72,7 @@ def run(work: Work, num_pairs: int) -> Times:
 
 
 def conclude(times: Mapping[str, Times]) -> Result:
-    """The figures that follow from the samples."""
+    """Compute the figures from the samples."""
     rows, comparisons = [], []
     for name, each in times.items():
         rows += each.rows(f"{name} step", peer="plain DDP")
@@ -88,8 +88,8 @@ def conclude(times: Mapping[str, Times]) -> Result:
 
 
 def _check_reports(directory: Path, num_steps: int) -> None:
-    """A loop that did not report would be timed for work it did not do."""
+    """Check that all steps were reported. Otherwise, the timed loop would have skipped work."""
     frames = spool_reader.decode("r0.0.metrics", spool_reader.read(directory, 0, MOST_SPOOL_BYTES))
     steps = {report.step for report in map(decode, frames) if isinstance(report, MetricsReport)}
     if steps != set(range(1, num_steps + 1)):
-        raise BenchmarkError(f"{len(steps)} of {num_steps} steps were reported in {directory}")
+        raise BenchmarkError(f"only {len(steps)} of {num_steps} steps were reported in {directory}")

@@ -1,4 +1,4 @@
-"""A plain DDP loop as one would write it for torchrun: no schedule, no metrics, no reports."""
+"""A typical plain DDP loop for torchrun, without schedule, metrics and reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ray_workers.training.parallel.meta_init import materialise
 
 
 class PlainLoop:
-    """Same model, data, batch and optimizer as the job; the optimizer fused, as dray's is."""
+    """A loop with the same model, data, batch size and optimizer as the job. The optimizer is
+    fused, like dray's."""
 
     def __init__(self, workload: Workload, options: Train) -> None:
         self._samples = on_device(workload.train, torch.device("cpu"))
@@ -33,7 +34,7 @@ class PlainLoop:
         self._loss_of = nn.CrossEntropyLoss()
 
     def train(self, num_steps: int) -> None:
-        """Take `num_steps` steps, in whole epochs, each on this rank's half of a batch."""
+        """Run `num_steps` steps, in whole epochs, each on this rank's half of a batch."""
         while num_steps > 0:
             for inputs, targets in self._batches():
                 self._loss_of(self._model(inputs), targets).backward()

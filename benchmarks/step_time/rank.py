@@ -1,8 +1,9 @@
-"""One rank of the measurement, started by torchrun: both loops, block by block, in one process.
+"""One rank of the measurement, started by torchrun: both loops in one process, in alternating
+blocks.
 
-dray's side is the real training loop with the real spool. After every other block of its steps it
-lets the plain loop do two: A B B A A B B A ..., so that a drift of the machine's speed falls on
-both alike.
+dray's side is the real training loop with the real spool. After every other block, it runs two
+blocks of the plain loop (A B B A A B B A ...), so that changes in the machine's speed affect both
+equally.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class Plain(Protocol):
 
 
 class AlternatingLoop(Trainer):
-    """dray's loop, stopped at block ends for the other loop's turn.
+    """dray's loop, interrupted at the end of blocks for the other loop's turn.
 
-    A block's time is all that passes from its start to the end of its last step, reports and
-    the loop itself included. Steps whose figures wait to be written at the end of a block are
-    written in the next one.
+    A block's time is the total time from its start to the end of its last step, including reports
+    and the loop itself. Figures of steps that are still pending at the end of a block are written
+    in the next block.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class AlternatingLoop(Trainer):
         plain: Callable[[], Plain],
         steps_per_block: int,
     ) -> None:
-        """plain: makes the other loop, once there is a group."""
+        """plain: creates the other loop, once the process group exists."""
         super().__init__(task, spec, workload, HeartbeatPage(None))
         self._make_plain = plain
         self.steps_per_block = steps_per_block
@@ -81,7 +82,7 @@ class AlternatingLoop(Trainer):
         self._end_block()
 
     def finish(self) -> None:
-        """Ends here: what the job leaves is not timed."""
+        """Do nothing, because the job's results are not timed."""
 
     def _end_block(self) -> None:
         self._wait_for_device()
@@ -94,7 +95,7 @@ class AlternatingLoop(Trainer):
         self._began = time.perf_counter()
 
     def _meet(self) -> None:
-        """Begin together, with nothing left to do."""
+        """Synchronize the ranks, with no pending work."""
         self._wait_for_device()
         if dist.is_initialized():
             dist.barrier()
@@ -122,7 +123,7 @@ def main() -> None:
 
     num_samples = len(_build(work.spec(1)).train)
     steps_per_block = work.epochs_per_block * steps_per_epoch(num_samples, work.global_batch_size)
-    # One step more than is timed: after the last one the model is evaluated and saved.
+    # One more step than is timed, because the model is evaluated and saved after the last one.
     spec = work.spec(options.num_blocks * steps_per_block + 1)
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(rank_main.environment(task, spec))
@@ -135,7 +136,7 @@ def main() -> None:
 
 
 def alternate(loop: AlternatingLoop, folder: Path) -> None:
-    """Train to the end, leave the times of rank 0 in the folder, and end the process."""
+    """Train to the end, write the times of rank 0 to the folder, and exit the process."""
     train(loop, RendezvousHandler(loop.task, loop.page))
     if loop.rank == 0:
         times = {
@@ -145,8 +146,8 @@ def alternate(loop: AlternatingLoop, folder: Path) -> None:
             "num_steps": loop.calendar.total_steps,
         }
         (folder / "times.json").write_text(json.dumps(times))
-    # dray's training processes end like this too. The interpreter's own shutdown destroys objects
-    # that gloo's threads still use, and sometimes aborts.
+    # Exit like dray's training processes. The interpreter's shutdown destroys objects that gloo's
+    # threads still use, and sometimes aborts.
     sys.stdout.flush()
     os._exit(0)
 
@@ -158,7 +159,7 @@ def _build(spec: JobSpec) -> Workload:
 def rank_task(
     spec: JobSpec, rank: int, world_size: int, folder: Path, *, device: str = "cpu"
 ) -> RankTask:
-    """The task that a rank actor would hand over, with spools and storage in the folder."""
+    """Return the task that a rank actor would provide, with spools and storage in the folder."""
     return RankTask(
         job_id="step-time",
         attempt=1,

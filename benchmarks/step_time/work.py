@@ -1,4 +1,4 @@
-"""The jobs whose steps are timed. Sizes are for a core of a present-day server."""
+"""The jobs whose steps are timed. Sizes are chosen for a core of a current server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEVER: Final = 10**6
 
 @dataclass(frozen=True)
 class Work:
-    """A job, and how its steps are cut into blocks of whole epochs, which are all alike."""
+    """A job, and how its steps are divided into equal blocks of whole epochs."""
 
     name: str
     model: dict[str, Any]
@@ -22,7 +22,8 @@ class Work:
     pairs_per_round: int
 
     def spec(self, num_steps: int) -> JobSpec:
-        """The document for `num_steps` steps. It evaluates and saves only after the last step."""
+        """Return the document for `num_steps` steps, with evaluation and saving only after the last
+        step."""
         return JobSpec.model_validate(
             {
                 "name": f"step-time-{self.name}",

@@ -1,1 +1,2 @@
-"""The step of each way to train on several ranks, against a plain torch program of the same."""
+"""The step time of each way to train on several ranks, compared with an equivalent plain torch
+program."""

@@ -54,7 +54,8 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def run(way: str, num_pairs: int) -> Times:
-    """Seconds of a step in each block after the warm-up. Raises BenchmarkError if it fails."""
+    """Return the seconds per step in each block after the warm-up. Raises BenchmarkError if the run
+    fails."""
     num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)

@@ -1,4 +1,4 @@
-"""Plain programs, as one would write them with torch alone: no schedule, no metrics, no reports."""
+"""Typical plain torch programs, without schedule, metrics and reports."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ from ray_workers.training.parallel.model_parallel.device_mesh import Context
 
 CPU = torch.device("cpu")
 WHOLE_MB = 1024
-"""A bucket that takes every gradient."""
+"""Bucket size that holds all gradients."""
 Piece = tuple[Tensor, Tensor]
 
 
 class PlainLoop:
-    """Same model, data, batch and optimizer as the job; the optimizer fused, as dray's is."""
+    """A loop with the same model, data, batch size and optimizer as the job. The optimizer is
+    fused, like dray's."""
 
     def __init__(self, way: str, workload: Workload, options: Train) -> None:
         self._samples = on_device(workload.train, CPU)
@@ -66,13 +67,13 @@ class PlainLoop:
         self._run: Any = self._model
         self._schedule: Any = None
         self._spread = False
-        """Whether each rank steps a part of the parameters, and sends it to the others."""
+        """Whether each rank updates a part of the parameters, and sends it to the others."""
         self._agree: Callable[[], None] | None = None
         build: dict[str, Callable[[], None]] = {
             "data": self._replicate,
             "fp16 compression": partial(self._replicate, (None, fp16_compress_hook)),
-            # Lambdas: by its name DDP would refuse this hook on CPU, and of one of our own it wants
-            # annotations that are not put off.
+            # Lambdas, because DDP would reject this hook on CPU due to its name, and requires
+            # annotations that are not postponed for custom functions.
             "bf16 compression": partial(
                 self._replicate, (None, lambda group, bucket: bf16_compress_hook(group, bucket))
             ),
@@ -114,7 +115,7 @@ class PlainLoop:
         generator = torch.Generator().manual_seed(options.seed)
         self._batches = self._endless(generator)
 
-    # How the model is laid out.
+    # Model layouts.
 
     def _replicate(self, hook: tuple[Any, Any] | None = None, cap_mb: int | None = None) -> None:
         materialise(self._model, CPU, self._seed)
@@ -134,8 +135,8 @@ class PlainLoop:
         self._agree = Agreement(self._model, outer=outer)
 
     def _shard(self, shape: tuple[int, ...], *, again: bool = True) -> None:
-        """again: gather the parameters for the backward pass again. Two numbers: replicas that are
-        each sharded."""
+        """again: gather the parameters again for the backward pass. If `shape` has two numbers,
+        there are several replicas, each of which is sharded."""
         names = ("shard",) if len(shape) == 1 else ("data", "shard")
         self._shard_over(init_device_mesh("cpu", shape, mesh_dim_names=names), again=again)
 
@@ -172,7 +173,8 @@ class PlainLoop:
         self._schedule = schedule(stage, NUM_PIECES, loss_fn=_loss)
 
     def _stages(self, schedule: Any) -> None:
-        """Give each rank several stages: rank r of n has stages r, r + n, r + 2 n and so on."""
+        """Assign several stages to each rank: rank r of n has stages r, r + n, r + 2 n and so
+        on."""
         self._part = _everything
         num_stages = STAGES_PER_RANK * self._size
         numbers = range(self._rank, num_stages, self._size)
@@ -193,7 +195,7 @@ class PlainLoop:
         inputs, targets = piece
         return inputs[self._rank :: self._size], targets[self._rank :: self._size]
 
-    # How it is trained.
+    # Training.
 
     def train(self, num_steps: int) -> None:
         for number, piece in enumerate(itertools.islice(self._batches, num_steps), 1):
@@ -218,8 +220,8 @@ class PlainLoop:
 
 
 class Agreement:
-    """Ranks that stepped by themselves take the mean of their weights, or have an outer optimizer
-    step towards it."""
+    """Replaces the weights of independently trained ranks with their mean, or runs an outer
+    optimizer step towards the mean."""
 
     def __init__(self, model: nn.Module, *, outer: bool) -> None:
         self._weights = [parameter.detach() for parameter in model.parameters()]
@@ -247,7 +249,8 @@ class Agreement:
 
 
 def _send_largest(rests: dict[Tensor, Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Hook: send the largest elements of each gradient, and keep the rest for the next step."""
+    """Communication hook that sends the largest elements of each gradient, and keeps the rest for
+    the next step."""
     flat, start = bucket.buffer(), 0
     numbers, values = [], []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

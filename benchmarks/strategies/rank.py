@@ -1,4 +1,5 @@
-"""One rank of the measurement, started by torchrun: both loops, block by block, in one process."""
+"""One rank of the measurement, started by torchrun: both loops in one process, in alternating
+blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # One step more than is timed: after the last one the model is evaluated and saved.
+    # One more step than is timed, because the model is evaluated and saved after the last one.
     spec = document(options.way, options.source, options.num_blocks * STEPS_PER_BLOCK + 1)
     task = rank_task(spec, rank, world_size, options.folder)
     os.environ.update(rank_main.environment(task, spec))

@@ -1,4 +1,4 @@
-"""The jobs whose steps are timed: one language model, trained in every way that there is."""
+"""The jobs whose steps are timed: one language model, trained in every supported way."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MODEL = {"num_layers": 4, "num_heads": 4, "width": 192, "context_length": 128}
 ADAMW = {"name": "adamw", "lr": 1e-3}
 TOP_K_RATIO = 0.001
 AGREE_EVERY = 4
-"""Steps that ranks take by themselves."""
+"""Number of steps that ranks take independently."""
 STAGES_PER_RANK = 2
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
 @dataclass(frozen=True)
 class Way:
-    """How several ranks train one model."""
+    """One way to train a model on several ranks."""
 
     document: dict[str, Any]
-    """The job's document, as far as it differs."""
+    """The parts of the job's document that differ."""
     num_ranks: int = 2
 
 

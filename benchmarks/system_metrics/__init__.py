@@ -1,1 +1,1 @@
-"""The cost of system metrics: of a sample on a node, and of storing it."""
+"""The cost of system metrics: taking a sample on a node, and storing it."""

@@ -1,4 +1,4 @@
-"""Processor time of system metrics: on a node, and in the service besides all other reports."""
+"""The CPU time of system metrics on a node and, compared with all other reports, in the service."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def _samples_of_node(num_rounds: int) -> list[float]:
-    """Processor time of each sample but the first, in which nothing is known yet."""
+    """Return the CPU time of each sample except the first, when nothing is known yet."""
     taken = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder, ExitStack() as ranks:
         for rank in range(NUM_RANKS):
@@ -140,7 +140,7 @@ def _samples_of_node(num_rounds: int) -> list[float]:
 
 @contextmanager
 def _running() -> Iterator[int]:
-    """The pid of a process like a rank's."""
+    """Run a process like a rank's. Yields its pid."""
     process = subprocess.Popen(
         [sys.executable, "-c", _RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -168,8 +168,8 @@ def _record(rank: int, pid: int) -> SessionRecord:
 
 
 def _seconds_of_service(num_rounds: int) -> tuple[list[float], list[float], float]:
-    """Processor time of each round, of the samples and of all other reports; bytes of a joined
-    sample."""
+    """Return the CPU time in each round for the samples and for all other reports, and the bytes of
+    a merged sample."""
     samples: list[float] = []
     others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
@@ -178,7 +178,7 @@ def _seconds_of_service(num_rounds: int) -> tuple[list[float], list[float], floa
         database, storage = Database(settings.database_url), Storage(settings.storage_url)
         try:
             service = _Service(database, storage)
-            for number in range(num_rounds + 1):  # the first one reads what was stored before
+            for number in range(num_rounds + 1):  # the first round reads previously stored data
                 samples.append(service.store_samples())
                 others.append(service.store_reports(range(number * STEPS, (number + 1) * STEPS)))
             return samples[1:], others[1:], database.read_sync(_bytes_of_joined)
@@ -187,7 +187,7 @@ def _seconds_of_service(num_rounds: int) -> tuple[list[float], list[float], floa
 
 
 class _Service:
-    """Stores the reports of jobs whose samples are joined at different moments."""
+    """Stores the reports of jobs whose samples are merged at different times."""
 
     def __init__(self, database: Database, storage: Storage) -> None:
         self._database = database
@@ -215,7 +215,7 @@ class _Service:
         return time.process_time() - began
 
     def store_reports(self, steps: range) -> float:
-        """Processor time to store these steps of every job, with a transaction for each step."""
+        """Return the CPU time to store these steps of every job, with one transaction per step."""
         return sum(map(self._store_step, steps))
 
     def _store_step(self, number: int) -> float:
@@ -235,7 +235,7 @@ class _Service:
 
 
 def _pickled(phase: int, number: int) -> tuple[dict[str, int], bytes]:
-    """The cursor and the frames of a job's next step."""
+    """Return the cursor and the frames of a job's next step."""
     step = workload.first_step(phase) + 1 + number
     data = workload.pickled(step, step, time.time() - step * workload.PERIOD_S)
     return workload.cursor_at(step), data
@@ -246,7 +246,7 @@ def _reply(cursor: dict[str, int], frames: tuple[Frame, ...]) -> PollReply:
 
 
 def _sample(at: int) -> Frame:
-    """A sample of the ranks of a job on a node of its own."""
+    """Return a sample of the ranks of a job on a separate node."""
     others = list(range(1, NUM_RANKS))
     columns = [
         {"ranks": [0], "values": {key: [123456.0] for key in (*OF_RANK, *OF_NODE)}},

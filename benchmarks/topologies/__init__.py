@@ -1,1 +1,1 @@
-"""The price of each way to keep copies in step, with one rank slowed tenfold and without."""
+"""The cost of each way to synchronize copies, with and without one rank slowed down tenfold."""

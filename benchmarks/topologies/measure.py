@@ -1,5 +1,5 @@
-"""The price of the same job in each topology, with and without a slow rank: time, accuracy, bytes
-and staleness, and the loss against each of them."""
+"""The cost of the same job in each topology, with and without a slow rank: time, accuracy, bytes
+and staleness, and the loss over each of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from service.ingest.decoding import decode
 
 MOST_SEEDS = 5
 NUM_EVALUATIONS = 8
-"""Evaluations of the run whose loss is drawn."""
+"""Number of evaluations in the run whose loss is plotted."""
 GOAL_TIMES, GOAL_POINTS = 4.0, 0.5
 TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
@@ -69,26 +69,26 @@ METHOD = [
 class Run:
     samples_per_s: float
     accuracy: float
-    """Percent on the validation split."""
+    """Validation accuracy in percent."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run at each of its evaluations."""
+    """The state of a run at each of its evaluations."""
 
     steps: Sequence[int]
     seconds: Sequence[float]
     loss: Sequence[float]
     sent_bytes: Sequence[float]
-    """Bytes sent by all ranks up to a step."""
+    """Bytes sent by all ranks up to each evaluation."""
     staleness_mean: float | None
     staleness_max: float | None
     distance: float | None
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: most seeds."""
-    from benchmarks.topologies.pictures import draw  # needs the extra `bench`
+    """num_rounds: maximum number of seeds."""
+    from benchmarks.topologies.pictures import draw  # requires the extra `bench`
 
     seeds = range(min(num_rounds, MOST_SEEDS))
     tables, pictures, raw = [], [], {}
@@ -126,7 +126,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def run(topology: str, seed: int, slowness: float) -> Run:
-    """Train once. BenchmarkError if it fails."""
+    """Train once. Raises BenchmarkError if training fails."""
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
         *_, took_s = _train(folder, document(topology, seed), slowness)
@@ -136,7 +136,7 @@ def run(topology: str, seed: int, slowness: float) -> Run:
 
 
 def curve(topology: str, slowness: float) -> Curve:
-    """Train once, with some evaluations on the way. BenchmarkError if it fails."""
+    """Train once, with several evaluations. Raises BenchmarkError if training fails."""
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
         job = document(topology, seed=0, num_evaluations=NUM_EVALUATIONS)
@@ -166,7 +166,7 @@ def curve(topology: str, slowness: float) -> Curve:
 
 
 def _train(folder: Path, job: Mapping[str, object], slowness: float) -> list[float]:
-    """The time of each evaluation, since the first step."""
+    """Return the time of each evaluation since the first step."""
     path = folder / "job.json"
     path.write_text(json.dumps(job))
     torchrun(

@@ -1,4 +1,4 @@
-"""Writes the figures of the last run into docs/explanation/sync-costs.md.
+"""Write the figures of the last run to docs/explanation/sync-costs.md.
 
 python -m benchmarks.topologies.page
 """
@@ -18,7 +18,7 @@ END = "<!-- end of figures -->\n"
 
 
 def with_figures(page: str) -> str:
-    """The page with the tables and plots that are among the results, as far as there are any."""
+    """Return the page with the tables and plots in the results, if any."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     parts = []

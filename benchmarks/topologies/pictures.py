@@ -1,4 +1,4 @@
-"""Plots of the loss against time, steps and bytes, as SVG."""
+"""Plots of the loss over time, steps and bytes, as SVG."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dray",
 }
-"""The ground is the page's, light or dark, and the greys can be read on both. Text stays text."""
+"""The background is transparent, and the greys are readable on light and dark pages. Text is stored
+as text."""
 LOOKS = (
     ("#4c8fd6", "o"),
     ("#6fa8a0", "s"),
@@ -45,7 +46,7 @@ LOOKS = (
     ("#c46fae", "X"),
     ("#5faa5f", "*"),
 )
-"""Lines differ by their marks too."""
+"""Lines also have different marks."""
 
 
 def draw(name: str, title: str, curves: Mapping[str, Curve]) -> Picture:

@@ -1,4 +1,5 @@
-"""One rank of the measurement, started by torchrun: a job of which each share takes a given time.
+"""One rank of the measurement, started by torchrun: a job in which each share of a batch takes a
+given time.
 
 python -m benchmarks.topologies.rank document.json folder slowness
 """
@@ -21,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("document", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("slowness", type=float, help="of the slow rank")
+    parser.add_argument("slowness", type=float, help="slowdown factor of the slow rank")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     spec = JobSpec.model_validate_json(options.document.read_text())
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def quarters_of(spec: JobSpec) -> float:
-    """Quarters of a batch that a rank computes in a step of its own."""
+    """Return how many quarters of a batch a rank computes in one step."""
     sync = spec.sync
     if isinstance(sync, ParameterServer) and sync.mode != "synchronous":
         return NUM_RANKS

@@ -1,4 +1,4 @@
-"""The job that is timed, in every topology."""
+"""The job that is timed in every topology."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 NUM_RANKS, SLOW_RANK = 4, 1
 SHARE_S = 0.01
-"""How long a rank computes a quarter of a batch for, besides what the loop itself takes: it sleeps,
-as while a GPU computes, because four ranks here share fewer cores."""
+"""Seconds that a rank takes to compute a quarter of a batch, in addition to the loop itself. The
+rank sleeps, as if a GPU computed, because there can be fewer cores than the four ranks."""
 SLOWNESS = 10
 NUM_SAMPLES, EPOCHS = 1437, 16
-"""Samples of `sklearn://digits` without a fifth for validation, and epochs."""
+"""Number of samples in `sklearn://digits` without the fifth for validation, and number of
+epochs."""
 DEFAULT = "all-reduce"
 SERVERS = {"kind": "parameter_server", "servers": 1}
 TOPOLOGIES: dict[str, dict[str, Any]] = {

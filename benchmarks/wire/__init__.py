@@ -1,1 +1,1 @@
-"""The bytes of gradients that ranks send, as the kernel counts them."""
+"""The bytes that ranks send for gradients, as counted by the kernel."""

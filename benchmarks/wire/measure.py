@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in a step, with each compression against none."""
+"""The bytes that a rank sends per step, with each compression compared with none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.shared.frames import MetricsReport
 from service.ingest.decoding import decode
 
 NUM_RANKS, NUM_STEPS, FIRST_STEP = 4, 8, 5
-"""Steps before FIRST_STEP are not measured: those of PowerSGD are exact."""
+"""Steps before FIRST_STEP are not measured, because PowerSGD does not compress in them."""
 TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
 DENSE = "none"
@@ -28,7 +28,7 @@ CONTENDERS: dict[str, tuple[dict[str, Any] | None, float | None]] = {
     "powersgd, rank 2": ({"name": "powersgd", "rank": 2, "start_step": 3}, 1 / 20),
     "topk, 0.1%": ({"name": "topk", "ratio": 0.001}, 1 / 200),
 }
-"""(`sync.compression`, at most which part of what is sent without it)."""
+"""(`sync.compression`, maximum share of the bytes sent without compression)."""
 SHAPES = (
     "embedding 256 x 512; in each of 8 layers 1536 x 512, 512 x 512, 2048 x 512 and 512 x 2048 "
     "with their biases and two norms; head 256 x 512: 25.5 million elements"
@@ -44,7 +44,7 @@ METHOD = [
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """One run of each is enough: it is not a time. `num_rounds` is not used."""
+    """Since no times are measured, one run of each is enough, and `num_rounds` is not used."""
     sent: dict[str, float] = {}
     rows = []
     for name, (compression, goal) in CONTENDERS.items():
@@ -83,7 +83,7 @@ def _median_sent(compression: dict[str, Any] | None) -> float:
 def job(
     folder: Path, sync: dict[str, Any], num_ranks: int, batch_size: int, num_steps: int
 ) -> dict[str, Any]:
-    """The document; its text is written into the folder."""
+    """Return the job document. Its text is written to the folder."""
     return {
         "recipe": "language_model",
         "model": {"num_layers": 8, "num_heads": 8, "width": 512, "context_length": 32},

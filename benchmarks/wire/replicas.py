@@ -1,4 +1,4 @@
-"""Bytes and time of a step with replicas of parameter servers' shards, and without."""
+"""Bytes and time per step with and without replicas of parameter servers' shards."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Figures:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: most turns of each choice."""
+    """num_rounds: maximum number of turns for each choice."""
     found = {SNAPSHOT: Figures(), REPLICA: Figures()}
     for number in range(min(num_rounds, MOST_ROUNDS) + 1):
         for choice, figures in found.items():
-            own = figures if number else Figures()  # the first one warms caches
+            own = figures if number else Figures()  # the first round warms up caches
             _round(choice, own)
             progress(f"round {number}: {choice}: {own.step_s[-1] * 1e3:.1f} ms a step")
     rows = []
@@ -138,7 +138,7 @@ class _Worker:
 
 
 def _takeover(processes: list[Any], worker: _Worker, port: int) -> float:
-    """Kill the second server, and give the word to the process that takes its place."""
+    """Kill the second server, and signal the process that takes its place."""
     word = _context.Event()
     waiting = _context.Event()
     processes.append(_start(port, REPLICA, NUM_SERVERS - 1, (waiting, word)))
@@ -170,7 +170,7 @@ def _start(port: int, choice: str, server: int, events: Any) -> Any:
 
 
 def _serve(port: int, choice: str, index: int, events: Any) -> None:
-    """events: of a process that waits for the word to take a lost server's place."""
+    """events: for a process that waits for a signal to take a lost server's place."""
     torch.set_num_threads(1)
     store = TCPStore(LOOPBACK, port, wait_for_workers=False)
     generation = 0 if events is None else 1

@@ -1,4 +1,4 @@
-"""Bytes and time of a step with parameter servers, compared with all-reduce of the same model."""
+"""Bytes and time per step with parameter servers, compared with all-reduce for the same model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVERS = {"kind": "parameter_server"}
 class Contender:
     sync: dict[str, Any]
     sent: float
-    """Data sent by all ranks in a step, in units of fp32 gradients."""
+    """Data sent by all ranks per step, in units of fp32 gradients."""
     num_servers: int = 0
 
 
@@ -69,7 +69,7 @@ class Step:
 
 
 def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
-    """num_rounds: most turns of each contender."""
+    """num_rounds: maximum number of turns for each contender."""
     steps: dict[str, list[Step]] = {name: [] for name in CONTENDERS}
     for number in range(min(num_rounds, MOST_ROUNDS)):
         wait_until_quiet()
@@ -108,7 +108,7 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 
 
 def _step(contender: Contender) -> Step:
-    """Train once. BenchmarkError if it fails."""
+    """Train once. Raises BenchmarkError if training fails."""
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
         num_ranks = NUM_WORKERS + contender.num_servers

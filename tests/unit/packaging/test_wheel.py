@@ -164,7 +164,7 @@ def test_secure_aggregation_says_what_it_needs(installed: Path, tmp_path: Path) 
     for half, missing in (("client", "numpy"), ("server", "cryptography")):
         hidden = f"import sys; sys.modules[{missing!r}] = None"
         said = python(installed, f"{hidden}; import dray.secure_aggregation.{half}", tmp_path)
-        assert f"ImportError: secure aggregation needs the package {missing}" in said.stderr
+        assert f"ImportError: secure aggregation requires the package {missing}" in said.stderr
         assert "pip install 'dray[client]'" in said.stderr
 
 
