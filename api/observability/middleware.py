@@ -100,7 +100,7 @@ class Observed:
             logging_setup.request_id.reset(reset)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Neither unknown paths nor made-up methods must become labels.
+        # Unknown paths and made-up methods must not become labels.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         status = status or 499  # the caller disconnected before there was an answer

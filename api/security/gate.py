@@ -62,7 +62,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Browsers send Sec-Fetch-Site with those calls of foreign pages that have no Origin.
+            # Calls from foreign pages that lack an Origin have Sec-Fetch-Site.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (

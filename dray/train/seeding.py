@@ -24,7 +24,7 @@ def seed_from(*parts: int | str) -> None:
     """Seed the global generators, on every device, from the parts alone."""
     seed = derive_seed(*parts)
     random.seed(seed)
-    # Imported here if they are installed: NumPy seeds itself on import, which must not come later.
+    # Import them now if they are installed: NumPy would seed itself when imported later.
     if (numpy := _installed("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
     if (torch := _installed("torch")) is not None:

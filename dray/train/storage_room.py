@@ -77,7 +77,7 @@ def wait_for_room(
                     f"{what} could not be written within {WAIT_S:g} s: {error}"
                 ) from error
             if not is_logged:
-                log(f"{what} can't be written, retrying for up to {WAIT_S:g} s: {error}")
+                log(f"{what} can't be written; retrying for up to {WAIT_S:g} s: {error}")
                 is_logged = True
         else:
             break

@@ -295,7 +295,10 @@ class _Recorder:
             self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", outcome)
             return
         if cause is Cause.DIVERGED:
-            sentence = f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
+            sentence = (
+                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the learning "
+                "rate"
+            )
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
             sentence = _retry_sentence(cause, decision)

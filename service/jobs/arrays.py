@@ -58,7 +58,7 @@ def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
     raise ArrayTooLarge(
         f"the sweep has {spec.num_jobs:,} trials, but {limit}",
         pointer="/sweep/parameters" if is_grid else "/sweep/trials",
-        hint=f"{'use fewer values, or random' if is_grid else 'use fewer'}; {by}",
+        hint=f"{'use fewer values, or sample at random' if is_grid else 'use fewer'}; {by}",
     )
 
 

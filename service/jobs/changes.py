@@ -127,7 +127,7 @@ class _Placing:
 
     def _move_first(self) -> None:
         row = self._row
-        # The earliest submission is not always the first of its rank: the remaining work decides.
+        # The earliest submission is not always first in its rank: the remaining work counts too.
         first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
         if first is not None and first <= row.rank:
             row.rank = first - 1

@@ -277,8 +277,8 @@ class Queries:
     async def explain(self, job_id: str) -> views.Explanation:
         """Return why the job is in its state, and why its group is smaller than requested.
 
-        While the job waits: also its position, the jobs that block it, its expected start, and the
-        changes that would let it start. While it holds slots: also its expected end.
+        While the job waits, the answer includes its position, the jobs that block it, its expected
+        start, and changes that would let it start. While it holds slots, it includes its end.
         """
 
         def work(session: Session) -> views.Explanation:

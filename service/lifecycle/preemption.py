@@ -49,7 +49,7 @@ def ask(
         job,
         type_="preempting",
         code=code,
-        message=f"was asked to save a checkpoint and leave its slots in {within}{because}",
+        message=f"was asked to save a checkpoint and leave its slots within {within}{because}",
         now=now,
         data={"grace_s": grace_s} | ({} if actor is None else {ACTOR: actor}),
     )

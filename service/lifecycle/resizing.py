@@ -104,7 +104,7 @@ def growing(
         request=request_of(job),
         slices=slices,
         lacking=attempt.lacking,
-        # Only ranks that do not depend on particular other ranks train while some are lacking.
+        # Only ranks that don't depend on particular peers can train while workers are missing.
         trains=attempt.lacking > 0 and job.state == JobState.RUNNING,
         queue=job.queue,
         owner=job.owner,

@@ -135,7 +135,7 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a new chunk. Returns False, and does nothing, if it can't."""
+        """Add the lines as a new chunk. Returns False, without changes, if it can't."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False

@@ -321,7 +321,7 @@ def _join(
             steps += chunk_steps[begin:stop]
             values += chunk_values[begin:stop]
             continue
-        # The answer has the first and the last point of the series, so each chunk keeps them.
+        # The answer needs the series' first and last points, so keep the ends of each chunk.
         ends = summary_of(chunk)
         inner = outlined(outlines[chunk.id]) if chunk.id in outlines else ends.points()
         for step, value in (ends.first, *inner, ends.last):

@@ -1,6 +1,6 @@
 """Log chunks that the storage refuses, for example because a job has damaged its folder there.
 
-They remain in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage accepts them.
+They remain in SQL, closed, up to `MAX_BYTES` per job, and are moved once the storage accepts them.
 Beyond `MAX_BYTES`, the oldest are dropped. A line in the log and an event at the attempt's end
 state how many bytes of which rank were dropped.
 """

@@ -41,10 +41,10 @@ T = TypeVar("T")
 def eventually(
     probe: Callable[[], T], *, within_s: float = PATIENCE_S, why: str = "it never came true"
 ) -> T:
-    """What `probe` answers once that is truthy; an AssertionError when the time is up.
+    """Return what `probe` returns once that is truthy; AssertionError after the time limit.
 
-    A look and the pause before the next one count as a second at most: for longer the machine stood
-    still, and nothing could come true.
+    A probe and the pause before the next one count as at most a second: if they take longer, the
+    machine was stopped, and nothing could have become true.
     """
     left_s = within_s
     while True:
@@ -155,8 +155,8 @@ class Service:
         return self.ray_child("gcs_server")
 
     def worker_parent(self) -> int:
-        """Pid of the process of which the embedded Ray's workers are forks; ValueError if there is
-        none. A fork has its command line until it takes the name of a worker."""
+        """Return the pid of the process from which the embedded Ray's workers are forked, or raise
+        ValueError. A fork keeps its command line until it takes the name of a worker."""
         named = processes_of(self.ray_daemon()["instance"], worker_entry.PARENT_MODULE)
         return min(named, key=lambda pid: started_ticks(pid) or math.inf)
 
@@ -193,7 +193,7 @@ class Service:
         ]
 
     def actor_pages(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """What the dashboard's list of actors shows and links of the job's, by their real ids."""
+        """Return what the dashboard's list of actors shows about the job's, by their real ids."""
         listed = self.dashboard("/logical/actors")["data"]["actors"]
         prefix = f"dray:{job_id}:"
         return {key: actor for key, actor in listed.items() if actor["name"].startswith(prefix)}
@@ -214,9 +214,9 @@ class Service:
             return text
 
     def exported_metrics(self, job_id: str) -> dict[str, dict[str, str]]:
-        """Labels of the Ray metrics that the node exports for the job, by name without the prefix.
+        """Return labels of the Ray metrics that the node exports for the job, by unprefixed name.
 
-        Of several ranks, those of one.
+        If several ranks have a metric, one of them is chosen.
         """
         nodes = self.dashboard("/api/prometheus/sd")
         text = ""
@@ -281,7 +281,7 @@ def one(found: Iterator[int]) -> int:
 
 
 def fork_sockets() -> list[Path]:
-    """Of every forkserver here. Looked again, if a cluster's folder goes while they are listed."""
+    """Tasks of every forkserver. Listed again if a cluster's folder is deleted in the meantime."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return list(paths.machine_root().glob("*/*/fork.sock"))
@@ -371,7 +371,7 @@ def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 60.0
 
 
 def left_of(service: Service, job_id: str) -> list[Any]:
-    """What there is of a job: pids of its processes, actors, folders of what it told."""
+    """What exists of a job: pids of its processes, its actors, and its spools."""
     pids = list(training_pids(job_id).values())
     return pids or service.actors(job_id) or spools(job_id)
 

@@ -65,7 +65,7 @@ EXAMPLE = {
 }
 """The defaults file that Ray's wheel lacks."""
 SAID = " s: "
-"""In each line of this test among those of Ray."""
+"""A text in each line of this test, to find it among Ray's lines."""
 WAITS = """
 import sys, time
 from pathlib import Path

@@ -61,8 +61,8 @@ def s3(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Obje
 def supplied(
     web: Web, s3: ObjectStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    """A service whose nodes may read this machine's servers, and have credentials for one. Its own
-    storage lies on S3, too, reached by the identity of its environment."""
+    """A service whose nodes can read this machine's servers, and have credentials for one. Its own
+    storage is on S3 too, reached with the identity in its environment."""
     folder = tmp_path_factory.mktemp("supplied")
     keys = folder / "keys"
     keys.mkdir()

@@ -98,7 +98,7 @@ class Containers:
             eventually(partial(self.is_healthy, name), why=f"{name} is not healthy")
 
     def _node_options(self, words: list[str], name: str) -> list[str]:
-        """What several Ray nodes on one machine need; nothing for other programs."""
+        """Return what several Ray nodes on one machine need; nothing for other programs."""
         if name not in ("ray-head", "ray-worker", "service"):
             return []
         options = [

@@ -118,7 +118,7 @@ def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
 def test_a_setup_command_ends_with_the_last_job_that_needs_it(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
-    """With all that it has started; and a service that is started again goes on with it."""
+    """All processes that the build started end too, and a restarted service continues with it."""
     runs, pid = tmp_path / "runs", tmp_path / "pid"
     child = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000'"
     setup = f"echo run >> {runs}; (setsid env -i PATH=$PATH {child} &); sleep 1000"

@@ -23,7 +23,7 @@ FEW = [
     for path in EXAMPLES
     if path.stem in ("diabetes", "digits", "federated", "script", "sharded", "wine")
 ]
-"""Of `make test`: one of each kind of job, an axis and a product of the others."""
+"""Run by `make test`: one of each kind of job, an axis, and a product of the others."""
 
 
 def with_texts(document: Path, folder: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.ray
 
 KILL_AT_STEP = 25
 SAVED_STEP = 20
-"""A checkpoint that is there by then, or soon."""
+"""A checkpoint that exists by this step, or soon after."""
 TIMINGS = "perf/"
 
 
@@ -51,7 +51,7 @@ def result_of(client: Client, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def log_of(client: Client, job_id: str) -> list[tuple[int, int, str]]:
-    """What the training printed. dray's own lines tell of how fast the disk was, too."""
+    """Return what the training printed. dray's own lines also depend on the speed of the disk."""
     return sorted(
         (line.attempt, line.rank, line.text)
         for line in client.logs(job_id)
@@ -115,8 +115,8 @@ def test_a_killed_gateway_is_started_again_and_nothing_is_lost(
 def test_jobs_run_after_workers_were_forked_for_a_driver_that_is_gone(
     embedded: Service, client: Client
 ) -> None:
-    """The node agent, which the first driver has started, is started anew in a worker of a parent
-    that is new as well; then another driver comes."""
+    """The node agent, which the first driver has started, is restarted in a worker with a new
+    parent; then another driver starts."""
     instance = embedded.ray_daemon()["instance"]
     before = embedded.gateway_pid()
     (agent,) = harness.processes_of(instance, "ray::NodeAgent")

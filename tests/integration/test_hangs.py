@@ -30,7 +30,7 @@ pytestmark = pytest.mark.ray
 AT_STEP = 25
 STEP_S = Timings().hang_s[RankPhase.COMPUTE]
 SAVED_STEP = 20
-"""A checkpoint that is there by then."""
+"""A checkpoint that exists by then."""
 WAITS_FOR_OTHERS = {"exchange", "evaluate"}
 
 

@@ -70,7 +70,7 @@ def namespace() -> tuple[str, ...]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """With a short name, as the paths of sockets are below it."""
+    """A folder with a short name, because the paths of sockets are inside it."""
     with tempfile.TemporaryDirectory(prefix="kill-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -94,7 +94,7 @@ def test_a_script_that_signals_everything_is_survived_by_all_and_uncharged(
 
 
 def in_namespace(place: Path, number: int) -> None:
-    """As the first process of a PID namespace."""
+    """Run as the first process of a PID namespace."""
     assert os.getpid() == 1, "the signal would reach this machine's other processes"
     program = place / "trains.py"
     program.write_text(TRAINS)

@@ -157,5 +157,5 @@ def runs(client: Client) -> str:
 
 def has_started(client: Client, job_id: str) -> bool:
     """Whether its ranks run. A leader that is killed between a claim and its launch leaves an
-    attempt of which nobody knows whether it comes, and the next attempt waits for it."""
+    attempt that may or may not start, and the next attempt waits for it."""
     return client.get(job_id).state not in (JobState.QUEUED, JobState.STARTING)

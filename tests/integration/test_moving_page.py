@@ -18,8 +18,8 @@ LINE = "y = 3.0 x + 1.0"
 
 
 def _tour(service: Service, home: Path) -> tuple[Path, list[str]]:
-    """The folder of the tour, and what its blocks printed. On a busy machine a program under
-    torchrun, which is the first block, aborts now and then at its end, in a thread of gloo."""
+    """The folder of the tour, and what its blocks printed. On a busy machine, a program under
+    torchrun, the first block, occasionally aborts at its end, in a thread of gloo."""
     for name in ("first", "again"):
         folder = home / name
         folder.mkdir()

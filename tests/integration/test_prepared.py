@@ -68,7 +68,7 @@ def weights_of(client: Client, job: Job, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(embedded: Service, program: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights when the job is left alone."""
+    """The hash of the weights when the job is left undisturbed."""
     with embedded.client as client:
         job = client.wait(client.submit(document(program)).id, timeout_s=120)
         assert job.state is JobState.SUCCEEDED, job.reason

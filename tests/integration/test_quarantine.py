@@ -37,10 +37,10 @@ ENDS = "print('done')\n"
 
 @contextlib.contextmanager
 def stuck_process(job_id: str) -> Iterator[None]:
-    """A process of the job's first attempt that nobody can end.
+    """A process of the job's first attempt that can't be killed.
 
-    None survives SIGKILL, so this one is written down as another forkserver's, which does not
-    end it: to the node it is of the attempt, and still there.
+    No process survives SIGKILL, so this one is recorded as a process of another forkserver, which
+    does not end it: for the node, it belongs to the attempt and still exists.
     """
     (spools,) = paths.machine_root().glob(f"*/*/spool/{job_id}")
     node = spools.parents[1]

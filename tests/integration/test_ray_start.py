@@ -1,4 +1,4 @@
-"""The embedded Ray starts wherever its temporary folder lies, or says why it does not."""
+"""The embedded Ray starts wherever its temporary folder is, or reports why it does not."""
 
 from __future__ import annotations
 

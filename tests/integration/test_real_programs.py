@@ -1,7 +1,7 @@
-"""Programs as the authors of their libraries have people write them: as jobs, and by hand.
+"""Programs as the authors of their libraries recommend to write them: as jobs, and by hand.
 
-Both have the same packages, ranks and seeds. Under torchrun they end with the same bytes. The
-programs of other frameworks are started with the variables that these name, and print the same.
+Both have the same packages, ranks and seeds. Under torchrun, the results are the same bytes. The
+programs of other frameworks are started with the frameworks' variables, and print the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UV = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
 GLOO_ABORTS, GLOO_TRIES = "terminate called without an active exception", 3
 """Now and then the end of gloo aborts a rank whose peer has left already, after the training."""
 NO_INDEX = ("dns error", "failed to fetch", "error sending request", "connect")
-"""What uv says of an index that it can't reach, in small letters."""
+"""uv's message, in lower case, about an index that it can't reach."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def by_tensorflow(**roles: int) -> list[Variables]:
 
 
 def by_mxnet() -> list[Variables]:
-    """The variables of its own launcher."""
+    """The variables that the framework's own launcher sets."""
     host, port = address().split(":")
     told = {
         "DMLC_PS_ROOT_URI": host,

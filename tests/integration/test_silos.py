@@ -41,7 +41,7 @@ NAMES = ("north", "south", "west")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By silo."""
+    """The data of each silo."""
     return write_sources(tmp_path_factory.mktemp("data"), NAMES)
 
 

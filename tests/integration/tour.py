@@ -39,7 +39,7 @@ class HasUrl(Protocol):
 
 
 def run_tour(service: HasUrl, folder: Path, blocks: list[Block], *, takes_s: float) -> list[str]:
-    """What each block printed, run in `folder`, which gets the examples.
+    """Return what each block printed, run in `folder`, which gets the examples.
 
     Fails the test if a command fails, anything is written to standard error, or `takes_s` is over.
     Jobs that other tests left there are deleted first: a page shows what a newcomer sees.

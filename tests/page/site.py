@@ -108,7 +108,7 @@ def loss_at(step: int, seed: int = 0, floor: float = 0.4) -> float:
 
 
 def run(doing: Coroutine[Any, Any, T]) -> T:
-    """Do it in another thread: in this one, a browser's driver may have a loop of its own."""
+    """Run it in another thread: in this one, a browser's driver may have its own event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, doing).result()
 
@@ -122,8 +122,8 @@ class Site:
         self.tracking = Tracking(self.hands.database)
 
     def cluster(self, stuck: str | None = None) -> None:
-        """Four nodes with GPUs, of which one is refused and one is gone, and one without. `stuck`:
-        a job of which something is left on the second one."""
+        """Return four nodes with GPUs, one refused and one gone, and one node without. `stuck`: a
+        job that has left a process on the second node."""
         left = ()
         if stuck is not None:
             since = (self.hands.now - timedelta(minutes=12)).timestamp()

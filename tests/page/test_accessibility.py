@@ -56,7 +56,7 @@ TABS = {
 
 
 RULES = {"light": [], "dark": ["color-contrast"]}
-"""By the scheme, those that are looked at; all if none is named."""
+"""The views to check for each scheme; all if none is named."""
 
 
 def violations(page: Page, rules: list[str]) -> list[str]:

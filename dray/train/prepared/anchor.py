@@ -109,7 +109,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
 
 
 def copied(value: Any, *, whole: bool = False) -> Any:
-    """Copy a value, except for tensors larger than `COPIED_BYTES` unless `whole` is set."""
+    """Copy a value. Tensors larger than `COPIED_BYTES` are copied only if `whole` is set."""
 
     def copy_of(one: Any) -> Any:
         if not isinstance(one, Tensor):

@@ -41,7 +41,7 @@ def hook_steps(
         stepped()
         return result
 
-    # torch's schedulers mark a step that they have wrapped in the same way.
+    # Mark the step as torch's schedulers mark a step that they have wrapped.
     for name in ("_wrapped_by_lr_sched", "_with_counter"):
         if hasattr(step, name):
             setattr(counted_step, name, True)

@@ -30,7 +30,7 @@ CHECKS = (
 )
 """Reads in these modules have no effect on a job: they only check, estimate, compare or show."""
 SPEAKS_OF_DOCUMENTS = re.compile("(?<![a-z])(spec|document|federated)(?![a-z])")
-"""Content of files that import `dray.spec`, or have a document available."""
+"""Matches the text of files that import `dray.spec`, or use a document."""
 Types = frozenset[str]
 """Names of classes."""
 NONE: Types = frozenset()

@@ -26,7 +26,7 @@ REFUSED = ("O", "c16", "S3", "M8[s]", "V4")
 @dataclass(frozen=True)
 class ArrayCase:
     rows: tuple[tuple[Any, ...], ...]
-    """Of numbers: the target, and then the inputs."""
+    """The numbers: the target, then the inputs."""
     dtype: str
     target_dtype: str
     order: str

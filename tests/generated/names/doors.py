@@ -39,7 +39,7 @@ Quoting.add_representer(str, _in_quotes)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What an entry refused."""
+    """A part of the case that an entry refused."""
 
     pointer: str
     detail: str

@@ -24,7 +24,7 @@ mlflow = pytest.importorskip(
 )
 FEW = 25
 MOST_BYTES = 200
-"""Of a name that MLflow's store of files takes, as a name of a file."""
+"""Maximum size of a name that MLflow's file store accepts as a file name."""
 pytestmark = SOAK
 
 

@@ -35,8 +35,8 @@ ARRAY = ArrayLimit("array-1", 2)
 OWNERS = ("ann", "ben")
 MIN_RUN_S = 300.0
 RARE = ("growth", "packing")
-"""Cases that are hardly ever drawn otherwise: elastic groups of a queue that grow under its limit,
-and a node whose GPUs are full of parts. A tenth of the seeds draws them."""
+"""Cases that are hardly ever generated otherwise: elastic groups that grow in a queue with a limit,
+and a node whose GPUs are shared by many jobs. A tenth of the seeds generate them."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Draw:
         return Case(nodes, tuple(held), queue, queues, tuple(used))
 
     def growth(self) -> Case:
-        """Elastic groups that have less than they want, next to idle slots of which a limit of
-        their queue leaves some."""
+        """Return elastic groups that are smaller than they want to be, next to idle slots, some of
+        which their queue's limit lets them have."""
         dice = self.dice
         amount = {"CPU": 24.0, "GPU": 8.0}
         nodes = tuple(Node(f"n{at}", amount, amount) for at in range(dice.randint(1, 2)))
@@ -191,8 +191,8 @@ class Draw:
         return Case(nodes, tuple(held), (waits,), (rules,))
 
     def packing(self) -> Case:
-        """A node whose GPUs have little left beside the parts of jobs, and a planner that soon
-        gives up its search for GPUs."""
+        """Return a node whose GPUs have little free space next to the parts of jobs, and a planner
+        that soon gives up its search for GPUs."""
         dice = self.dice
         node = Node("n0", {"CPU": 64.0, "GPU": 4.0}, {})
         left: search.Left = (search.WHOLE,) * 4
@@ -325,8 +325,8 @@ class Draw:
     def held(
         self, name: str, seq: int, nodes: Sequence[Node], others: Sequence[Held]
     ) -> Held | None:
-        """A job with slots that are free beside those of the others, wherever that is; None if it
-        was drawn to have slots that are not there."""
+        """Return a job whose slots are free in addition to those of the others, on any nodes; None
+        if it was given slots that don't exist."""
         dice, job = self.dice, self.job(name, seq)
         request = job.request
         number = request.num_workers
@@ -365,7 +365,7 @@ class Draw:
         return self.lacks_one(held) if dice.random() < 0.2 else held
 
     def lacks_one(self, held: Held) -> Held:
-        """Without one of its slots, for which it stands by."""
+        """Return the group without one of its slots, for which it waits."""
         request, slices = held.job.request, held.slices[1:]
         if not slices or request.roles or request.homes or held.is_leaving:
             return held

@@ -81,8 +81,8 @@ class Here:
         taken: Taken = (),
         then: Sequence[tuple[str, Slice, Mapping[str, float]]] = (),
     ) -> Here | None:
-        """None if it has no room for these. taken: on any GPUs. then: jobs that start after those,
-        on the GPUs that Ray chooses."""
+        """Return None if these don't fit. taken: on any GPUs. then: jobs that start after those, on
+        the GPUs that Ray chooses."""
         amounts = {name: units(amount) for name, amount in node.total.items()}
         of_jobs: defaultdict[tuple[str, int], int] = defaultdict(int)
         starting: defaultdict[tuple[str, int], int] = defaultdict(int)
@@ -123,8 +123,8 @@ class Here:
         return sum(each >= size for each in left)
 
     def has(self, some: Sequence[tuple[int, Mapping[str, float]]]) -> bool:
-        """Whether these workers of one job have room together; of unlike ones only some ask for
-        GPUs."""
+        """Whether these workers of one job fit together; with different bundles, only some of them
+        need GPUs."""
         needed: Counter[str] = Counter()
         for number, bundle in some:
             if number > self.room(bundle):
@@ -161,8 +161,8 @@ def least_of(request: Request) -> int:
 
 
 def most_of(request: Request, spaces: Sequence[Here], levels: Sequence[str]) -> int:
-    """How many workers have room where they may be together, up to the size of the request; all
-    or none of a gang whose slots differ or have homes."""
+    """Return how many workers fit where they can be together, up to the size of the request. A gang
+    whose slots differ or have pinned nodes fits completely or not at all."""
     size = request.num_workers
     if request.homes:
         return size if _at_home(request, spaces) else 0

@@ -199,8 +199,8 @@ class Look:
                 assert could, ("waits for what never comes", job)
 
     def free_slots_are_used(self) -> None:
-        """By the jobs that have nobody ahead of them. Parts of GPUs may be taken in any way before
-        the plan, and those that start are where Ray puts them."""
+        """Check the jobs with no jobs ahead of them. Before the plan, parts of GPUs can be assigned
+        in any way; the jobs that start are where Ray puts them."""
         growth = [g for g in self.grown.values() if self.held[g.job_id].lacking]
         if any(held.lacking and held.job.job_id not in self.grown for held in self.case.held):
             return

@@ -141,7 +141,7 @@ class Checked:
         return states[0]
 
     def _compared(self, state: State) -> State:
-        """Without buffers, where each rank has its own."""
+        """Compare without buffers, which are different on each rank."""
         if "buffers_apart" not in self.program.features:
             return state
         return [without_buffers(one) for one in state]
@@ -162,8 +162,8 @@ class Checked:
         return 5e-2 if "bf16" in self.program.features else 1e-8
 
     def _check_lost_result(self, undisturbed: State) -> None:
-        """A rank dies after an exchange that one of the others has ended, and one has not; later a
-        further rank dies."""
+        """A rank dies after an exchange that one of the others has completed, and one has not;
+        later another rank dies."""
         dice = self._dice
         dying, behind = dice.sample(range(self.world_size), 2)
         before = LosesResult(dying, behind, dice.randint(1, 4))
@@ -189,7 +189,7 @@ class Checked:
             self._went_back(name)
             refs = checkpoint_refs(self.home / name)
             if not refs and "own_checkpoint" in self.program.features:
-                return  # it goes on from its own, with another order of batches
+                return  # it continues from its own, in another order
             codes = self._run(
                 name, kills=kills, every=every, recovers=True, attempt=2, resume_from=refs
             )
@@ -216,8 +216,8 @@ class Checked:
         ]
 
     def _recovers_from(self, kills: Sequence[Sequence[int]]) -> bool:
-        """Whether the ranks surely go on in place: a single loss, once they know from earlier
-        batches what is to be kept with each."""
+        """Whether the ranks are sure to continue in place: a single loss, once they know from
+        earlier batches what must be kept with each batch."""
         features = self.program.features
         learnt = 4 if features & {"break", "continue"} else 2
         is_early = any(place < learnt for _, _, place, _ in kills)

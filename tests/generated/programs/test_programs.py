@@ -66,7 +66,7 @@ def error_of(
     without: frozenset[str] = frozenset(),
     references: dict[int, Path] | None = None,
 ) -> str | None:
-    """What is wrong with the program of this seed without some features; None if nothing is."""
+    """Return the error in the program of this seed without some features, or None."""
     checked = Checked(draw(seed, without), home, references)
     try:
         checked.check()
@@ -76,7 +76,7 @@ def error_of(
 
 
 def smaller(seed: int, error: str, home: Path) -> str:
-    """The program with the features alone without which it does not fail so, and the error."""
+    """Return the program with only the features that the failure needs, and the error."""
     without: frozenset[str] = frozenset()
     for feature in sorted(draw(seed).features):
         fewer = without | {feature}

@@ -1,4 +1,4 @@
-"""What a recovery took follows from the commits, and is read off logs and pages alike."""
+"""The time of a recovery follows from the commits, and is read from logs and pages alike."""
 
 from __future__ import annotations
 

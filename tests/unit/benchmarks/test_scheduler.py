@@ -131,8 +131,8 @@ def test_the_copy_of_a_round_decides_as_the_policy_does(application: traces.Appl
 
 def test_under_a_weighed_rule_a_gang_fills_idle_slots(application: traces.Application) -> None:
     def jobs() -> list[ReplayedJob]:
-        """Ten that leave 24 GPUs idle, a gang for 40, and one before it that tells how long that
-        takes."""
+        """Ten jobs that leave 24 GPUs idle, a gang for 40, and an earlier job that shows how long
+        that takes."""
         narrow = [job(application, f"narrow-{n}", at=4000.0, gpus=4) for n in range(10)]
         gangs = [job(application, f"wide-{at}", at=at, gpus=40) for at in (0.0, 4400.0)]
         return [*narrow, *gangs]

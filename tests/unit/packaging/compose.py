@@ -20,7 +20,7 @@ class Unset(Exception):
 
 
 def interpolate(text: str, variables: Mapping[str, str]) -> str:
-    """As Compose does it, for the forms `${NAME}`, `${NAME:-default}` and `${NAME:?message}`."""
+    """Interpolate as Compose does: `${NAME}`, `${NAME:-default}` and `${NAME:?message}`."""
 
     def value(match: re.Match[str]) -> str:
         name, operator, rest = match.groups()

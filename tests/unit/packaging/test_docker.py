@@ -117,7 +117,7 @@ def test_the_api_listens_to_others_only_with_tokens(services: dict[str, dict[str
 
 
 def test_the_loops_know_the_callers_too(services: dict[str, dict[str, Any]]) -> None:
-    """By the file they close nodes to `file://` data, and stop the webhooks of those who left."""
+    """Their tokens file closes nodes to `file://` data, and stops the webhooks of removed users."""
     loops = services["service"]["environment"]
     assert loops["DRAY_TOKENS_FILE"] == services["api"]["environment"]["DRAY_TOKENS_FILE"]
 

@@ -1,4 +1,4 @@
-"""No module imports itself by way of others, whether at its top or within functions."""
+"""No module imports itself through others, whether at its top or within functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grimp
 
 
 def test_no_imports_go_in_a_circle() -> None:
-    """Imports for type checkers alone may: a check of a whole job document names its class."""
+    """Imports for type checkers are allowed: a check of a whole job document names its class."""
     graph = grimp.build_graph(
         *("api", "service", "ray_workers", "dray"),
         exclude_type_checking_imports=True,

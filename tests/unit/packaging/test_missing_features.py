@@ -39,6 +39,6 @@ def test_what_readme_calls_missing_is_refused_by_the_field_that_asks_for_it(
 
 
 def test_a_language_model_is_trained_on_from_another_jobs_checkpoint() -> None:
-    """The row of checkpoints says that those of other jobs are taken."""
+    """The row about checkpoints states that those of other jobs are accepted."""
     begun = {"recipe": "language_model", "data": DATA, "init_from": {"job": "job-0abc"}}
     validate(begun)

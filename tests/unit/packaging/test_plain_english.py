@@ -1,4 +1,4 @@
-"""The checker of prose finds what its lists name, where it stands, and leaves proper uses alone."""
+"""The prose checker finds what its lists name, at the right line, and accepts proper uses."""
 
 from __future__ import annotations
 

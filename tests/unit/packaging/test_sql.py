@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("api", "dray", "ray_workers", "service")
 TYPES = {"Row", "Session"}
-"""What other rooms may take from SQLAlchemy: to name what they were given."""
+"""Types that other packages can import from SQLAlchemy, for annotations."""
 
 
 def imported(source: str) -> Iterator[str]:

@@ -39,7 +39,7 @@ SERVER_ONLY = (
 )
 
 PREDICT = ("fsspec", "numpy", "safetensors", "torch", "torchmetrics")
-"""Of those, what the extra `predict` asks for."""
+"""The libraries among them that the extra `predict` installs."""
 
 # Stands in for an environment without those libraries: importing them fails as if they were not
 # there. Python runs `sitecustomize` of the first folder on its path when it starts.
@@ -211,7 +211,7 @@ def test_loading_a_model_says_what_it_needs(installed: Path, tmp_path: Path) -> 
 
 
 def test_a_model_is_loaded_and_predicts_without_a_checkout(wheel: Path, tmp_path: Path) -> None:
-    """With the packages of `dray[predict]`, and neither Ray nor what else a server has."""
+    """With the packages of `dray[predict]`, but without Ray and the server's other packages."""
     target, result = tmp_path / "installed", tmp_path / "model"
     zipfile.ZipFile(wheel).extractall(target)
     present = (*PREDICT, "sklearn")  # torch looks whether there is a scikit-learn

@@ -114,7 +114,7 @@ def test_an_indicator_marks_missing_values(rows: list[dict[str, Any]], tmp_path:
         loaded.predict_proba({"age": None, "rooms": 2, "colour": "red"}), there
     )
     assert not np.array_equal(loaded.predict_proba({"age": age, "rooms": 2, "colour": ""}), there)
-    # A column without missing values in training is filled in all the same.
+    # A column without missing values in training is still imputed.
     assert np.isfinite(loaded.predict_proba({"age": age, "rooms": None, "colour": "red"})).all()
 
 

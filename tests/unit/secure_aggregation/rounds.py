@@ -42,8 +42,8 @@ class Round:
         self.sent: list[bytes] = []
 
     def play(self, lost: Mapping[MaskingPhase, Collection[str]] | None = None) -> Aggregate:
-        """To the end; lost: the clients that answer no more, by the first phase of which they send
-        nothing."""
+        """Run to the end. lost: the clients that stop answering, by the first phase in which they
+        send nothing."""
         while self.server.phase is not MaskingPhase.ENDED:
             self.phase((lost or {}).get(self.server.phase, ()))
         return self.server.aggregate()

@@ -48,8 +48,8 @@ def round_of(num_clients: int, makers: dict[int, Make], **changes: object) -> Ro
 
 
 def play(played: Round, lost: dict[MaskingPhase, set[str]]) -> bool:
-    """Whether the round has a result, which is then checked. Clients that refuse a message of the
-    server, or whose own is refused, are lost."""
+    """Whether the round has a result, which is then checked. Clients that refuse a message from the
+    server, or whose message is refused, are lost."""
     server, gone = played.server, set[str]()
     has_sent: list[str] = []
     while (phase := server.phase) is not MaskingPhase.ENDED:
@@ -98,7 +98,7 @@ def test_no_honest_client_is_blamed_whoever_lies(seed: int, size: int, threshold
 def test_a_round_ends_with_as_many_liars_as_may_be_lost(
     size: int, num_liars: int, lie: str
 ) -> None:
-    """The threshold of 0.6 lets four of ten be lost. Those who lie provably are named, all."""
+    """With a threshold of 0.6, four of ten clients can be lost. All proven liars are named."""
     rng = random.Random(0)
     liars = range(0, 2 * num_liars, 2)
     makers: dict[int, Make] = {at: lying(rng, lie) for at in liars}
@@ -122,8 +122,8 @@ def test_an_owner_whose_shares_do_not_give_its_secret_breaks_the_round_by_its_na
 
 
 def test_a_secret_that_is_lost_is_that_of_a_client_that_has_vanished() -> None:
-    """Shares that nobody can read name no liar: their owner has sealed them badly, or too many
-    holders deny that they can read them. An owner that stays reveals its seed itself."""
+    """Unreadable shares name no liar: their owner has sealed them badly, or too many holders claim
+    that they can't read them. An owner that remains reveals its seed itself."""
     rng = random.Random(2)
     owner = lying(rng, "garbage")
     assert play(round_of(10, {4: owner}), {})
@@ -149,8 +149,8 @@ def old(name: str, given: MaskingSettings) -> MaskingClient:
 
 
 def test_a_round_with_an_old_client_is_of_its_version_and_bears_wrong_shares() -> None:
-    """Subsets of the shares are tried against the commitment. Nothing tells whether the owner of a
-    wrong share or its holder lied, so none of the two is named a liar."""
+    """Subsets of the shares are tried against the commitment. It is impossible to know whether the
+    owner of a wrong share or its holder lied, so neither of them is named a liar."""
     rng = random.Random(4)
     liar = lying(rng, "shares")
     played = round_of(10, {0: liar, 3: old, 5: liar})

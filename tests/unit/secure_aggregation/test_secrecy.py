@@ -27,8 +27,8 @@ from tests.unit.secure_aggregation.rounds import Round
 
 
 def everything(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """All bytes that can be reached from an object. seen: what was visited, which must stay alive,
-    for its id would be given to another."""
+    """Return all bytes reachable from an object. seen: objects already visited, which must stay
+    alive because otherwise their ids could be reused."""
     if id(value) in seen:
         return
     seen[id(value)] = value
@@ -58,8 +58,8 @@ def common_seed(played: Round, one: str, other: str) -> bytes:
 
 
 def test_all_that_the_server_has_tells_no_update_of_a_client() -> None:
-    """It is searched for the updates, for the seeds of masks that are left in them, and for the
-    keys from which those seeds could be computed."""
+    """The view is searched for the updates, for seeds of the masks that remain in them, and for the
+    keys from which these seeds could be computed."""
     played = Round()
     gone, late = played.names[:2], played.names[2:3]
     masked_inputs: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ def test_all_that_the_server_has_tells_no_update_of_a_client() -> None:
     survivors = played.names[2:]
     np.testing.assert_allclose(found.mean, played.plain_mean(survivors), rtol=0, atol=1e-6)
 
-    # All that it was sent as well, though it does not keep all of that.
+    # Include everything that it was sent, although it does not keep all of it.
     sent = [*map(json.loads, played.sent), *masked_inputs.values()]
     has = b"|".join(everything([played.server, sent], {}))
     assert played.clients[survivors[0]]._seed in has, "the search finds what is there"
@@ -118,7 +118,7 @@ def test_a_client_never_reveals_both_secrets_of_another() -> None:
 
 
 def test_a_server_that_names_other_survivors_to_some_gets_no_shares_of_them() -> None:
-    """It would have the masking key of a client from these, and its seed from the others."""
+    """The server would get a client's masking key from these, and its seed from the others."""
     played = Round()
     played.until(MaskingPhase.CONSISTENCY_CHECK)
     told_that_it_was_lost, others = played.names[1:6], [played.names[0], *played.names[6:]]
@@ -133,7 +133,7 @@ def test_a_server_that_names_other_survivors_to_some_gets_no_shares_of_them() ->
     for name, client in played.clients.items():
         with pytest.raises(MessageRefused, match="have confirmed the same survivors, but"):
             client.answer(ConsistencyCodes(codes=codes[name]).to_bytes())
-        # Nor with the codes of those alone that were told the same: they are too few.
+        # Not even with the codes of all clients that were told the same: they are too few.
         side = told_that_it_was_lost if name in told_that_it_was_lost else others
         same = {one: code for one, code in codes[name].items() if one in side}
         with pytest.raises(MessageRefused, match="but 6 are required to keep updates hidden"):
@@ -176,7 +176,7 @@ def test_a_client_refuses_messages_of_the_server_that_would_hide_it_less() -> No
 
 
 def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> None:
-    """A share that was sealed by the one is nothing for the other, and no code fits."""
+    """A share that was sealed for one purpose is useless for the other, and no code fits."""
     played, name = Round(), "client 000"
     played.until(MaskingPhase.SHARE_KEYS)
     entries = Roster.from_bytes(played.messages[name], "server").clients

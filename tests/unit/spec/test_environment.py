@@ -1,4 +1,4 @@
-"""The environment of a job document: what is refused says which field and what to do."""
+"""The environment of a job document: refusals name the field and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the classes of the job document make: the page, the schema, documents to begin with."""
+"""What the job document's classes generate: the page, the schema, and starting documents."""
 
 from __future__ import annotations
 

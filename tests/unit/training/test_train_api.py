@@ -192,7 +192,7 @@ def test_an_artifact_waits_for_room(
     monkeypatch.setattr(storage_room.time, "sleep", lambda _: make_room())
     train.save_artifact(tmp_path / "model.bin")
     assert (tmp_path / "kept" / "model.bin").read_bytes() == b"model"
-    assert "the artifact model.bin can't be written, retrying for up to" in capsys.readouterr().out
+    assert "the artifact model.bin can't be written; retrying for up to" in capsys.readouterr().out
 
 
 def test_an_artifact_that_finds_no_room_in_time_is_the_storages_fault(

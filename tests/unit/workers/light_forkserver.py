@@ -1,9 +1,9 @@
 """The forkserver with nothing preloaded, whose ranks run the Python text in their task.
 
-Run as `python -m tests.unit.workers.light_forkserver SOCKET`: like the real one, without torch.
+Run it as `python -m tests.unit.workers.light_forkserver SOCKET`: like the real one, without torch.
 
-No process can be made to survive SIGKILL, so one is said to be there: as long as a file beside the
-socket, `haunted`, names the pid of a rank, GHOST is seen among what that rank has started.
+No process can survive SIGKILL, so one is simulated: as long as the file `haunted` next to the
+socket contains the pid of a rank, GHOST appears among the processes that this rank has started.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.processes.procfs import Session, find_members
 
 GHOST = (1 << 22) + 1
-"""Above the largest pid that Linux gives."""
+"""A pid above the largest pid of Linux."""
 STUCK_S, PATIENCE_S = 3.0, 30.0
-"""How soon what can't be ended is given up, and how late what can be."""
+"""How soon to give up a process that can't be ended, and how late one that can."""
 
 
 def run(task: RankTask) -> int:

@@ -128,7 +128,7 @@ async def test_an_agent_reports_that_its_disk_takes_no_files(
 async def test_a_rank_learns_what_is_stored_before_it_writes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that waits for its end writes nothing meanwhile."""
+    """A rank that waits for its end writes nothing in the meantime."""
     node = node_agent(tmp_path, monkeypatch)
     spool = spool_dir("deployment", "0" * 56, "j", 1) / "r0.0.metrics"
     writer = SpoolWriter(spool, limit_bytes=1 << 20)

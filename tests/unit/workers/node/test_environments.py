@@ -168,7 +168,7 @@ async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
 
 
 def sleeper(pid: Path) -> str:
-    """A setup command that starts a child in a session of its own, and sleeps."""
+    """A setup command that starts a child in its own session, and sleeps."""
     started = f"sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000'"
     return f"(setsid env -i PATH=$PATH {started} &) ; sleep 1000"
 

@@ -113,7 +113,7 @@ async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
 
 
 async def test_no_dump_costs_a_rank_its_life(server: Server, tmp_path: Path) -> None:
-    """Threads that begin and end meanwhile are the danger; see `stack_writer`."""
+    """Threads that begin and end at the same time are the danger; see `stack_writer`."""
     forked = await stuck(server, tmp_path, 0, other="threads_come_and_go")
     path = stack_path(prefix_of(tmp_path, 0, 0))
     for number in range(1, MANY_DUMPS + 1):

@@ -152,7 +152,7 @@ def test_a_parent_that_was_killed_is_replaced_and_ends_with_its_raylet(node: Nod
 def test_ray_starts_the_worker_where_the_parent_must_not_fork(
     node: Node, code: str, why: str
 ) -> None:
-    """And no other parent is started."""
+    """No other parent is started."""
     (node.folder / "imported.py").write_text(code)
     for name in ("a", "b"):
         node.start_worker(name, "imported")
@@ -233,7 +233,7 @@ def test_the_notification_of_a_forked_process_counts_until_the_limit(
     thread.start()
 
     def end(_: socket.socket) -> None:
-        """The limit is over, and the notification arrives at the last moment."""
+        """The limit has passed, and the notification arrives at the last moment."""
         notified.set()
         assert ended.wait(10)
 

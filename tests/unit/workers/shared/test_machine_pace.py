@@ -24,7 +24,7 @@ from ray_workers.supervision.rules.failure_attribution import excused
 
 
 class Machine:
-    """One process on a clock of its own."""
+    """One process with its own clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

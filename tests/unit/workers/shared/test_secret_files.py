@@ -1,4 +1,4 @@
-"""Secrets are read from private files alone, and their values are masked in all output."""
+"""Secrets are read only from private files, and their values are masked in all output."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_removing_an_attempt_takes_its_jobs_folder_with_the_last(directory: Path
 
 
 def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Path) -> None:
-    """Also with little space in each reply, ten replacements, and a truncated last frame."""
+    """This also works with little space per reply, ten replacements, and a truncated last frame."""
     keys = [spool_reader.spool_key(1, incarnation, "metrics") for incarnation in range(12)]
     for incarnation, key in enumerate(keys):
         writer = SpoolWriter(tmp_path / key, limit_bytes=1 << 20)

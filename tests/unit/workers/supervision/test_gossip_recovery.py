@@ -118,7 +118,7 @@ async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_wh
 
 
 async def test_of_gossip_a_replacement_that_is_never_ready_gives_way_to_another() -> None:
-    """Such as one that is stopped while it reads its data."""
+    """For example, a replacement that is stopped while it reads its data."""
     group = GossipGroup()
     group.replaced.set()
     job = Recovering(spec=GOSSIP, group=group)

@@ -57,8 +57,8 @@ async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slown
 
 
 async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_of_a_rank() -> None:
-    """Errors of others have its number, too: a newcomer without a rank is named after its seat, and
-    an older process may have had the same rank."""
+    """Errors of other processes can have its number: a newcomer without a rank is named after its
+    seat, and an older process may have had the same rank."""
     job = Recovering()
     job.group.replaced.set()
     job.group.lost.seat, job.group.lost.incarnation = 5, 2
@@ -230,7 +230,7 @@ async def test_slots_that_do_not_come_are_not_taken_in() -> None:
 
 
 async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> None:
-    """Such as one whose rank actor is stopped: others wait for the answer to the grant."""
+    """For example, its rank actor is stopped: others wait for the answer to the grant."""
     job = Recovering(group=SlowGroup(lost=None))
     job.group.adds = asyncio.Event()
     job.resizing.grow(Grant(1, ON_M, None))

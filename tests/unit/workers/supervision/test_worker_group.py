@@ -155,7 +155,7 @@ class Replacing:
 async def test_a_member_whose_process_runs_still_gets_another_one_once_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Such as a replacement that was stopped before it was ready."""
+    """For example, a replacement that was stopped before it was ready."""
     job = Replacing(monkeypatch)
     before = job.member.actor
     job.member.exit = asyncio.ensure_future(job.group._exit_of(job.member))

@@ -67,7 +67,7 @@ def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
 
 
 def failing(rank: int, at: float, *, reported_at: float | None = None) -> dict[int, Frame]:
-    """An error of its own that a rank raised, and reported at `reported_at`."""
+    """A rank's own error, reported at `reported_at`."""
     body = {"cause": "user_error", "type": "E", "message": f"E of {rank}", "traceback": ""}
     frame_at = at if reported_at is None else reported_at
     return {rank: Frame(rank, 0, FrameKind.ERROR, frame_at, {**body, "raised_at": at})}

@@ -1,4 +1,4 @@
-"""The decisions about a group, from what was observed and the time alone."""
+"""The decisions about a group, given only the observations and the time."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_slow_worker_of_parameter_servers_is_not_ended_and_a_stopped_one_is() 
 
 @pytest.mark.parametrize("at_own_pace", [True, False])
 def test_a_rank_that_takes_few_shares_does_not_hang(at_own_pace: bool) -> None:
-    """With ad_psgd: a share takes it as long as the others need for fifteen steps."""
+    """With ad_psgd, a share takes this rank as long as fifteen steps take the others."""
     share_s, step_s = 20.0, 20.0 / 15
     policy, memory = policy_of(recovers_in_place=True, at_own_pace=at_own_pace), GroupMemory()
     ended = []
@@ -210,7 +210,7 @@ def test_a_script_that_is_stopped_now_and_then_goes_on() -> None:
 
 @pytest.mark.parametrize("fields", [{"is_ending_hang": True}, {"num_placed": 3, "num_running": 3}])
 def test_no_rank_is_blamed_while_another_is_missing(fields: dict[str, Any]) -> None:
-    """Because it was just killed, or is silent with its node."""
+    """The rank was just killed, or is silent with its node."""
     assert decide(stuck(10_000.0, **fields), at=[0.0, 9.0]) == []
 
 
@@ -272,7 +272,7 @@ def with_servers(newcomer: RankObservation, **fields: Any) -> GroupObservation:
 
 
 def test_with_servers_a_newcomer_that_has_taken_a_step_is_a_recovery() -> None:
-    """The others never notice, and may be done meanwhile."""
+    """The others never notice, and may have finished in the meantime."""
     trains = with_servers(observation(1, round_number=1))
     assert decide(trains, at=[1.0], policy=SERVED) == [Confirm()]
     alone = seen(observation(1, round_number=1), num_placed=2, num_through=1, recovery=ANNOUNCED)
@@ -337,7 +337,7 @@ def standing_by(**fields: Any) -> GroupObservation:
 
 @pytest.mark.parametrize("recovery", [RecoveryState(), ANNOUNCED])
 def test_ranks_that_lost_each_other_are_gathered(recovery: RecoveryState) -> None:
-    """Also when a round could not be formed."""
+    """This also applies if a round could not be formed."""
     group = standing_by(recovery=recovery)
     assert decide(group, at=[5.0, 5.0 + TIMINGS.stray_s]) == []
     assert decide(group, at=[5.0, 5.1 + TIMINGS.stray_s]) == [Gather()]

@@ -98,7 +98,7 @@ def test_the_first_step_of_a_group_may_take_longer() -> None:
 
 
 def test_a_rank_that_has_updated_by_itself_is_behind_those_that_wait_to_agree() -> None:
-    """With `sync.every` ranks agree on their weights after an update of their own."""
+    """With `sync.every`, ranks agree on their weights after their own updates."""
     waiting = observation(0, RankPhase.EXCHANGE, LONG, collective=6)
     assert culprits(waiting, observation(1, RankPhase.UPDATE, LONG, collective=5)) == [1]
 
@@ -139,7 +139,7 @@ def test_the_limit_follows_the_jobs_own_steps() -> None:
 
 
 def test_the_time_of_a_step_is_not_learned_across_rounds() -> None:
-    """Nor across a time in which a rank joined or waited for a place."""
+    """The limit does not include a time in which a rank joined or waited for a position."""
     known = StepTimes().after([observation(0, step=4)], 0.0)
     assert known.after([observation(0, step=5)], 3.0).slowest_s == 3.0
     assert known.after([observation(0, step=5, round_number=1)], 3.0).slowest_s == 0.0

@@ -32,7 +32,7 @@ NOTHING = NextRound((), (), (), 0, is_whole=True)
 
 
 def roster(*states: WorkerState, least: int = 1, **fields: Any) -> GroupRoster:
-    """Workers with these states: worker i has seat i and rank i, and a node of its own, `ni`."""
+    """Workers with these states: worker i has seat i, rank i and its own node `ni`."""
     workers = [Worker(seat, seat, f"n{seat}", each) for seat, each in enumerate(states)]
     return GroupRoster(workers, least, **fields)
 
@@ -56,7 +56,7 @@ def test_a_round_follows_without_a_loss_too() -> None:
 
 @pytest.mark.parametrize("group", [REPLICAS, GOSSIP])
 def test_ready_workers_are_the_last_ranks_and_starting_ones_have_none(group: Any) -> None:
-    """Also the replacement of rank 0: another process reports and saves by then."""
+    """This includes the replacement of rank 0: another process reports and saves by then."""
     assert next_round(roster(R, A, S, A, R), group) == replace(NOTHING, members=(1, 3, 0, 4))
 
 
@@ -94,7 +94,7 @@ def test_no_round_follows_if_no_rank_is_left() -> None:
 
 
 def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> None:
-    """They would be renumbered, and a worker be taken for a server."""
+    """They would be renumbered, and a worker would be taken for a server."""
     assert next_round(roster(A, L, A), SERVED) == replace(
         NOTHING, members=(0, 1, 2), restarted=(1,)
     )
