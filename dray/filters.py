@@ -1,4 +1,4 @@
-"""Filters of lists. The one of jobs is filled by the SDK, parsed by the API, and becomes SQL."""
+"""Filters of lists of jobs, and of series of metrics: the API parses them, and they become SQL."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from dray.views import JobState
 
 MAX_INDEX = 2**63 - 1
+MAX_POINTS = 100_000
+"""Most points of each series in one answer."""
 
 States: TypeAlias = JobState | str | Iterable[JobState | str]
 """One state or several."""
@@ -135,3 +137,74 @@ class JobFilter(BaseModel):
         """Return the key and value of each label. No job matches two values of one key."""
         pairs = (text.partition("=") for text in dict.fromkeys(self.label))
         return [(key, value) for key, _, value in pairs]
+
+
+class SeriesFilter(BaseModel):
+    """Selects series of one rank of a job."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    keys: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=1000,
+            description="Series to return, repeated or separated by commas; by default all. A "
+            "value that is the name of a series, including commas, selects that series.",
+        ),
+    ] = ()
+    rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    max_points: Annotated[
+        int,
+        Field(
+            ge=2,
+            le=MAX_POINTS,
+            description="Most points of each series; extremes and the first and last point are "
+            "kept.",
+        ),
+    ] = 2000
+
+
+class MetricsFilter(SeriesFilter):
+    """Selects series of metrics, and a part of their steps."""
+
+    after_step: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            lt=2**63,
+            description="Only steps after this one; pass `next_step` of the previous answer.",
+        ),
+    ] = None
+    until_step: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            lt=2**63,
+            description="Only steps up to this one: with `after_step`, a part of the series in "
+            "more detail.",
+        ),
+    ] = None
+    in_order: Annotated[
+        bool,
+        Field(
+            description="Return the first `max_points` points of each series without "
+            "downsampling. The next call\ncontinues with `next_step`."
+        ),
+    ] = False
+    times: Annotated[
+        bool, Field(description="Also return the time at which each point was reported.")
+    ] = False
+
+
+class SystemMetricsFilter(SeriesFilter):
+    """Selects series of the resource usage of a rank and its node, and a part of their time."""
+
+    after_time: Annotated[
+        int,
+        Field(
+            ge=0,
+            lt=2**63,
+            description="Only points after this time, in Unix seconds; pass `next_time` of the "
+            "previous answer.",
+        ),
+    ] = 0

@@ -17,6 +17,7 @@ from benchmarks.figures import ratio_of_medians
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving.servers import MLFLOW
+from dray.filters import MetricsFilter
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import Frame, FrameKind, Outcome, Phase, PollReply, Slice
 from service.config.settings import Settings
@@ -110,7 +111,9 @@ class Service:
         """Seconds, and the values of the answer."""
         began = time.perf_counter()
         found = asyncio.run(
-            self.reading.metrics(job_id, after_step=after_step, max_points=ANSWER_POINTS)
+            self.reading.metrics(
+                job_id, MetricsFilter(after_step=after_step, max_points=ANSWER_POINTS)
+            )
         )
         found.model_dump_json()
         took = time.perf_counter() - began

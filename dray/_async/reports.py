@@ -22,8 +22,8 @@ SILENCE_S = 15.0
 RESET = "reset"
 """Event of a server that can't resume after the given id; all events follow from the first one."""
 METRIC_TICK_S = 1.0
-MOST_POINTS = 5000
-"""Most points of a series in one answer of the server."""
+POINTS_AT_ONCE = 5000
+"""Points of each series that an iteration requests at once."""
 
 
 @dataclass
@@ -171,7 +171,7 @@ class ReportCalls(JobCalls):
                 keys=keys,
                 rank=rank,
                 after_step=yielded.after_step,
-                max_points=MOST_POINTS,
+                max_points=POINTS_AT_ONCE,
                 in_order=True,
                 times=True,
             )
@@ -189,7 +189,7 @@ class ReportCalls(JobCalls):
                 yielded.steps[point.key] = point.step
                 yield point
             yielded.after_step = found.next_step
-            is_more = any(len(series.steps) >= MOST_POINTS for series in found.series.values())
+            is_more = any(len(series.steps) >= POINTS_AT_ONCE for series in found.series.values())
 
     async def system_metrics(
         self,

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field
 
 from api.context import Caller, Query, TheReading
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
+from dray.filters import MetricsFilter, SystemMetricsFilter
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
 
 
-class MetricsQuery(Query):
-    keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to return, repeated or separated by commas; by default all. A value that is the name
-    of a series, including commas, selects that series."""
-    rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
-    """Only steps after this one; pass `next_step` of the previous answer."""
-    until_step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Only steps up to this one: with `after_step`, a part of the series in more detail."""
-    max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
-    """Most points of each series; extremes and the first and last point are kept."""
-    in_order: bool = False
-    """Return the first `max_points` points of each series without downsampling. The next call
-    continues with `next_step`."""
-    times: bool = False
-    """Also return the time at which each point was reported."""
+class MetricsQuery(MetricsFilter, Query): ...
+
+
+class SystemMetricsQuery(SystemMetricsFilter, Query): ...
 
 
 @router.get(
@@ -49,27 +36,7 @@ async def metrics(
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
     """Read series over all attempts; each (key, rank, step) appears once."""
-    found = await reading.metrics(
-        job_id,
-        keys=query.keys if any(text.strip(",") for text in query.keys) else None,
-        rank=query.rank,
-        after_step=query.after_step,
-        until_step=query.until_step,
-        max_points=query.max_points,
-        in_order=query.in_order,
-        times=query.times,
-    )
-    return answer(request, found)
-
-
-class SystemMetricsQuery(Query):
-    keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
-    """Series to return, repeated or separated by commas; by default all."""
-    rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    after_time: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Only points after this time, in Unix seconds; pass `next_time` of the previous answer."""
-    max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
-    """Most points of each series; extremes and the first and last point are kept."""
+    return answer(request, await reading.metrics(job_id, query))
 
 
 @router.get(
@@ -87,14 +54,7 @@ async def system_metrics(
 ) -> Response:
     """Read the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest rank
     on a node also has the usage of the node."""
-    found = await reading.system_metrics(
-        job_id,
-        keys=_divided(query.keys),
-        rank=query.rank,
-        after_time=query.after_time,
-        max_points=query.max_points,
-    )
-    return answer(request, found)
+    return answer(request, await reading.system_metrics(job_id, query))
 
 
 @router.get(
@@ -108,8 +68,3 @@ async def newest_system_metrics(
 ) -> Response:
     """Read the newest sample of the resource usage of every rank."""
     return answer(request, await reading.newest_system_metrics(job_id))
-
-
-def _divided(texts: Sequence[str]) -> list[str] | None:
-    """The keys in texts with comma-separated keys; None if there are none."""
-    return [key for text in texts for key in text.split(",") if key] or None

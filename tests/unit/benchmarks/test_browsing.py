@@ -16,6 +16,7 @@ from benchmarks.browsing import first_paint, open_pages, page_client, stores
 from benchmarks.browsing.browser import Visit
 from benchmarks.browsing.page_client import JOB_POLLS, LIST_POLLS, METRICS, Asked
 from benchmarks.machine import BenchmarkError
+from dray.filters import MetricsFilter
 from dray.views import JobState
 from service.config.settings import Settings
 from service.db.session import Database
@@ -44,7 +45,7 @@ async def test_what_is_written_is_what_the_page_reads(tmp_path: Path) -> None:
         jobs = Jobs(database, storage, database.signals, settings)
         assert (await jobs.get(job_id)).state.is_terminal
         queries = Queries(database, storage, database.signals, settings)
-        found = (await queries.metrics(job_id, max_points=5000, times=True)).series
+        found = (await queries.metrics(job_id, MetricsFilter(max_points=5000, times=True))).series
         assert set(found) == set(stores.KEYS)
         for points in found.values():
             assert points.steps == list(range(1, 1101))

@@ -251,7 +251,7 @@ def test_points_that_come_late_or_in_many_pages_are_followed_too(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a series that others have passed, in pages of two steps; and from a place on."""
-    monkeypatch.setattr("dray._sync.reports.MOST_POINTS", 2)
+    monkeypatch.setattr("dray._sync.reports.POINTS_AT_ONCE", 2)
     job_id = server.submit()
     server.train(job_id, *(metrics(n, {"loss": 1.0}) for n in range(7)))
     found: list[Any] = []

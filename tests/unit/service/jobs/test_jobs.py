@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from dray.filters import JobFilter
+from dray.filters import JobFilter, MetricsFilter
 from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
@@ -449,4 +449,5 @@ async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: s
     for given in texts:
         query = JobFilter.model_construct(None, **given)
         assert (await service.jobs.list(query)).items == []
-    assert (await service.reading.metrics(job_id, keys=[text])).series == {}
+    series = MetricsFilter.model_construct(None, keys=(text,))
+    assert (await service.reading.metrics(job_id, series)).series == {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dray import views
+from dray.filters import MetricsFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
@@ -181,7 +182,7 @@ async def charges(runtime: Runtime, job_id: str) -> list[str]:
 
 
 async def steps_of(runtime: Runtime, job_id: str, rank: int = 0) -> list[int]:
-    metrics = await runtime.reading.metrics(job_id, rank=rank)
+    metrics = await runtime.reading.metrics(job_id, MetricsFilter(rank=rank))
     return metrics.series["train/loss"].steps
 
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from dray.filters import MetricsFilter
 from dray.requests import MAX_NOTES, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories.catalog import search as searches
@@ -119,9 +120,9 @@ async def test_names_with_any_letters_and_quotes_are_found(
         order = [f"metrics.`{name}` DESC"]
         page = await mlflow.search([experiment_id("Default")], "", order, 100, None)
         assert [jobs.index(job.id) for job in page.jobs] == [1, 0], name
-    answer = await service.reading.metrics(jobs[1], keys=["precision, recall"])
+    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("precision, recall",)))
     assert answer.series.keys() == {"precision, recall"}
-    answer = await service.reading.metrics(jobs[1], keys=["a.b,it's"])
+    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("a.b,it's",)))
     assert answer.series.keys() == {"a.b", "it's"}
 
 
