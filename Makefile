@@ -104,7 +104,7 @@ format: setup ## put the code into its format
 bench: $(VENV)/.bench-ready $(MLFLOW)/.ready $(FLOWER)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
-chaos: setup ## strike jobs with every fault, some 50 minutes; writes docs/explanation/chaos.md
+chaos: setup ## inject every fault into real jobs for two hours or more; writes docs/explanation/chaos.md
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready

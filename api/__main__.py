@@ -1,4 +1,4 @@
-"""`python -m api`: the server, which in the embedded mode also runs the service's loops."""
+"""`python -m api`: the server. In embedded mode, it also runs the service's loops."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from service.domain.errors import DomainError
 from service.runtime import Runtime, tune_interpreter
 
 BACKLOG = 1024
-"""Most connections that the operating system queues until they are accepted."""
+"""Maximum number of connections that the operating system queues until they are accepted."""
 STOP_WITHIN_S = 5
-"""Seconds that downloads have to finish after a stop; long polls are answered at once."""
+"""Seconds that downloads have to finish after a request to stop; long polls end at once."""
 
 
 class CannotStart(StartRefused):
-    """The server must not or can't start; the message states what to do."""
+    """The server can't start, or must not. The message states what to do."""
 
 
 class Server(uvicorn.Server):
@@ -51,18 +51,18 @@ class Server(uvicorn.Server):
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise CannotStart if other machines can reach the address and there are no tokens.
+    """Raise CannotStart if other machines can reach the address but there are no tokens.
 
-    A caller can run any code here, as a job.
+    Any caller can run arbitrary code here, as a job.
     """
     if settings.tokens_file is None and not is_loopback(settings.host):
         raise CannotStart(
-            f"DRAY_HOST is {settings.host}, which others can reach, and there are no tokens: set "
+            f"DRAY_HOST is {settings.host}, which others can reach, but there are no tokens: set "
             "DRAY_TOKENS_FILE to a file with a line name:sha256-of-the-token for each caller "
             "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
         )
     if settings.tokens_file is not None:
-        load_tokens(settings.tokens_file)  # reports an error in it before Ray is started
+        load_tokens(settings.tokens_file)  # reports errors in the file before Ray is started
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -88,9 +88,10 @@ def address_of(bound: socket.socket) -> str:
 
 
 def sign_in_link(settings: Settings, address: str) -> str | None:
-    """The link that signs a browser in with the token in the home, which the first start writes.
+    """Return the link that signs a browser in with the token in the server's home.
 
-    None for a server that doesn't accept that token. Raises HomeTokenUnusable.
+    The first start writes this token. None for a server that doesn't accept it. Raises
+    HomeTokenUnusable.
     """
     if settings.tokens_file is not None or settings.open_to_local_users:
         return None
@@ -101,7 +102,7 @@ def sign_in_link(settings: Settings, address: str) -> str | None:
 async def serve(settings: Settings, *, loops: bool) -> None:
     """Run until SIGTERM or SIGINT, then wait until jobs have saved and stopped.
 
-    A second signal ends that wait.
+    A second signal ends the wait.
     """
     check_exposure(settings)
     with contextlib.closing(bind(settings)) as bound:
@@ -128,9 +129,9 @@ def _print(line: str) -> None:
 
 
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
-    """The runtime, or None if the server was asked to stop while the runtime was opening.
+    """Return the runtime, or None if the server was asked to stop while the runtime was opening.
 
-    The runtime first opens completely and is then stopped, so that no part of it remains.
+    In that case, the runtime opens completely and is then stopped, so that no part of it remains.
     """
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -201,7 +202,9 @@ def main() -> int:
     """Return the exit code: 0 after a stop by signal, 1 if the server can't start."""
     parser = argparse.ArgumentParser(prog="python -m api", description="The dray server.")
     parser.add_argument(
-        "--no-loops", action="store_true", help="answer only; `python -m service` runs the loops"
+        "--no-loops",
+        action="store_true",
+        help="only answer requests; `python -m service` runs the loops",
     )
     arguments = parser.parse_args()
     write_privately()

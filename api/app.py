@@ -28,11 +28,11 @@ from service.config.settings import Settings
 from service.runtime import Runtime
 
 FIRST = (status.router, jobs.router)
-"""These routers come first: they answer most requests, and paths are compared in this order."""
+"""Routers that come first: they answer most requests, and paths are matched in this order."""
 
 
 def _routers() -> list[APIRouter]:
-    """The `router` of every module in `api/routes`, and of `api.mlflow`."""
+    """Return the routers of all modules in `api/routes`, and of `api.mlflow`."""
     modules = pkgutil.walk_packages(routes.__path__, f"{routes.__name__}.")
     found = [importlib.import_module(each.name).router for each in modules if not each.ispkg]
     return [*FIRST, *(router for router in found if router not in FIRST), mlflow.router]
@@ -46,8 +46,8 @@ def create_app(
 ) -> FastAPI:
     """Create the application. Raises BadTokensFile.
 
-    At its start the application opens a runtime, with the service's loops unless `loops` is False,
-    and closes it at its end. It does not close a runtime that is passed as an argument.
+    When it starts, the application opens a runtime, with the service's loops unless `loops` is
+    False. It closes the runtime when it ends, but not a runtime that is passed as an argument.
     """
     telemetry = Telemetry()
     authority = Authority.of(settings)
@@ -94,7 +94,7 @@ def create_app(
 
 
 def description() -> dict[str, Any]:
-    """The OpenAPI description of the API."""
+    """Return the OpenAPI description of the API."""
     return create_app(Settings()).openapi()
 
 

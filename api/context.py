@@ -31,7 +31,7 @@ class Context:
     uploads: Turns
     """Rate limiter for updates from clients of federated jobs, whose parts are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server is asked to stop: long polls then answer at once."""
+    """Set when the server is asked to stop, so that long polls answer at once."""
 
 
 # The dependencies are coroutines although they do not wait: FastAPI runs a plain function in a
@@ -48,39 +48,39 @@ def context_of(request: Request) -> Context:
 
 
 async def caller(request: Request) -> str:
-    """Name of the caller."""
+    """Return the name of the caller."""
     return caller_of(request)
 
 
 def caller_of(request: Request) -> str:
     if "\0" in request.url.path or "%00" in str(request.url.query):
-        raise Refused("malformed_request", "the address holds a NUL character")
+        raise Refused("malformed_request", "the URL contains a NUL character")
     name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
 
 
 async def actor(request: Request) -> str:
-    """Name of the caller for records, such as an event's `actor`."""
+    """Return the name of the caller for records, such as an event's `actor`."""
     return context_of(request).authority.actor(caller_of(request))
 
 
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
     """Raise Refused unless the caller is an admin. `may` describes the action, for the message."""
     if not context.authority.is_admin(caller):
-        hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; the operator adds it"
+        hint = "ask the operator: in DRAY_TOKENS_FILE, an admin's line ends with :admin"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 
 async def admin(request: Request) -> str:
-    """Name of the caller for records; raises Refused unless the caller may change queues."""
+    """Return the name of the caller for records. Raises Refused if it may not change queues."""
     name, context = caller_of(request), context_of(request)
     refuse_unless_admin(context, name, "change queues")
     return context.authority.actor(name)
 
 
 async def page_caller(request: Request) -> str:
-    """Name of the caller of a web page, for which the browser asks its user for the token."""
+    """Return the name of the caller of a web page. The browser asks its user for the token."""
     name = context_of(request).authority.reader(request)
     request.state.caller = name
     return name
@@ -93,8 +93,8 @@ async def no_parameters(request: Request) -> None:
 
 
 def use_cases(of: Callable[[Runtime], Any]) -> Any:
-    """Return the dependency of a route on its use cases. `of` gets them from the running service,
-    or creates them if they keep no state between requests."""
+    """Return the dependency that passes a route its use cases. `of` gets them from the running
+    service, or creates them if they keep no state between requests."""
 
     async def found(request: Request) -> Any:
         return of(context_of(request).runtime)
@@ -114,7 +114,7 @@ NoParameters = Depends(no_parameters)
 
 
 class Query(BaseModel):
-    """Base of a route's query parameters; unknown parameters are refused."""
+    """Base class of a route's query parameters. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -30,7 +30,7 @@ JOB_SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""The body of a submit: FastAPI can't derive it, since `api.http.body` reads it."""
+"""The body of a submission. FastAPI can't derive it, because `api.http.body` reads it."""
 
 BODIES: list[type[BaseModel]] = []
 """The bodies that routes have described with `json_body`."""
@@ -63,7 +63,7 @@ _IF_NONE_MATCH = {
     "description": "ETags of the versions that the caller has.",
     "schema": {"type": "string"},
 }
-_NOT_MODIFIED = {"description": "The caller already has this answer, by its `If-None-Match`."}
+_NOT_MODIFIED = {"description": "The caller already has this answer, according to `If-None-Match`."}
 
 
 def install(app: FastAPI) -> None:
@@ -78,7 +78,7 @@ def install(app: FastAPI) -> None:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI 3.1 of all routes."""
+    """Return the OpenAPI 3.1 description of all routes."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -108,8 +108,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body and of its parts. The parts of a job document have a prefix, since a
-    view may have the same name."""
+    """Return the schema of a body and of its parts. The parts of a job document have a prefix,
+    because a view can have the same name."""
     prefix = "JobSpec." if issubclass(kind, JobSpec) else ""
     schema = kind.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
     parts = schema.pop("$defs", {})
@@ -123,7 +123,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """Replace FastAPI's own 422, and add the problems that any call may answer with."""
+    """Replace FastAPI's own 422, and add the problems that any call can answer with."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:
@@ -145,9 +145,9 @@ def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> N
 
 
 def _describe_parameters(path: str, operation: dict[str, Any]) -> None:
-    """Sort the path's parameters by their order in the path, and remove null from all types.
+    """Sort a path's parameters by their order in the path, and remove null from all types.
 
-    FastAPI lists parameters in the order of dependencies. A URL can't hold null.
+    FastAPI lists parameters in the order of dependencies. A URL can't contain null.
     """
     parameters, places = operation.get("parameters", []), re.findall(r"{(\w+)}", path)
     parameters.sort(key=lambda one: [*places, one["name"]].index(one["name"]))

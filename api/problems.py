@@ -28,7 +28,7 @@ STATUS: Mapping[str, int] = {code: kind.http_status for code, kind in errors.COD
 
 RETRY_AFTER_S = 1
 RETRIED = frozenset({"idempotency_in_flight", "too_many_requests"})
-"""Codes after which a retry may succeed, besides all codes of status 503."""
+"""Codes after which a retry can succeed, in addition to all codes with status 503."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ def problem(
     hint: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The problem document for `code` as a response."""
+    """Return the problem document for `code` as a response."""
     status = STATUS[code]
     body = Problem(
         type=f"urn:dray:problem:{code}",
@@ -75,7 +75,7 @@ def problem(
 
 
 def title(status: int) -> str:
-    """The name of the status in RFC 9110; Python's own names differ between its versions."""
+    """Return the name of the status in RFC 9110; Python's names depend on its version."""
     renamed = {
         413: "Content Too Large",
         416: "Range Not Satisfiable",
@@ -106,7 +106,7 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Answer for an invalid parameter. Bodies are validated by `api.http.body`, not by FastAPI."""
+    """Answer for an invalid parameter. `api.http.body`, not FastAPI, validates bodies."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     name = str((*first["loc"], "?")[1])  # after "query" or "path"
@@ -119,7 +119,7 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
 
 
 def _query_names(request: Request) -> Sequence[str]:
-    """The query parameters of the route that was matched."""
+    """Return the query parameters of the route that was matched."""
     dependant = getattr(request.scope.get("route"), "dependant", None)
     names: list[str] = []
     for field in getattr(dependant, "query_params", ()):
@@ -129,7 +129,7 @@ def _query_names(request: Request) -> Sequence[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that the router itself refuses."""
+    """Answer for paths and methods that the router refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -145,7 +145,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """All methods of this path; the router lists only the methods of the first matching route."""
+    """Return all methods of this path; the router lists only those for the first matching route."""
     found: set[str] = set()
     for route in request.app.state.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -154,11 +154,9 @@ def _methods(request: Request) -> set[str]:
 
 
 def unexpected(request: Request) -> Response:
-    """Answer for a bug in dray. The traceback is logged, and not sent to the caller."""
+    """Answer for a bug in dray. The traceback is logged, but not sent to the caller."""
     detail = "dray failed to answer this request; the server's log shows the error"
-    return problem(
-        request, "internal_error", detail, hint="its lines there have the same request_id"
-    )
+    return problem(request, "internal_error", detail, hint="search the log for this request_id")
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
@@ -175,7 +173,7 @@ CODES = "x-problem-codes"
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Problems that a route may answer with, for OpenAPI, besides the problems of every route."""
+    """Return the problems that a route can answer with, besides the problems of every route."""
     schema = {"$ref": "#/components/schemas/Problem"}
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
@@ -206,4 +204,4 @@ EVERYWHERE = (
     "unavailable",
     "database_unavailable",
 )
-"""Problems that any call under /v1, and /metrics, may answer with."""
+"""Problems that any call under /v1, and /metrics, can answer with."""

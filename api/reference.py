@@ -48,7 +48,7 @@ _BOUNDS = {
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page for an OpenAPI document."""
+    """Return the page for an OpenAPI document."""
     called = list(operations(document))
     by_tag: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for operation in called:
@@ -96,7 +96,7 @@ def _section(tag: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> I
 
 
 def parts_of_call(operation: Mapping[str, Any]) -> Iterator[str]:
-    """The parameters, the body and the answers of a call, as tables with examples."""
+    """Yield the parameters, the body and the answers of a call, as tables with examples."""
     rows = [
         (
             f"<code>{escape(parameter['name'])}</code>",
@@ -127,7 +127,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def fields_of(schema: Mapping[str, Any]) -> str:
-    """The fields of a document or answer as a table; for a schema without fields, its type."""
+    """Return a table of the fields of a document or answer, or the type of a fieldless schema."""
     required = schema.get("required", ())
     rows = [
         (
@@ -142,7 +142,7 @@ def fields_of(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type of a value in words, with links to other types."""
+    """Return the type of a value in words, with links to other types."""
     if reference := schema.get("$ref"):
         name = escape(reference.rpartition("/")[2])
         return f'<a href="#schema-{name}">{name}</a>'
@@ -194,5 +194,5 @@ def _paragraphs(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A description as HTML, in which text in backticks becomes code."""
+    """Return a description as HTML, in which text in backticks becomes code."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))

@@ -1,11 +1,11 @@
 """dray: submit distributed training jobs over HTTP and read them back.
 
-The package holds only what a user's machine needs: the job document
-(`dray.spec`), the API's answers (`dray.views`), the HTTP clients (`dray.Client`,
-`dray.AsyncClient`), the command line, and `dray.train`, which a training script imports.
+The package contains only what a user's machine needs: the job document (`dray.spec`), the API's
+responses (`dray.views`), the HTTP clients (`dray.Client`, `dray.AsyncClient`), the command line,
+and `dray.train`, which training scripts import.
 
-The names below are imported when they are first used (PEP 562): a training script that
-imports `dray.train` doesn't pay for the HTTP client.
+The names below are imported when they are first used (PEP 562), so that importing `dray.train`
+doesn't import the HTTP client.
 """
 
 from __future__ import annotations

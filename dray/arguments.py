@@ -1,7 +1,7 @@
-"""Command line arguments of a training program, read as argparse, Hydra and click would.
+"""Parse the command line arguments of a training program like argparse, Hydra and click would.
 
-A program's own parser decides what its arguments mean; these functions know none of its options.
-So a value that follows an option belongs to it, and an option without one is a flag.
+The options of the program are unknown here, so these functions guess: a value after an option
+belongs to the option, and an option without a value is a flag.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Value: TypeAlias = "bool | int | float | str"
 
 MAX_PARAMETERS = 256
 MAX_CHARS = 255
-"""Most characters of a name, and of a value that is a text; longer texts are cut."""
+"""Maximum length of names and string values. Longer strings are truncated."""
 
 _OPTION = re.compile(r"(--?[A-Za-z][^\s=]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
-"""`optimizer.lr=0.1`, as Hydra and OmegaConf take it."""
+"""An override in the syntax of Hydra and OmegaConf, such as `optimizer.lr=0.1`."""
 _WHOLE = re.compile(r"[-+]?[0-9]{1,15}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _ENDS_OPTIONS = "--"
@@ -28,18 +28,17 @@ _ENDS_OPTIONS = "--"
 
 @dataclass(frozen=True)
 class Argument:
-    """An option with the words that belong to it, or a word that belongs to none."""
+    """An option and its values, or a positional word."""
 
     name: str | None
-    """Name as it is written: `--lr`, or `optimizer.lr` in an override; None for a positional
-    word."""
+    """Name as written: `--lr`, or `optimizer.lr` in an override. None for a positional word."""
     values: tuple[str, ...]
     words: tuple[str, ...]
-    """All words of the argument as they are on the command line."""
+    """All words of the argument, as on the command line."""
 
 
 def parse(args: Sequence[str]) -> list[Argument]:
-    """The arguments, in their order."""
+    """Split a command line into arguments, in their order."""
     return list(_parse(args))
 
 
@@ -66,15 +65,16 @@ def _parse(args: Sequence[str]) -> Iterator[Argument]:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word that follows an option belongs to it. A negative number does."""
+    """Whether a word that follows an option is its value. Negative numbers are."""
     return word != _ENDS_OPTIONS and not (_OPTION.fullmatch(word) or _OVERRIDE.fullmatch(word))
 
 
 def parameters(args: Sequence[str]) -> dict[str, Value]:
-    """The named arguments as values: `--lr 0.1 --no-amp --sizes 64 32` is
+    """Return the values of the named arguments: for `--lr 0.1 --no-amp --sizes 64 32`, return
     `{"lr": 0.1, "no_amp": True, "sizes": "64 32"}`.
 
-    The last of several with one name counts, as it does in argparse. At most MAX_PARAMETERS.
+    If a name occurs several times, the last value is used, as in argparse. Returns at most
+    MAX_PARAMETERS entries.
     """
     found: dict[str, Value] = {}
     for argument in parse(args):
@@ -102,16 +102,17 @@ def _value(words: Sequence[str]) -> Value:
 
 
 class AmbiguousArguments(ValueError):
-    """Arguments of which a word may belong to an option, or be positional."""
+    """A word could be either the value of an option or a positional argument."""
 
 
 def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Return the arguments in which options of `changes` replace options of the same name. A new
-    option is appended; positional words of `changes` replace all positional words of `args`.
+    """Return `args` with the options of `changes`, which replace options of the same name. New
+    options are appended. If `changes` has positional words, they replace all positional words of
+    `args`.
 
-    An option keeps its form, `--lr=0.1` or `--lr 0.1`, if the program could otherwise mistake other
-    words for its values. Raises AmbiguousArguments if a word that may be positional would be lost,
-    or become the value of an option.
+    An option keeps its form, `--lr=0.1` or `--lr 0.1`, if the program might otherwise take other
+    words for its values. Raises AmbiguousArguments if a word that might be positional would be lost
+    or would become the value of an option.
     """
     given, tail = _split(args)
     new, new_tail = _split(changes)
@@ -124,7 +125,7 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
         tail = new_tail
     kept: list[str] = []
     counts: dict[str, int] = {}
-    """Name of a replaced option -> number of its words that can't be positional."""
+    """Name of a replaced option -> number of its values that can't be positional words."""
     for place, old in enumerate(given):
         if old.name not in by_name or old.name is None:
             kept += old.words
@@ -141,50 +142,51 @@ def replaced(args: Sequence[str], changes: Sequence[str]) -> list[str]:
 
 
 def _split(args: Sequence[str]) -> tuple[list[Argument], list[str]]:
-    """The arguments before a `--`, and the words from it on."""
+    """Return the arguments before `--`, and the words from `--` on."""
     end = args.index(_ENDS_OPTIONS) if _ENDS_OPTIONS in args else len(args)
     return parse(args[:end]), list(args[end:])
 
 
 def _refuse_loss(old: Argument, count: int) -> None:
-    """count: the words after the option that are its values for certain."""
+    """count: number of words after the option that are certainly its values."""
     if len(old.words) - 1 > count:
         raise AmbiguousArguments(
-            f"{shlex.join(old.words)!r} would be replaced, but {old.words[-1]!r} may be an "
-            f"argument of its own and no value of {old.name}: give the program's positional "
-            "arguments too, before the options"
+            f"{shlex.join(old.words)!r} would be replaced, but {old.words[-1]!r} might be a "
+            f"positional argument instead of a value of {old.name}: give the program's "
+            "positional arguments too, before the options"
         )
 
 
 def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argument]) -> None:
-    """Refuse new positional words if the old ones can't be distinguished from values of options."""
+    """Reject new positional words if the old words can't be distinguished from values of
+    options."""
     if any(old.name is None for old in args):
         return
     stay: list[Argument] = []
     for old in args:
         change = by_name.get(old.name or "")
         if change is not None and len(old.words) - 1 > len(change.values):
-            return  # it holds the words that are replaced
+            return  # its words include the replaced words
         if change is None and len(old.words) > 1:
             stay.append(old)
     if stay:
         old = stay[-1]
         raise AmbiguousArguments(
-            f"in {shlex.join(old.words)!r} the last word may be a positional argument, which "
-            f"the new ones would replace, or a value of {old.name}: give {old.name} too"
+            f"in {shlex.join(old.words)!r}, the last word might be a positional argument, which "
+            f"would be replaced, or a value of {old.name}: give {old.name} too"
         )
 
 
 def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> tuple[str, ...]:
     """Return the words of the change in the form of the old argument, such as `--lr=0.1`. follower:
-    the argument after it."""
+    the argument after the old argument."""
     if len(old.words) > 1 or not old.values or "=" in change.words[0]:
         return change.words
     if len(change.values) == 1:
         return (f"{change.name}={change.values[0]}",)
     if follower is not None and follower.name is None:
         raise AmbiguousArguments(
-            f"{shlex.join(change.words)!r} would stand before {follower.words[0]!r}, which the "
+            f"{shlex.join(change.words)!r} would be followed by {follower.words[0]!r}, which the "
             f"program might take for a value of {change.name}: give the program's positional "
             "arguments too, before the options"
         )
@@ -192,7 +194,7 @@ def _in_form_of(old: Argument, change: Argument, follower: Argument | None) -> t
 
 
 def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a job document for comparisons: the script's named arguments are in
+    """Return a copy of a job document for comparisons. The script's named arguments are moved to
     `parameters`, and only positional words remain in `script.args`."""
     script = document.get("script")
     if not isinstance(script, Mapping):
@@ -204,7 +206,8 @@ def with_parameters(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the parameters of a job document's script: its `parameters`, and its arguments."""
+    """Return the parameters of a job document's script: its named arguments and its
+    `parameters`."""
     script = document.get("script")
     if not isinstance(script, Mapping):
         return {}

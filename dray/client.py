@@ -35,13 +35,14 @@ class Client(
     ClusterCalls,
     WebhookCalls,
 ):
-    """Client of one dray server.
+    """Asynchronous client for a dray server.
 
-    Every method raises the exceptions of `dray.errors`. Requests without an answer, or with an
-    answer that asks for a retry (408, 429, 5xx, 409 for a submit in flight), are repeated with
-    growing random pauses for `retry.patience_s` seconds. `wait`, `follow`, `download` and following
-    logs retry for a minute, so that a restart of the server does not end them. A repeated submit
-    creates one job, by its idempotency key. Threads must not share a client while iterating.
+    All methods raise the exceptions of `dray.errors`. A request is retried with exponential backoff
+    and jitter for `retry.patience_s` seconds if there is no response, or if the status permits a
+    retry (408, 429, 5xx, or 409 while the same submission is in progress). `wait`, `follow`,
+    `download` and following logs retry for a minute, so that they survive a restart of the server.
+    A retried submission creates only one job, because it has an idempotency key. Threads must not
+    share a client while iterating.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class Client(
     ) -> None:
         """`url` and `token` default to DRAY_URL (else http://127.0.0.1:8420) and DRAY_TOKEN.
 
-        `timeout` is in seconds, for connecting and for each answer, on top of the time that
-        the server was asked to wait. `transport` replaces the network, for tests.
+        `timeout` is the time in seconds to wait for a connection and for each response, in addition
+        to the time that the server was asked to wait. `transport` replaces the network in tests.
         """
         connection = Connection.open(url, token, timeout, retry or Retry())
         http = httpx.Client(transport=transport, **connection.client_options())
@@ -79,17 +80,18 @@ class Client(
         self.close()
 
     def attach(self, job: views.Job | str) -> JobRun:
-        """Follow a job by its id or name. `with client.attach(job) as run:` can read
-        its logs, metrics or events while it runs, waits for its end, and raises JobFailed unless
-        the job succeeded."""
+        """Attach to a job, given its id or name. Inside `with client.attach(job) as
+        run:`, you can read the logs, metrics or events of the job while it runs. The end of the
+        block waits for the job, and raises JobFailed unless the job succeeded."""
         return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
 
 
 class JobRun:
-    """One job. Iterating yields its events as they happen, until the job ends.
+    """A job that the client is attached to. Iterating over it yields the job's events as they
+    happen, until the job ends.
 
     The end of the `with` block waits for the job, and raises JobFailed unless the job
-    succeeded. If the block itself raises, the job goes on and is not waited for.
+    succeeded. If the block raises an exception, the block does not wait, and the job continues.
     """
 
     def __init__(self, client: Client, job_id: str) -> None:
@@ -112,34 +114,35 @@ class JobRun:
         return self._client.follow(self.id)
 
     def job(self) -> views.Job:
-        """Return the present state of the job."""
+        """Return the job in its current state."""
         return self._client.get(self.id)
 
     def logs(self, rank: int | None = None) -> Generator[views.LogLine, None, None]:
-        """Yield the lines of every rank, or of one, until the job is over."""
+        """Yield the log lines of all ranks, or only of `rank`, until the job ends."""
         return self._client.logs(self.id, rank, follow=True)
 
     def metrics(self, keys: Sequence[str] | None = None) -> Generator[views.Point, None, None]:
-        """Yield the points of rank 0, of all keys or only `keys`, until the job is over."""
+        """Yield the metric points of rank 0, of all keys or only of `keys`, until the job ends."""
         return self._client.follow_metrics(self.id, keys)
 
     def wait(self, timeout_s: float | None = None) -> views.Job:
-        """Wait until the job has succeeded. Returns the job. Raises JobFailed if it ended
-        otherwise, WaitTimeout after `timeout_s` seconds."""
+        """Wait until the job has succeeded. Returns the job. Raises JobFailed if the job ends
+        without success, and WaitTimeout after `timeout_s` seconds."""
         job = self._client.wait(self.id, timeout_s)
         if job.state is not JobState.SUCCEEDED:
             raise JobFailed(job)
         return job
 
     def cancel(self) -> views.Job:
-        """Stop the job in any state. Raises JobFinished if it already succeeded or failed."""
+        """Cancel the job in any state. Raises JobFinished if the job has already succeeded or
+        failed."""
         return self._client.cancel(self.id)
 
     def result(self) -> Any:
-        """Wait for a job of `submit_function`, and load what the function returned on rank 0.
+        """Wait for a job of `submit_function`, and return the result of the function on rank 0.
 
-        Loading runs code from the file, so do this only with your own jobs. Raises JobFailed;
-        ArtifactNotFound for another kind of job.
+        Loading the result can run code from the file, so only use this with your own jobs. Raises
+        JobFailed, and ArtifactNotFound for jobs that were not submitted by `submit_function`.
         """
         self.wait()
         with tempfile.TemporaryDirectory() as folder:

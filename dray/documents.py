@@ -1,4 +1,4 @@
-"""Job documents on disk: YAML or JSON, read safely and strictly."""
+"""Strict and safe reading of job documents in YAML or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MAX_DOCUMENT_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads plain data only, and refuses duplicate keys, of which YAML would take the last."""
+    """Loads only plain data, and refuses duplicate keys, for which PyYAML would silently use the
+    last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -47,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _core_scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """YAML 1.2's core schema, which reads JSON's scalars as JSON does.
+    """Return the core schema of YAML 1.2, which reads JSON's scalars in the same way as JSON.
 
     PyYAML implements YAML 1.1, in which `1e-3` is a string, `no` a boolean, `1:30` the number 90
     and `2024-01-01` a date.
@@ -75,7 +76,7 @@ _Loader.yaml_implicit_resolvers = _core_scalars()
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """Plain data of a YAML or JSON text; raises SpecError with `source`, line and column."""
+    """Parse YAML or JSON into plain data. Raises SpecError with `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader, see above
     except yaml.MarkedYAMLError as error:
@@ -89,14 +90,16 @@ def parse_yaml(text: str, *, source: str) -> Any:
 def load_document(path: str | PathLike[str]) -> dict[str, Any]:
     """Load the job document from a YAML or JSON file without validation; `-` is standard input.
 
-    Raises SpecError if it can't be read, isn't a mapping, or has a key twice.
+    Raises SpecError if the file can't be read, is not a mapping, or contains a key twice.
     """
     path = Path(path)
     if str(path) == "-":
         return _mapping(_standard_input(), source="standard input")
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise SpecError(f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes: is it a job?")
+            raise SpecError(
+                f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes; is it really a job document?"
+            )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"can't read {path}: {error.strerror}") from None
@@ -118,28 +121,28 @@ def _mapping(text: str, *, source: str) -> dict[str, Any]:
     document = parse_yaml(text, source=source)
     if not isinstance(document, dict):
         raise SpecError(
-            f"{source} holds no job: a job document is a mapping, such as `name: digits`; "
-            "`dray init` writes one to begin with"
+            f"{source} is not a job document, which is a mapping such as `name: digits`; "
+            "run `dray init` to create one"
         )
     return document
 
 
 def _no_document(script: str) -> str:
-    """The error for a training script given instead of a job document."""
+    """Return the error for a training script that was given instead of a job document."""
     return (
-        f"{script} is a training script; submit a job document that names the script. Write "
-        "this into job.yaml and submit that file:\n"
+        f"{script} is a training script; submit a job document that names it instead. Save "
+        "this as job.yaml and submit that file:\n"
         f"  script: {{entrypoint: {json.dumps(str(Path(script).absolute()))}}}\n"
         "  resources: {num_workers: 1}\n"
-        f"or generate a document with all fields: dray init {script}"
+        f"or create a document with all fields: dray init {script}"
     )
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """Load a job from a YAML or JSON file, and validate it as the server would. A folder that it
-    names as its code gets the id that an upload would have.
+    """Load a job from a YAML or JSON file and validate it like the server. If the document names a
+    folder as its code, the folder is replaced by the id that its upload would have.
 
-    Raises SpecError with the field at fault if the document is not a valid job.
+    Raises SpecError with the invalid field if the document is not a valid job.
     """
     document = load_document(path)
     packed = packed_code(document, folder_of(path))
@@ -149,16 +152,16 @@ def load_spec(path: str | PathLike[str]) -> JobSpec:
 
 
 def folder_of(path: str | PathLike[str]) -> Path:
-    """Return the folder that paths in a document are relative to: its own folder, or for standard
-    input the current folder."""
+    """Return the folder to which paths in a document are relative: the folder of the document, or
+    the current folder for standard input."""
     return Path() if str(path) == "-" else Path(path).parent
 
 
 def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
-    """Check a job document, as a mapping or in a file, without a server.
+    """Check a job document, given as a mapping or a file, without a server.
 
-    Raises SpecError with the pointer, message and hint of the server's answer. Conditions that only
-    the server knows (the size of the cluster, data, other jobs) are not checked.
+    Raises SpecError with the same pointer, message and hint as the server. Conditions that only the
+    server can check (the size of the cluster, data, other jobs) are not checked.
     """
     if isinstance(spec, Mapping):
         return check(spec, source=None)
@@ -166,7 +169,7 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
 
 
 def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
-    """Return `document` as a JobSpec. Raises SpecError with the field of `source` at fault and the
+    """Return `document` as a JobSpec. Raises SpecError with `source`, the invalid field and the
     reason."""
     from dray.input import validation
 
@@ -180,10 +183,10 @@ def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
 
 
 def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """A copy of `document` with each `a.b.c=value` put in; values are read as YAML.
+    """Return a copy of `document` with each setting `a.b.c=value` applied, with values in YAML.
 
-    Raises SpecError when a setting has no `=`, an empty name, or goes through a value that
-    holds no fields.
+    Raises SpecError if a setting has no `=`, has an empty name, or refers to a field of a value
+    that has no fields.
     """
     fields = []
     for setting in settings:
@@ -195,9 +198,9 @@ def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str
 
 
 def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A copy of `document` with the values of the fields `a.b.c`.
+    """Return a copy of `document` with these values for the fields `a.b.c`.
 
-    Raises SpecError for a field below a value that holds no fields.
+    Raises SpecError for a field of a value that has no fields.
     """
     changed = dict(document)
     for dotted, value in fields:
@@ -206,7 +209,7 @@ def with_fields(document: Mapping[str, Any], fields: Iterable[tuple[str, Any]]) 
         for depth, name in enumerate(names[:-1], start=1):
             below = parent.get(name)
             if below is not None and not isinstance(below, Mapping):
-                raise SpecError(f"--set {dotted}: {'.'.join(names[:depth])} holds no fields")
+                raise SpecError(f"--set {dotted}: {'.'.join(names[:depth])} has no fields")
             parent[name] = dict(below or {})
             parent = parent[name]
         parent[names[-1]] = value

@@ -1,4 +1,4 @@
-"""Drills, as the SDK, the service and the workers share them."""
+"""Drills, for use by the SDK, the service and the workers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ class DrillKind(StrEnum):
     """The fault that a drill injects."""
 
     KILL = "kill"
-    """The training process of a rank gets SIGKILL."""
+    """Sends SIGKILL to the training process of a rank."""
     STALL = "stall"
-    """The training process of a rank gets SIGSTOP, so that the rank hangs."""
+    """Sends SIGSTOP to the training process of a rank, so that the rank hangs."""
     PREEMPT = "preempt"
-    """The whole job is asked to leave its slots."""
+    """Asks the job to give up its slots."""
 
 
 class DrillState(StrEnum):
     """State of a drill. PASSED and FAILED are final."""
 
     WAITING = "waiting"
-    """The drill waits for its step."""
+    """Waiting for the step at which the fault is injected."""
     STRUCK = "struck"
-    """The fault was injected, and the group recovers."""
+    """The fault was injected, and the group is recovering."""
     PASSED = "passed"
-    """The job trains again."""
+    """The job is training again."""
     FAILED = "failed"
     """The fault could not be injected, or the group did not recover in place."""
 

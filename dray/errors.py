@@ -1,29 +1,29 @@
 """Exceptions of the SDK, named after the API's problem codes::
 
     DrayError
-      + SpecError               a document can't be read or is not a valid job; nothing was sent
+      + SpecError               a document is unreadable or not a valid job; nothing was sent
       + IntegrityError          a download has a wrong hash, or its path would leave `dest`
       + AmbiguousJob            several jobs match a name or the beginning of an id
-      + JobFailed               a job that was followed ended without success
-      + WaitTimeout             `wait` timed out; the job goes on (also a TimeoutError)
-      + ArrayWaitTimeout        `wait_array` timed out; the jobs go on (also a TimeoutError)
+      + JobFailed               a job that was being followed failed or was cancelled
+      + WaitTimeout             `wait` timed out; the job continues (also a TimeoutError)
+      + ArrayWaitTimeout        `wait_array` timed out; the jobs continue (also a TimeoutError)
       + TransportError          the server did not answer (also a ConnectionError)
       |   + ServerUnreachable   no server listens at the address, or the name is unknown
       |   + RequestTimeout      the server took too long (also a TimeoutError)
-      + ApiError                the server answered with a problem (RFC 9457)
-          + BadRequest          the request or the document is wrong; `pointer` names the field
+      + ApiError                the server answered with an error (RFC 9457)
+          + BadRequest          the request or the document is invalid; `pointer` names the field
           + Unauthorized        the token is missing or wrong
           + Forbidden           the server does not allow the call
           + NotFound            the resource does not exist
           + Conflict            the state of the resource does not allow the request
           + ServerError         the server failed
-              + Unavailable     the server can't answer now; try again
+              + Unavailable     the server can't answer at the moment; try again later
 
-Each problem code of the API is a subclass of one of these classes, and has its HTTP status: this
-module is the only table of codes.
+Each problem code of the API has its own subclass of one of these classes, with its HTTP status;
+this module is the only table of codes.
 
-An unknown code is raised as the class of its HTTP status, so `except NotFound` also catches the
-codes of a newer server.
+If a code is unknown, the exception is the class of its HTTP status, so `except NotFound` also
+catches the codes of a newer server.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # the help of the command line does not need them
+if TYPE_CHECKING:  # to keep `dray --help` fast
     from dray.views import Job, JobArray, Problem
 
 
 class DrayError(Exception):
-    """Base of all exceptions that dray raises on purpose."""
+    """Base class of all exceptions that dray raises on purpose."""
 
 
 class SpecError(DrayError, ValueError):
-    """A job document can't be read or is not a valid job. Nothing was sent."""
+    """A job document is unreadable or not a valid job. Nothing was sent."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class SpecError(DrayError, ValueError):
         super().__init__(detail)
         self.detail = detail
         self.source = source
-        """The file that the document was read from."""
+        """The file from which the document was read."""
         self.pointer = pointer
-        """JSON pointer to the field at fault, as in the server's answer."""
+        """JSON pointer to the invalid field, as in the server's responses."""
         self.hint = hint
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """`wait` timed out before the job reached the state. The job goes on."""
+    """`wait` timed out before the job reached the state. The job continues."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
@@ -76,7 +76,7 @@ class WaitTimeout(DrayError, TimeoutError):
 
 
 class ArrayWaitTimeout(DrayError, TimeoutError):
-    """`wait_array` timed out before all jobs of the array were over. The jobs go on."""
+    """`wait_array` timed out before all jobs of the array had ended. The jobs continue."""
 
     def __init__(self, array: JobArray, timeout_s: float) -> None:
         super().__init__(f"array {array.id} is still {array.state} after {round(timeout_s, 1):g} s")
@@ -84,7 +84,7 @@ class ArrayWaitTimeout(DrayError, TimeoutError):
 
 
 class JobFailed(DrayError):
-    """A job that was followed failed or was cancelled."""
+    """A job that was being followed failed or was cancelled."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(f"job {job.id} is {job.state}: {job.reason.message}")
@@ -100,11 +100,11 @@ class AmbiguousJob(DrayError, LookupError):
         super().__init__(detail)
         self.reference = reference
         self.candidates = list(candidates.values())
-        """The jobs that match, newest first."""
+        """The matching jobs, newest first."""
         self.ids = list(candidates)
-        """The id of each candidate, or of the array that the candidate represents."""
+        """The id of each candidate, or of the array that it represents."""
         self.more = more
-        """Whether more jobs match than the candidates."""
+        """Whether there are more matching jobs than `candidates`."""
 
 
 class TransportError(DrayError, ConnectionError):
@@ -124,11 +124,11 @@ CODES: dict[str, type[ApiError]] = {}
 
 
 class ApiError(DrayError):
-    """The server answered with a problem."""
+    """The server answered with an error."""
 
     code: ClassVar[str] = ""
     http_status: ClassVar[int] = 0
-    """The HTTP status of answers with this code."""
+    """HTTP status of responses with this code."""
 
     def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
         cls.code = code or cls.code
@@ -143,11 +143,11 @@ class ApiError(DrayError):
         self.status = problem.status
         self.detail = problem.detail
         self.request_id = problem.request_id
-        """Id of the request in the server's log."""
+        """Id of the request, as in the server's log."""
         self.pointer = problem.pointer
-        """JSON pointer to the field at fault."""
+        """JSON pointer to the invalid field."""
         self.hint = problem.hint
-        """Suggested remedy, if the server knows one."""
+        """How to fix the error; None if the server has no suggestion."""
 
     def __str__(self) -> str:
         where = f"{self.pointer}: " if self.pointer else ""
@@ -156,7 +156,7 @@ class ApiError(DrayError):
 
 
 class BadRequest(ApiError, status=422):
-    """The request, or the document in it, is wrong; sending it again won't help."""
+    """The request, or the document in it, is invalid; sending it again won't help."""
 
 
 class Malformed(BadRequest, code="malformed_request", status=400): ...
@@ -184,15 +184,16 @@ class HeadersTooLarge(BadRequest, code="headers_too_large", status=431): ...
 
 
 class RequestTooSlow(BadRequest, code="request_too_slow", status=408):
-    """The request did not arrive completely in time. The clients send it again."""
+    """The request did not arrive completely in time. dray's clients retry it automatically."""
 
 
 class TooManyRequests(BadRequest, code="too_many_requests", status=429):
-    """The caller has too many requests of this kind at once. The clients send the request again."""
+    """The caller has too many concurrent requests of this kind. dray's clients retry
+    automatically."""
 
 
 class RangeNotSatisfiable(BadRequest, code="range_not_satisfiable", status=416):
-    """The file has no byte in the requested range."""
+    """The requested range is outside of the file."""
 
 
 class Unsatisfiable(BadRequest, code="unsatisfiable"):
@@ -200,19 +201,19 @@ class Unsatisfiable(BadRequest, code="unsatisfiable"):
 
 
 class OutOfMemory(Unsatisfiable, code="out_of_memory"):
-    """The job needs more memory than its workers have; the hint has a remedy."""
+    """The job needs more memory than its workers have; the hint suggests a fix."""
 
 
 class NotPlannable(BadRequest, code="not_plannable"):
-    """The plan depends on unread data, or the job can't be divided in any way."""
+    """The plan depends on data that was not read, or the job can't be divided in any way."""
 
 
 class BadUpload(BadRequest, code="bad_upload"):
-    """The uploaded files can't be in one folder, or were damaged during the upload."""
+    """The paths of the uploaded files conflict, or a file was damaged during the upload."""
 
 
 class BadUpdate(BadRequest, code="bad_update"):
-    """The update does not have the size of the model, or lacks a part."""
+    """The size of the update does not match the model, or a part is missing."""
 
 
 class UploadTooLarge(BadRequest, code="upload_too_large", status=413):
@@ -220,12 +221,12 @@ class UploadTooLarge(BadRequest, code="upload_too_large", status=413):
 
 
 class CodeUnfit(BadRequest, code="code_unfit"):
-    """The job names code that was not uploaded, or a program that is not in the code or can't
-    run."""
+    """The job names code that was not uploaded, or a program that is not part of the code or can't
+    be run."""
 
 
 class UnknownQueue(BadRequest, code="unknown_queue"):
-    """The job names a queue that does not exist; the detail lists the existing queues."""
+    """The job's queue does not exist; the detail lists the existing queues."""
 
 
 class PriorityTooHigh(BadRequest, code="priority_too_high"):
@@ -233,15 +234,15 @@ class PriorityTooHigh(BadRequest, code="priority_too_high"):
 
 
 class InvalidQueue(BadRequest, code="invalid_queue"):
-    """The rules of a queue contradict each other; `pointer` names the rule at fault."""
+    """The rules of a queue contradict each other; `pointer` names the invalid rule."""
 
 
 class ArrayTooLarge(BadRequest, code="array_too_large"):
-    """`array.size`, or the number of a sweep's trials, is above the server's limit."""
+    """`array.size`, or the number of trials of a sweep, exceeds the server's limit."""
 
 
 class InvalidTrial(BadRequest, code="invalid_trial"):
-    """Values of a sweep's parameters conflict; the detail names the trial."""
+    """The parameter values of one of the sweep's trials conflict; the detail names the trial."""
 
 
 class SamplerUnavailable(BadRequest, code="sampler_unavailable"):
@@ -257,32 +258,32 @@ class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
 
 
 class InitFromNotFound(BadRequest, code="init_from_not_found"):
-    """`init_from` names a job or a step that has no checkpoint to start from."""
+    """`init_from` names a job or a step without a checkpoint to start from."""
 
 
 class InitFromDiffers(BadRequest, code="init_from_differs"):
-    """`init_from` names a job with another model or, with `take: everything`, a job that trained
-    differently; `pointer` names the field that differs."""
+    """`init_from` names a job with a different model or, with `take: everything`, a job that
+    trained differently; `pointer` names the field that differs."""
 
 
 class DrillImpossible(BadRequest, code="drill_impossible"):
-    """The job does not allow the drill; `pointer` names the field of the drill at fault."""
+    """The drill is impossible for this job; `pointer` names the invalid field of the drill."""
 
 
 class IdempotencyMismatch(BadRequest, code="idempotency_key_reused"):
-    """The idempotency key was used for another request."""
+    """The idempotency key was already used for a different request."""
 
 
 class InvalidSearch(BadRequest, code="invalid_search"):
-    """The search expression is invalid; the message begins with the column of the error."""
+    """The search expression is invalid; the message starts with the column of the error."""
 
 
 class NotComparable(BadRequest, code="not_comparable"):
-    """There is no job to compare with, or the baseline is not a job of the experiment."""
+    """There are no jobs to compare, or the baseline is not part of the experiment."""
 
 
 class TooManyTags(BadRequest, code="too_many_tags"):
-    """The job would have more tags than a job can have."""
+    """The change would exceed the maximum number of tags per job."""
 
 
 class MethodNotAllowed(BadRequest, code="method_not_allowed", status=405): ...
@@ -292,15 +293,15 @@ class Unauthorized(ApiError, code="unauthorized", status=401): ...
 
 
 class Forbidden(ApiError, code="forbidden", status=403):
-    """The server does not allow the call, such as one from a foreign web page."""
+    """The server does not allow the call, for example because it comes from a foreign web page."""
 
 
 class DataSourceForbidden(Forbidden, code="data_source_forbidden"):
-    """The server's settings don't allow jobs to read this data source."""
+    """The server's settings do not allow jobs to read this data source."""
 
 
 class WebhookUrlForbidden(Forbidden, code="webhook_url_forbidden"):
-    """The server's settings don't allow webhooks to be sent to this address."""
+    """The server's settings do not allow webhooks to this address."""
 
 
 class NotFound(ApiError, status=404):
@@ -314,11 +315,11 @@ class ArtifactNotFound(NotFound, code="artifact_not_found"): ...
 
 
 class CheckpointNotFound(NotFound, code="checkpoint_not_found"):
-    """The job has no such checkpoint, or the checkpoint has no such file."""
+    """The checkpoint, or the file in it, does not exist."""
 
 
 class DrillNotFound(NotFound, code="drill_not_found"):
-    """The job has no such drill."""
+    """The job has no drill with this id."""
 
 
 class CodeNotFound(NotFound, code="code_not_found"):
@@ -326,31 +327,31 @@ class CodeNotFound(NotFound, code="code_not_found"):
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):
-    """There is no queue of this name."""
+    """There is no queue with this name."""
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):
-    """The scheduler has no round with this number, or does not keep it any more."""
+    """The scheduler has no round with this number, or no longer keeps it."""
 
 
 class ArrayNotFound(NotFound, code="array_not_found"):
-    """There is no such array, or all its jobs were deleted."""
+    """The array does not exist, or all its jobs were deleted."""
 
 
 class SweepNotFound(NotFound, code="sweep_not_found"):
-    """There is no such sweep, or all its trials were deleted."""
+    """The sweep does not exist, or all its trials were deleted."""
 
 
 class ExperimentNotFound(NotFound, code="experiment_not_found"):
-    """No job has this experiment."""
+    """No job belongs to this experiment."""
 
 
 class WebhookNotFound(NotFound, code="webhook_not_found"):
-    """There is no such webhook, or it belongs to another user."""
+    """The webhook does not exist, or it belongs to another user."""
 
 
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
-    """The link has been used, is too old, or its token is no longer valid."""
+    """The link was already used, has expired, or the token that created it is no longer valid."""
 
 
 class ClientNotFound(NotFound, code="client_not_found"):
@@ -358,7 +359,8 @@ class ClientNotFound(NotFound, code="client_not_found"):
 
 
 class RouteNotFound(NotFound, code="not_found"):
-    """The server has no such path: it may be older than the client, or not a dray server."""
+    """The server does not have this path: it might be older than the client, or not a dray
+    server."""
 
 
 class Conflict(ApiError, code="conflict", status=409):
@@ -366,11 +368,11 @@ class Conflict(ApiError, code="conflict", status=409):
 
 
 class JobLive(Conflict, code="job_live"):
-    """Only a finished job can be deleted."""
+    """The job has not ended, so it can't be deleted."""
 
 
 class JobFinished(Conflict, code="job_finished"):
-    """A job that has ended can be neither cancelled nor changed."""
+    """The job has ended, so it can be neither cancelled nor changed."""
 
 
 class JobNotRunning(Conflict, code="job_not_running"):
@@ -381,29 +383,29 @@ class JobNotWaiting(Conflict, code="job_not_waiting"):
     """The job is not waiting, so it can be neither held nor moved."""
 
 
-# Not 429, which is for rates that a pause resolves: the clients would send the request again.
+# Not 429, which clients retry after a pause: a pause does not make room in the queue.
 class QueueFull(Conflict, code="queue_full"):
-    """The queue has as many waiting jobs as its rules allow."""
+    """The queue already has the maximum number of waiting jobs."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
-    """The queue can't be deleted: it has jobs that have not ended, or is the default queue."""
+    """The queue can't be deleted, because it has unfinished jobs or is the default queue."""
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
-    """The job can't be deleted: a job that has not ended starts from one of its checkpoints."""
+    """The job can't be deleted, because an unfinished job starts from one of its checkpoints."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
-    """The tags or notes were changed since they were read: read them again."""
+    """The tags or notes have changed since they were read; read them again."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
-    """A submit with this key is in progress. The clients send the request again."""
+    """A submission with this key is in progress. dray's clients retry automatically."""
 
 
 class TooManyWebhooks(Conflict, code="too_many_webhooks"):
-    """You have as many webhooks as a user may have."""
+    """You already have the maximum number of webhooks per user."""
 
 
 class WebhookDisabled(Conflict, code="webhook_disabled"):
@@ -411,34 +413,34 @@ class WebhookDisabled(Conflict, code="webhook_disabled"):
 
 
 class NotFederated(Conflict, code="not_federated"):
-    """The job has no clients outside of the cluster."""
+    """The job has no clients outside the cluster."""
 
 
 class TooManyClients(Conflict, code="too_many_clients"):
-    """All clients of the job's document have been invited."""
+    """All clients specified in the job document have already been invited."""
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round is not open, or not any more: ask for the newest round."""
+    """The round is not open, or no longer open; request the latest round."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):
-    """The client does not take part in the round, or has sent its update."""
+    """The client is not part of the round, or has already sent its update."""
 
 
 class ServerError(ApiError, status=500):
-    """The server failed to answer; its log has the reason."""
+    """The server failed to process the request; see its log for the reason."""
 
 
 class InternalError(ServerError, code="internal_error"): ...
 
 
 class QuotaExceeded(ServerError, code="quota_exceeded", status=507):
-    """The server's storage is full: running jobs go on, and no new job is accepted."""
+    """The server's storage is full. Running jobs continue, but no new jobs are accepted."""
 
 
 class Unavailable(ServerError, code="unavailable", status=503):
-    """The server can't answer now; try again."""
+    """The server can't answer at the moment; try again later."""
 
 
 class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...

@@ -1,4 +1,4 @@
-"""The training of a client of a federated job, which imports torch only when it is needed."""
+"""Training as a client of a federated job. torch is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class ClientTrainer(Protocol):
     def answer(
         self, session: str, number: int, num_elements: int, awaits: str, message: bytes
     ) -> Any:
-        """Return the answer in a phase of secure aggregation."""
+        """Return the response in a phase of secure aggregation."""
 
 
 def trainer_of(folder: Path, data: str | os.PathLike[str]) -> Callable[[int], ClientTrainer]:
-    """Return a function that makes the trainer of the client with a number, once the job's form is
-    in the folder.
+    """Return a function that takes a client's number and creates its trainer. Call the function
+    when the job's form is in the folder.
 
-    Raises ValueError immediately if there are no data, since the job may begin in hours. The
-    returned function raises ImportError if the packages of `dray[client]` are missing, and
-    ValueError if the data do not fit the job.
+    Raises ValueError immediately if the data does not exist, because the job might not begin for
+    hours. The returned function raises ImportError if the packages of `dray[client]` are missing,
+    and ValueError if the data does not fit the job.
     """
     if not Path(data).exists():
-        raise ValueError(f"{data}: there is no such file or folder")
+        raise ValueError(f"{data}: no such file or folder")
 
     def make(client: int) -> ClientTrainer:
         try:

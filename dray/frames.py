@@ -1,4 +1,4 @@
-"""Jobs and their series as pandas frames."""
+"""Jobs and their metrics as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ if TYPE_CHECKING:
     from dray import views
 
 EXPERIMENT = "experiment"
-"""The label that groups jobs."""
+"""The label that groups jobs into experiments."""
 
 
 def require_pandas() -> Any:
-    """Return the module pandas. Raises ImportError, with the way to install it, if it is
+    """Import and return pandas. Raises an ImportError with installation instructions if it is
     missing."""
     try:
         return importlib.import_module("pandas")
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"frames need the package {error.name}: pip install 'dray[frames]'", name=error.name
+            f"DataFrames require the package {error.name}: pip install 'dray[frames]'",
+            name=error.name,
         ) from error
 
 
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
-    """Return a frame with a row for each job, indexed by id: its outcome, the fields in which the
-    documents differ, by their path, its arguments as `parameters.lr`, and the newest value of each
-    metric."""
+    """Return a DataFrame with one row per job, indexed by job id. The columns are the job's
+    outcome, the fields in which the documents differ (named by their paths), the job's arguments
+    (such as `parameters.lr`), and the last value of each metric."""
     pandas = require_pandas()
     documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
@@ -72,11 +73,12 @@ def _about(job: views.Job) -> dict[str, Any]:
 
 
 _LEFT_OUT = frozenset({"version", "name", "labels"})
-"""Fields that identify the job."""
+"""Fields that identify a job, which are not compared."""
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by their path, such as `train.optimizer.lr`; a list is one value."""
+    """Return the values of a document by their paths, such as `train.optimizer.lr`. A list counts
+    as one value."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         if not prefix and name in _LEFT_OUT:
@@ -89,7 +91,8 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def of_series(found: Iterable[tuple[str, views.Metrics]]) -> pandas.DataFrame:
-    """A row for each point, of each job by its id: columns job, key, step and value."""
+    """Return a DataFrame with one row per point and the columns job (its id), key, step and
+    value."""
     pandas = require_pandas()
     columns: dict[str, list[Any]] = {"job": [], "key": [], "step": [], "value": []}
     for job_id, metrics in found:
@@ -102,5 +105,5 @@ def of_series(found: Iterable[tuple[str, views.Metrics]]) -> pandas.DataFrame:
 
 
 def _number(value: float | str | None) -> float | None:
-    """Return the number; NaN and the infinities are strings in JSON."""
+    """Convert a metric value to a float. NaN and infinities are strings in JSON."""
     return None if value is None else float(value)

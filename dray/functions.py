@@ -1,4 +1,5 @@
-"""A function as a job: pickled by the client, uploaded as code, and called on every rank."""
+"""Functions as jobs: the client pickles the function and uploads it as code, and every rank calls
+it."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from dray.arguments import MAX_CHARS, MAX_PARAMETERS, Value
 from dray.errors import SpecError
 
 ENTRYPOINT: Final = "dray_function.py"
-"""The program of such a job, by which a server knows it."""
+"""File name of the job's program, by which the server recognises such jobs."""
 PICKLE: Final = "function.pkl"
 RESULT: Final = "result.pkl"
-"""Name of the artifact with the result of rank 0."""
+"""Name of the artifact that contains the result of rank 0."""
 
 _SECRET = re.compile(r"passw|secret|token$|api_?key|credential", re.IGNORECASE)
 _MAX_DEPTH = 4
-"""Mappings within each other."""
+"""Maximum nesting of mappings."""
 
 _PROGRAM = '''"""Calls the function that `submit_function` of dray's client has sent."""
 
@@ -37,18 +38,18 @@ call({pickle!r}, python={python!r})
 def write(folder: Path, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Write the files of the job's code into an empty folder.
 
-    A function of a notebook, a script or a module of the user is pickled with the objects that it
-    uses there; packages are imported on the node. Raises SpecError for objects that can't be
-    pickled.
+    A function from a notebook, a script or the user's own module is pickled together with the
+    objects that it uses from there. Installed packages are not pickled but imported on the node.
+    Raises SpecError if an object can't be pickled.
     """
     cloudpickle = _cloudpickle()
     with _by_value(cloudpickle, sys.modules.get(getattr(function, "__module__", ""))):
         try:
             data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-        except Exception as error:  # whatever the objects' own methods raise
+        except Exception as error:  # the objects' own methods can raise anything
             raise SpecError(
-                f"the function can't be sent: {type(error).__name__}: {error}",
-                hint="open files, locks and connections in the function itself",
+                f"the function can't be pickled: {type(error).__name__}: {error}",
+                hint="create files, locks and connections inside the function",
             ) from error
     (folder / PICKLE).write_bytes(data)
     program = _PROGRAM.format(pickle=PICKLE, python=list(sys.version_info[:2]))
@@ -62,11 +63,12 @@ def document(
     spec: Mapping[str, Any] | None,
     code: str,
 ) -> dict[str, Any]:
-    """The job document. spec: its other parts. SpecError if they name another program."""
+    """Return the job document. `spec` contains its other parts. Raises SpecError if these name
+    another program."""
     parts = dict(spec or {})
     for part in ("script", "recipe"):
         if part in parts:
-            raise SpecError("the job runs the function: leave this out", pointer=f"/{part}")
+            raise SpecError("must be omitted: the job runs the function", pointer=f"/{part}")
     resources = {**parts.pop("resources", {}), "num_workers": num_workers}
     name = getattr(function, "__name__", "function").strip("<>") or "function"
     script = {"entrypoint": ENTRYPOINT, "code": code, "parameters": dict(parameters)}
@@ -76,12 +78,12 @@ def document(
 def parameters(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Value]:
-    """Return the arguments of the call that are numbers, texts, true or false, by their names,
-    including defaults, and items of mappings as `name.key`. Arguments whose name suggests a secret
-    are left out."""
+    """Return the arguments of a call by name, including defaults. Only numbers, strings and
+    booleans are returned; items of mappings are named `name.key`. Arguments whose name suggests a
+    secret are omitted."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the call itself will fail, or it has no signature
+    except (TypeError, ValueError):  # the call itself will fail, or the function has no signature
         return {}
     bound.apply_defaults()
     found: dict[str, Value] = {}
@@ -111,7 +113,8 @@ def _named(prefix: str, values: Mapping[Any, Any], depth: int = 0) -> Iterator[t
 
 
 def load_result(path: Path) -> Any:
-    """The result in a downloaded artifact. Unpickling runs code that the job chose."""
+    """Load the result from a downloaded artifact. Unpickling can run arbitrary code from the
+    job."""
     return _cloudpickle().loads(path.read_bytes())
 
 
@@ -120,15 +123,15 @@ def _cloudpickle() -> Any:
         import cloudpickle
     except ImportError:
         raise SpecError(
-            "functions need the package cloudpickle: pip install 'dray[functions]'"
+            "submitting functions requires the package cloudpickle: pip install 'dray[functions]'"
         ) from None
     return cloudpickle
 
 
 @contextmanager
 def _by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
-    """Pickle the functions and classes of a module of the user's own as they are, since the node
-    can't import it."""
+    """Pickle functions and classes of the user's own module by value, since the node can't import
+    the module."""
     if module is None or module.__name__ == "__main__" or not _is_own(module):
         yield
         return
@@ -140,7 +143,7 @@ def _by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether a module is in none of the folders of installed packages."""
+    """Whether a module is outside of all folders of installed packages."""
     file = getattr(module, "__file__", None)
     if file is None:
         return False

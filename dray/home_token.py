@@ -1,7 +1,9 @@
-"""The token in a service's home, with which callers other than its user's processes sign in.
+"""The token in a service's home folder, with which callers sign in unless they are processes of the
+service's own user.
 
-A service without a tokens file writes it at its first start. This user's SDK and command line read
-it where the service has put it: below `DRAY_HOME`, or `.dray` in the current folder.
+A service without a tokens file writes the token when it starts for the first time. The SDK and the
+command line of the same user read the token from `DRAY_HOME`, or from `.dray` in the current
+folder.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ from pathlib import Path
 DEFAULT_HOME = ".dray"
 FILE_NAME = "token"
 PREFIX = "dray-home-"
-"""How these tokens begin. The web page takes only such a token from a link."""
+"""Prefix of these tokens. The web page accepts only tokens with this prefix from a link."""
 _MAX_BYTES = 256
 
 
 class UnsafeTokenFile(Exception):
-    """The file can't hold a secret of this user; the message completes a sentence on the file."""
+    """The file can't be trusted to contain a secret. The message is a predicate, such as 'is a
+    symbolic link'."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by its address or name, can be reached from this machine only."""
+    """Whether a host, given as an address or a name, can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -36,9 +39,9 @@ def path_in(home: Path) -> Path:
 
 
 def read(home: Path) -> str | None:
-    """Return the token in a home; None if there is none.
+    """Return the token in a home folder; None if there is none.
 
-    Raises UnsafeTokenFile if other users may have read or written the token, and OSError.
+    Raises UnsafeTokenFile if other users could have read or written the token, and OSError.
     """
     try:
         fd = os.open(path_in(home), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,19 +54,20 @@ def read(home: Path) -> str | None:
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafeTokenFile("is no file")
+            raise UnsafeTokenFile("is not a file")
         if status.st_uid != os.geteuid():
             raise UnsafeTokenFile(f"belongs to the user with id {status.st_uid}")
         if status.st_mode & 0o077:
-            raise UnsafeTokenFile("is open to other users")
+            raise UnsafeTokenFile("is accessible to other users")
         token = file.read(_MAX_BYTES).decode("ascii", "replace").strip()
     if not token.startswith(PREFIX) or not token.isascii() or not token.isprintable():
-        raise UnsafeTokenFile("holds no token of a home")
+        raise UnsafeTokenFile("does not contain a valid token")
     return token
 
 
 def own() -> str | None:
-    """The token in this user's home; None if there is none, or it can't be trusted."""
+    """Return the token in this user's home folder; None if there is none, or if it can't be
+    trusted."""
     home = Path(os.environ.get("DRAY_HOME") or DEFAULT_HOME).expanduser()
     try:
         return read(home)

@@ -1,4 +1,4 @@
-"""Loading a trained model, which imports torch only when it is called."""
+"""Loading a trained model. torch is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ _NEEDED = frozenset({"numpy", "safetensors", "torch", "torchmetrics"})
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
-    """Load the trained model from the folder of a job's artifacts, as written by `Client.download`.
+    """Load a trained model from the folder of a job's artifacts, as downloaded by
+    `Client.download`.
 
-    The model's `predict` accepts images as paths, Pillow images or arrays; rows as mappings or a
-    frame; or a text. `predict_proba` returns probabilities in the order of `labels`.
+    Depending on the recipe, the model's `predict` accepts images as paths, Pillow images or arrays;
+    rows as mappings or a DataFrame; or a string. `predict_proba` returns probabilities in the order
+    of `labels`.
 
     Raises ImportError if the packages of `dray[predict]` are missing, and FileNotFoundError if the
-    folder has no result of a recipe.
+    folder does not contain the result of a recipe.
     """
     try:
         from ray_workers.recipes import load as load_result

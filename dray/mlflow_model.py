@@ -1,6 +1,6 @@
-"""The module that MLflow loads a recipe's model by: `mlflow.pyfunc.load_model("runs:/RUN/.")`.
+"""The loader module for a recipe's model in MLflow: `mlflow.pyfunc.load_model("runs:/RUN/.")`.
 
-It needs `dray[predict]`, as `dray.load` does.
+Requires `dray[predict]`, like `dray.load`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dray.inference import load
 
 
 class RecipeModel:
-    """A recipe's model with the `predict` of MLflow."""
+    """Wraps a recipe's model in MLflow's `predict` interface."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        """Model as returned by `dray.load`."""
+        """The model, as returned by `dray.load`."""
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
-        """The predictions for a batch of images, the rows of a frame, or its column `prompt`."""
+        """Return predictions for a batch of images, the rows of a DataFrame, or its column
+        `prompt`."""
         if hasattr(self.model, "context_length"):
             return [
                 self.model.predict(prompt, **(params or {})) for prompt in model_input["prompt"]

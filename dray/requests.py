@@ -1,6 +1,6 @@
-"""Bodies of requests other than the job document.
+"""Request bodies other than the job document.
 
-A small body that only one route reads is defined with the route, as query parameters are.
+Small bodies that only one route uses are defined next to the route, like query parameters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_RANK = 1_000_000
 MAX_GRACE_S = 24 * 3600
 
 
-# 1.0 is an integer in JSON, so these are no `Int`.
+# Unlike `Int`, these allow 1.0, which JSON treats as an integer.
 # The bounds come before the validator: pydantic leaves later ones out of the JSON Schema.
 Rank = Annotated[int, Field(ge=0, le=MAX_RANK), BeforeValidator(a_number)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEPS), BeforeValidator(a_number)]
@@ -54,7 +54,8 @@ class PreemptRequest(Document):
     """Ask a job to save a checkpoint and leave its slots."""
 
     grace_s: Annotated[Number, Field(ge=0.0, le=MAX_GRACE_S)] | None = None
-    """Seconds until a job that has not left is ended; by default the server's setting."""
+    """Seconds after which a job that still holds its slots is killed; by default the server's
+    setting."""
 
 
 class DrillRequest(Document):
@@ -62,25 +63,26 @@ class DrillRequest(Document):
 
     kind: DrillKind
     rank: Rank = 0
-    """Rank to inject the fault into; has no meaning for `preempt`."""
+    """Rank to inject the fault into; ignored for `preempt`."""
     at_step: Step | None = None
-    """Inject the fault when this many optimizer steps are done; by default immediately."""
+    """Number of optimizer steps after which to inject the fault; by default, immediately."""
 
 
 Priority = Annotated[Int, Field(ge=0, le=100)]
 
 
 class JobChangeRequest(Document):
-    """Change where a job waits; fields that are not given do not change."""
+    """Change a job's position in the queues. Omitted fields remain unchanged."""
 
     queue: QueueName | None = None
     """Move a waiting job to this queue."""
     priority: Priority | None = None
-    """New priority: at most the queue's `max_priority`, unless the caller is an admin."""
+    """The new priority, at most the queue's `max_priority` unless the caller is an admin."""
     held: StrictBool | None = None
-    """Whether a waiting job is held: it does not start until it is released."""
+    """Whether a waiting job is on hold. A held job does not start until it is released."""
     first: Literal[True] | None = None
-    """Move a waiting job before all other jobs of its priority in its queue; for admins."""
+    """Move a waiting job ahead of all other jobs with the same priority in its queue; only for
+    admins."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -93,17 +95,17 @@ Tag = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 ]
 MAX_TAGS = 32
-"""Most tags of one job."""
+"""Maximum number of tags per job."""
 MAX_NOTES = 32_768
 
 
 class AnnotationRequest(Document):
-    """Change the tags and notes of a job; fields that are not given do not change."""
+    """Change the tags and notes of a job. Omitted fields remain unchanged."""
 
     add_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     remove_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     notes: Annotated[str, StringConstraints(max_length=MAX_NOTES)] | None = None
-    """Markdown that replaces the present notes; an empty text removes them."""
+    """Markdown that replaces the current notes; an empty string removes them."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -117,7 +119,7 @@ _RESOURCE = r"CPU|GPU|memory|accelerator_type:[A-Za-z0-9._-]{1,64}"
 
 
 def _amounts(value: Any, info: ValidationInfo) -> Any:
-    """Check the amount of each resource; memory may be a size such as `8GiB`."""
+    """Check the amount of each resource. Memory can be given as a size such as `8GiB`."""
     if not isinstance(value, Mapping):
         return value
     return {name: _amount(str(name), each, f"/{info.field_name}") for name, each in value.items()}
@@ -127,7 +129,7 @@ def _amount(name: str, value: Any, pointer: str) -> float | None:
     place = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
     if not re.fullmatch(_RESOURCE, name):
         known = "CPU, GPU, memory, and accelerator_type:X such as accelerator_type:H100"
-        raise wrong(place, f"there is no resource {name[:100]!r}; there are {known}")
+        raise wrong(place, f"{name[:100]!r} is not a resource; use {known}")
     if value is None:
         return None
     if name == "memory" and isinstance(value, str):
@@ -136,7 +138,7 @@ def _amount(name: str, value: Any, pointer: str) -> float | None:
         except ValueError as error:
             raise wrong(place, str(error)) from None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= MAX_AMOUNT):  # both comparisons are false for NaN
+    if not (is_number and 0 <= value <= MAX_AMOUNT):  # false for NaN
         raise wrong(place, "must be a number from 0 to 2**60")
     return float(value)
 
@@ -166,38 +168,38 @@ Count = Annotated[Int, Field(ge=0, le=10**9)]
 
 
 class QueueRequest(Document):
-    """The rules of a queue. Resources have Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
+    """The rules of a queue. Resources use Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
 
     weight: Weight = 1.0
-    """Share of the cluster's use, relative to the weights of the other queues."""
+    """The queue's share of the cluster, relative to the weights of the other queues."""
     user_weights: UserWeights = Field(default_factory=dict)
-    """Each user's share of the queue's use, relative to the weights of its other users; users who
-    are not listed have the weight 1."""
+    """Each user's share of the queue, relative to the weights of the other users. Users who are not
+    listed have weight 1."""
     quota: Amounts = Field(default_factory=dict)
     """Resources that are guaranteed to the queue's jobs."""
     limit: Amounts = Field(default_factory=dict)
-    """Most resources that the queue's running jobs may hold together; resources that are not listed
-    are not limited."""
+    """Maximum resources that the queue's running jobs can hold together. Resources that are not
+    listed are unlimited."""
     user_limit: Amounts = Field(default_factory=dict)
-    """Most resources that the running jobs of each user of the queue may hold together."""
+    """Maximum resources that each user's running jobs in the queue can hold together."""
     max_running: Count | None = None
-    """Most jobs that may hold slots."""
+    """Maximum number of jobs that can hold slots."""
     max_running_per_user: Count | None = None
     max_queued: Count | None = None
-    """Most jobs that may wait; another job is refused when it is submitted."""
+    """Maximum number of waiting jobs. Further submissions are refused."""
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
-    """Highest priority with which jobs may be submitted; admins may later raise a job above it."""
+    """Highest priority with which jobs can be submitted. Admins can raise it later."""
     budget: Money | None = None
-    """Most that all jobs of the queue may cost, in the currency of the server's prices. Once it is
-    spent, no more jobs start; running jobs go on."""
+    """Maximum cost of all jobs in the queue, in the currency of the server's prices. Once it is
+    spent, no more jobs start, but running jobs continue."""
     monthly_budget: Money | None = None
-    """Most that the queue's jobs may cost in each month, by UTC."""
+    """Maximum cost of the queue's jobs per calendar month (UTC)."""
 
 
 class QueueChangeRequest(Document):
     """Change some rules of a queue, as a JSON merge patch (RFC 7396): null restores the default, or
-    removes a resource or a user's weight. Rules that are not given do not change."""
+    removes a resource or a user's weight. Omitted rules remain unchanged."""
 
     weight: Weight | None = None
     user_weights: UserWeightChanges | None = None
@@ -214,19 +216,19 @@ class QueueChangeRequest(Document):
 
 
 class PlanRequest(JobSpec):
-    """A job document, with optional facts that the planner can't know."""
+    """A job document, with optional information that the planner can't determine itself."""
 
     memory_bytes_per_rank: Size | None = None
-    """Memory of each worker for tensors; by default the memory of the cluster's GPUs, or
+    """Memory for tensors on each worker; by default the memory of the cluster's GPUs, or
     `resources.memory_bytes` on CPU."""
     flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None
-    """Floating point operations per second of a GPU, or of a CPU core, in training. By default the
-    speed of the last jobs on such workers, or else a typical number; the answer names the
-    source."""
+    """Floating-point operations per second of a GPU or a CPU core during training. By default, the
+    speed of recent jobs on such workers or, if there are none, a typical value. The response names
+    the source."""
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
-    """Bytes per second that each worker sends while all workers send."""
+    """Bytes per second that each worker can send while all workers are sending."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
-    """Seconds that one collective operation takes without data."""
+    """Seconds that a collective operation takes if it sends no data."""
 
     @property
     def job(self) -> JobSpec:
@@ -243,21 +245,21 @@ class CheckpointFileRequest(Document):
 
 
 class LogRequest(Document):
-    """A log up to now, as plain text."""
+    """The log so far, as plain text."""
 
     rank: Rank | None = None
-    """Rank whose log to download; by default all ranks, with the attempt and rank before each
-    line."""
+    """Rank whose log to download. By default, all ranks; each line then starts with its attempt and
+    rank."""
     attempt: Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(a_number)] | None = None
     """Attempt whose log to download; by default all attempts."""
 
 
 class DownloadRequest(Document):
-    """Request a download link for an artifact, a file of a checkpoint, or a log of a job. Give one
-    of the three."""
+    """Request a download link for an artifact, a checkpoint file, or a log of a job. Set exactly
+    one of the fields."""
 
     artifact: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """The id of an artifact."""
+    """Id of the artifact."""
     checkpoint: CheckpointFileRequest | None = None
     log: LogRequest | None = None
 
@@ -269,18 +271,18 @@ class DownloadRequest(Document):
 
 
 class CodeFileRequest(Document):
-    """One file of code, by the hashes of its parts."""
+    """A file of code, described by the hashes of its parts."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Path of the file, relative to the code's root, with `/` between folders."""
+    """Path of the file relative to the root of the code, with `/` as the separator."""
     size_bytes: Annotated[Int, Field(ge=0, le=1 << 40)]
     is_executable: StrictBool = False
     parts: list[Sha256]
-    """The SHA-256, in hexadecimal, of each part of 4 MiB; an empty file has no parts."""
+    """Hexadecimal SHA-256 of each part of 4 MiB. An empty file has no parts."""
 
 
 class CodeRequest(Document):
-    """The files of a folder, which a job can run once all parts are uploaded."""
+    """The files of a folder. Jobs can use the code once all parts are uploaded."""
 
     files: Annotated[list[CodeFileRequest], Field(min_length=1, max_length=MAX_FILES)]
 
@@ -289,55 +291,57 @@ _URL = r"^https?://[^\s\\/@?#\x00-\x20\x7f]+(?:[/?][^\s\\#\x00-\x20\x7f]*)?$"
 
 
 def _a_url(value: str) -> str:
-    """Refuse URLs that programs parse differently: the host that is checked must be the host that
-    is connected to."""
+    """Refuse URLs that different programs parse differently, so that the checked host is also the
+    host that is connected to."""
     if not value.isascii():
-        raise ValueError("must be ASCII: write other characters as %C3%A9, and hosts as xn--...")
+        raise ValueError(
+            "must be ASCII: encode other characters as in %C3%A9, and host names as xn--..."
+        )
     try:
         parts = urlsplit(value)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:
         has_host = False
     if not has_host:
-        raise ValueError("must have a host, and a port from 1 to 65535 if any")
+        raise ValueError("must have a host; the port, if any, must be from 1 to 65535")
     return value
 
 
 class WebhookRequest(Document):
-    """Notify an address when jobs enter certain states."""
+    """Send notifications to a URL when jobs enter certain states."""
 
     url: Annotated[
         str,
         StringConstraints(min_length=1, max_length=2000, pattern=_URL),
         AfterValidator(_a_url),
     ]
-    """URL that messages are posted to: `https://`, without a user name, password or fragment."""
+    """URL to which messages are posted: `https://`, without a user name, password or fragment."""
     format: WebhookFormat = WebhookFormat.JSON
     states: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] = Field(
         default_factory=lambda: [state for state in JobState if state.is_terminal]
     )
-    """Entering one of these states sends a notification; by default the final states."""
+    """States that cause a notification when a job enters them; by default, the final states."""
     queue: QueueName | None = None
-    """Notify only of jobs in this queue."""
+    """Notify only about jobs in this queue."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=16)] = Field(
         default_factory=dict
     )
-    """Notify only of jobs with all of these labels."""
+    """Notify only about jobs with all of these labels."""
     all_users: StrictBool = False
-    """Notify of the jobs of all users, instead of only your own; for admins."""
+    """Notify about the jobs of all users instead of only your own; only for admins."""
 
 
 class UpdateRequest(Document):
-    """Send the update whose parts are uploaded. The server can't verify the client's numbers."""
+    """Submit the update whose parts were uploaded. The server can't verify the client's numbers."""
 
     sha256: Sha256
-    """The SHA-256 of all parts together."""
+    """SHA-256 of all parts together."""
     num_samples: Annotated[Int, Field(ge=1, le=2**31)]
-    """Number of samples that the client has trained with."""
+    """Number of samples that the client trained on."""
     num_steps: Annotated[Int, Field(ge=1, le=2**31)]
     loss: Number
-    """Mean loss during the training."""
+    """Mean loss during training."""
     num_val_samples: Annotated[Int, Field(ge=0, le=2**31)] = 0
     """Number of the client's own validation samples."""
     val_loss: Number | None = None
-    """Mean loss of the round's model on the validation samples, before the training."""
+    """Mean loss of the round's model on the validation samples, before training."""

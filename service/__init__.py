@@ -1,1 +1,2 @@
-"""The brain: it decides what runs where, owns the database, and alone drives Ray."""
+"""The service decides what runs where, owns the database, and is the only package that drives
+Ray."""

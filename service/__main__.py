@@ -1,9 +1,9 @@
-"""`python -m service`: the loops alone, for a scaled deployment; and copies of a home.
+"""Runs only the loops, for a scaled deployment, or backs up and restores a home.
 
-Without a command it runs the scheduler and the reconciler. The API runs in other processes, by
-`python -m api --no-loops`. On PostgreSQL several services may run: one has the lease of the loops,
-and the others wait for it. `backup DEST.tar` copies the home of
-DRAY_HOME, also while its service runs; `restore SRC.tar --home NEW` puts a copy into a new one.
+Without a command, it runs the scheduler and the reconciler. The API runs in other processes, by
+`python -m api --no-loops`. With PostgreSQL, several services can run: one of them holds the lease
+of the loops, and the others wait for it. `backup DEST.tar` copies the home (DRAY_HOME), even while
+its service is running; `restore SRC.tar --home NEW` restores a copy to a new home.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def serve() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the program and return its exit code."""
     options = _parse(arguments)
     write_privately()
     try:
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             done = backup(read_settings(), options.dest.absolute())
             _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
             if not done.has_files:
-                _print_line("the storage is no folder: copy it by its own means, after this")
+                _print_line("the storage is not a folder: copy it separately, after this")
         elif options.command == "restore":
             done = restore(options.source, options.home)
             _print_line(f"{done.num_jobs} jobs and {done.num_files} files are in {options.home}")
-            _print_line("start the service with DRAY_HOME set to it")
+            _print_line("to use it, start the service with DRAY_HOME set to this folder")
         else:
             asyncio.run(serve())
     except (BackupError, StartRefused, DomainError, ValueError) as error:
@@ -63,11 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="command")
-    taking = commands.add_parser("backup", help="copy the home of DRAY_HOME into a tar file")
-    taking.add_argument("dest", type=Path, help="the file to write; it must not exist")
-    putting = commands.add_parser("restore", help="put a backup into a new home")
-    putting.add_argument("source", type=Path, help="a file that `backup` wrote")
-    putting.add_argument("--home", type=Path, required=True, help="an empty folder, or none yet")
+    taking = commands.add_parser("backup", help="copy the home (DRAY_HOME) to a tar file")
+    taking.add_argument("dest", type=Path, help="the file to write, which must not exist")
+    putting = commands.add_parser("restore", help="restore a backup to a new home")
+    putting.add_argument("source", type=Path, help="a file that was written by `backup`")
+    putting.add_argument(
+        "--home", type=Path, required=True, help="a folder that is empty or does not exist"
+    )
     return parser.parse_args(arguments)
 
 

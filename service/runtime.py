@@ -71,10 +71,10 @@ READY_LIMIT_S = 3.0
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether the service is ready, and the state of each part.
+    """Whether the service is ready, and the state of each of its parts.
 
-    A full storage is reported and still counts as ready, because users free space through this
-    service. Nodes that get no work are reported, too; the other nodes and the queue go on.
+    Full storage is reported but still counts as ready, because users need the service to free
+    space. Nodes that get no work are also reported; the other nodes and the queue continue to work.
     """
 
     ok: bool
@@ -82,7 +82,7 @@ class Readiness:
 
 
 class Runtime:
-    """A running service. `loops=False` leaves scheduling to another process."""
+    """A running service. With `loops=False`, scheduling is left to another process."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Runtime:
         self.leader: Leader | None = None
         self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
-        """The autoscaler of this process's newest term as leader."""
+        """The autoscaler of this process's latest term as leader."""
         self._exporter: MlflowExporter | None = None
         """The exporter of that term."""
         self._home = home
@@ -116,9 +116,9 @@ class Runtime:
         self._leading: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[StorageStateRow | None] | None = None
-        """The query of `ready` that the database has not answered yet."""
+        """A query by `ready` that the database has not answered yet."""
         self._halted = asyncio.Event()
-        """Set once no attempt may be started any more."""
+        """Set when no further attempts may be started."""
 
     @classmethod
     async def open(
@@ -132,16 +132,16 @@ class Runtime:
     ) -> Runtime:
         """Lock the home, migrate the database, and start the loops.
 
-        Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's, and `timings`.
-        Raises StartRefused if the home, the database or the storage can't be used, or if another
-        process has locked the home.
+        Tests pass a `cluster` instead of Ray, a `clock` instead of this machine's clock, and
+        `timings`. Raises StartRefused if the home, the database or the storage can't be used, or if
+        another process has locked the home.
         """
         if loops and settings.mlflow_tracking_uri and importlib.util.find_spec("mlflow") is None:
             raise StartRefused(
-                "DRAY_MLFLOW_TRACKING_URI is set, and MLflow's client is not installed: "
-                "pip install 'dray[mlflow]', or unset it"
+                "DRAY_MLFLOW_TRACKING_URI is set, but MLflow's client is not installed: run pip "
+                "install 'dray[mlflow]', or unset the variable"
             )
-        # One process at a time may use a SQLite database or an embedded Ray.
+        # Only one process at a time may use a SQLite database or an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
         prices = PricesFile(settings.prices_file)
@@ -153,7 +153,7 @@ class Runtime:
             opened.push_async_callback(asyncio.to_thread, database.close)
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
-            # The defaults may differ from the defaults of the release that ran before.
+            # The defaults may differ from the previous release's defaults.
             await database.write(lambda s: document_values.insert_shared(s, defaults()))
             database.listen()
             storage = _storage(settings.storage_url)
@@ -227,10 +227,10 @@ class Runtime:
         return [("export to MLflow", self._exporter.run())]
 
     async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
-        """Let every attempt save and leave its slots, before a stop that ends the cluster, too.
+        """Let every attempt save and release its slots, before a stop that also ends the cluster.
 
-        Returns when no attempt is left, the grace period is over, or `hurry` is set. Does nothing
-        if Ray is not embedded, or if this process does not run the loops.
+        Returns when no attempt is left, when the grace period is over, or when `hurry` is set. Does
+        nothing if Ray is not embedded, or if this process doesn't run the loops.
         """
         leads = self.leader is not None and self.leader.leads
         if self.settings.ray_address != EMBEDDED or not leads or self._watched() is None:
@@ -243,7 +243,8 @@ class Runtime:
         except DomainError:  # the database does not answer
             return
         report(
-            f"jobs save before Ray stops, for {grace_s:g} s at most; a second signal does not wait"
+            f"jobs have up to {grace_s:g} s to save before Ray stops; send a second signal to "
+            "skip this"
         )
         gone = asyncio.create_task(self._nothing_lives())
         hurried = asyncio.create_task(hurry.wait())
@@ -275,7 +276,8 @@ class Runtime:
         return self.watch.latest if self.watch else None
 
     async def stop(self) -> None:
-        """Stop the loops, then what they use. An embedded Ray ends with its jobs."""
+        """Stop the loops, and then the resources that they use. An embedded Ray ends together with
+        its jobs."""
         if self._leading is not None and self.leader is not None:
             leads = self.leader.leads
             if leads:
@@ -297,15 +299,15 @@ class Runtime:
             self._home.release()
 
     async def _finish_launches(self) -> None:
-        """Start no more attempts, and wait for the launches in progress, up to a limit."""
+        """Start no more attempts, and wait for launches in progress, up to a limit."""
         self._halted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timings.last_launches_s):
                 await self._launches.until_all_answered()
 
     async def ready(self) -> Readiness:
-        """Query the database, for `READY_LIMIT_S` at most, and return its state with the newest
-        states of the cluster and the loops."""
+        """Query the database, for at most `READY_LIMIT_S`, and return its state together with the
+        latest states of the cluster and the loops."""
         checks = {"database": "ok"}
         full = None
         try:
@@ -341,21 +343,21 @@ class Runtime:
         return Readiness(ok, checks)
 
     def _storage_state(self) -> Awaitable[StorageStateRow | None]:
-        """Query the database, by one query at a time: if the database is stopped, each query blocks
-        a thread."""
+        """Query the database, with only one query at a time: if the database is suspended, each
+        query blocks a thread."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self.database.read(storage_repository.state))
         return asyncio.shield(self._asking)
 
 
 def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
-    """The nodes that may not run ranks now, each with the reason."""
+    """Return the nodes on which ranks currently can't run, each with the reason."""
     refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
     return [f"{node.hostname}: {node.problem}" for node in refused]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
-    """The Ray cluster that the settings name."""
+    """Return the Ray cluster that the settings specify."""
     embedded = None
     if settings.ray_address == EMBEDDED:
         slots = settings.local_slots or os.cpu_count() or 1
@@ -382,12 +384,14 @@ def _storage(url: str) -> Storage:
 
 def _unusable_storage(url: str, error: OSError) -> StartRefused:
     return StartRefused(
-        f"the storage {url} {reason_of(error)}: correct that, or set DRAY_STORAGE_URL to another"
+        f"the storage {url} {reason_of(error)}: fix this, or set DRAY_STORAGE_URL to another "
+        "storage"
     )
 
 
 def _storage_nonce(storage_url: str) -> str:
-    """A random text in shared storage. Every node that joins must be able to read it."""
+    """Return a random string in shared storage, which every node that joins must be able to
+    read."""
     path = nonce_path(storage_url)
     if path is None:
         return ""
@@ -401,12 +405,13 @@ def _storage_nonce(storage_url: str) -> str:
 
 
 def tune_interpreter() -> None:
-    """Make HTTP responses wait less for the loops, which run in the same process.
+    """Reduce the time that HTTP responses wait for the loops, which run in the same process.
 
-    A thread that computes keeps the interpreter for `SWITCH_S` while other threads wait for it.
-    A request releases it at each database statement, and would then wait each time for 5 ms,
-    Python's default. The garbage collector skips the present objects, most of which are modules;
-    otherwise it would traverse them each time that the loops have read many jobs.
+    A computing thread keeps the interpreter for `SWITCH_S` while other threads wait for it. A
+    request releases the interpreter at each database statement; with Python's default, it would
+    then wait for 5 ms each time. The garbage collector is set to skip existing objects, most of
+    which belong to modules. Otherwise it would traverse them whenever the loops have read many
+    jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
@@ -414,8 +419,8 @@ def tune_interpreter() -> None:
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
-    """`python -m service`: run only the loops, until `stop` is set. Setting `stop` again skips the
-    wait for attempts to save."""
+    """Run only the loops, until `stop` is set, for `python -m service`. If `stop` is set again,
+    attempts are not given time to save."""
     runtime = await Runtime.open(settings)
     tune_interpreter()
     try:

@@ -1,4 +1,4 @@
-"""Examples of every request, answer and problem, for the description of the API."""
+"""Examples of every request, response and problem, for the description of the API."""
 
 from api.examples.bodies import EVENT_STREAM as EVENT_STREAM
 from api.examples.bodies import PROMETHEUS as PROMETHEUS

@@ -1,4 +1,4 @@
-"""One example of every request and answer, for the description of the API."""
+"""An example of every request and response, for the description of the API."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "files": [{"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]}]
     },
 }
-"""Bodies of requests, by the name of their schema."""
+"""Request bodies, by the name of their schema."""
 
 
 VIEWS: Mapping[str, Mapping[str, Any]] = {
@@ -381,17 +381,17 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
                 "compute_s": 0.061,
                 "send_s": 0.001,
                 "idle_s": 0.0,
-                "why": "fits and takes 62 ms a step",
+                "why": "fits and takes 62 ms per step",
             }
         ],
         "memory_bytes_per_rank": 67_108_864,
-        "memory_source": "given with the request",
+        "memory_source": "given in the request",
         "change": None,
         "calibration": {
             "flops_per_s": 2e10,
             "bandwidth_bytes_per_s": 1e9,
             "latency_s": 1e-4,
-            "source": "default for a core of a CPU: not measured here",
+            "source": "default for a CPU core, not measured on this cluster",
         },
         "assumed": [],
         "sync": SYNC_PLAN,
@@ -399,7 +399,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }
-"""Bodies of answers, by the name of their schema."""
+"""Response bodies, by the name of their schema."""
 
 EVENT_STREAM = (
     "retry: 1000\n\n"

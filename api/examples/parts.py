@@ -1,4 +1,4 @@
-"""The parts that several examples of requests and answers share."""
+"""Parts that are shared by several examples of requests and responses."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ SYNC_PLAN: Mapping[str, Any] = {
             "sent_bytes": 233_896,
             "step_time_s": 0.062,
             "staleness_steps": 0,
-            "why": "takes 62 ms a step, and no way that the document takes is known to be 1.5 "
+            "why": "takes 62 ms per step, and no way that the document allows is known to be 1.5 "
             "times as fast",
         }
     ],
@@ -347,7 +347,7 @@ DELIVERY: Mapping[str, Any] = {
     "created_at": MADE,
     "tried_at": STARTED,
     "next_try_at": "2026-11-21T08:45:06Z",
-    "answer": {"status": 503, "body": "busy", "error": "it answered 503", "took_s": 0.2},
+    "answer": {"status": 503, "body": "busy", "error": "the receiver answered 503", "took_s": 0.2},
 }
 
 

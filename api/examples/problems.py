@@ -1,4 +1,4 @@
-"""One example of every problem, for the description of the API."""
+"""An example of every problem, for the description of the API."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _UNIQUE = "use a new key for each request, and the same key only to repeat a req
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
-        "detail": "the Idempotency-Key has 300 characters; it may have 1 to 255, printable ASCII",
-        "hint": "a random UUID does well",
+        "detail": "the Idempotency-Key has 300 characters; it needs 1 to 255, all printable ASCII",
+        "hint": "use a random UUID, for example",
     },
     "bad_cursor": {
-        "detail": "the cursor was not returned by this listing",
-        "hint": "use next_cursor of the previous page, unchanged, or leave it out",
+        "detail": "the cursor does not belong to this listing",
+        "hint": "pass next_cursor of the previous page unchanged, or omit the cursor",
     },
     "unauthorized": {
-        "detail": "this server asks for a token",
-        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN",
+        "detail": "this server requires a token",
+        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN",
     },
     "forbidden": {
         "detail": "this server does not answer under the name 'evil.example.org'",
@@ -33,7 +33,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/data/source",
     },
     "webhook_url_forbidden": {
-        "detail": "10.0.0.7 may not be a receiver: 10.0.0.7 is a private address",
+        "detail": "10.0.0.7 is not allowed as a receiver: 10.0.0.7 is a private address",
         "pointer": "/url",
         "hint": "the operator allows private hosts, also without https, by "
         "DRAY_WEBHOOK_PRIVATE_HOSTS",
@@ -60,7 +60,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray federate revoke {JOB_ID} CLIENT` removes a client",
     },
     "round_over": {
-        "detail": "the round '000000000012-9f86d081884c7d65' is over",
+        "detail": "round '000000000012-9f86d081884c7d65' is over",
         "hint": "request the round again",
     },
     "bad_update": {
@@ -68,12 +68,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "send this part, and then the update",
     },
     "too_many_webhooks": {
-        "detail": "ann has 20 webhooks, as many as a user may have",
+        "detail": "ann has 20 webhooks, the maximum per user",
         "hint": "delete one that is not needed: `dray webhook ls` shows them",
     },
     "webhook_disabled": {
-        "detail": f"the webhook {WEBHOOK_ID} is disabled: its receiver answered 410: it wants no "
-        "more messages",
+        "detail": f"the webhook {WEBHOOK_ID} is disabled: the receiver responded with 410, so it "
+        "doesn't want any more messages",
         "hint": f"`dray webhook enable {WEBHOOK_ID}` enables it",
     },
     "job_not_found": {
@@ -134,7 +134,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "too_many_requests": {
         "detail": "the server answers 2 requests of this kind per caller at a time, and 16 "
         "more wait",
-        "hint": "try again when some of them have been answered",
+        "hint": "try again after some of them have been answered",
     },
     "queue_full": {
         "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
@@ -150,7 +150,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray queue ls` shows the existing queues",
     },
     "decision_not_found": {
-        "detail": "no round 17 of the scheduler is kept",
+        "detail": "scheduling round 17 is not stored",
         "hint": "rounds are kept for 6 hours",
     },
     "unknown_queue": {
@@ -168,11 +168,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "pointer": "/limit/GPU",
         "hint": "raise the limit or lower the quota",
     },
-    "headers_too_large": {"detail": "a request may have 128 headers, of 65536 bytes in all"},
+    "headers_too_large": {"detail": "at most 128 headers, of 65536 bytes in total, are allowed"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",
-        "hint": "a YAML document is turned into JSON by `dray submit`",
+        "hint": "`dray submit` converts a YAML document to JSON",
     },
     "invalid_document": {
         "detail": "there is no field 'epocs'",
@@ -186,12 +186,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
     },
     "out_of_memory": {
-        "detail": "this job can't fit: each worker needs 96.2 GiB, and has 78.0 GiB: 18.2 GiB "
+        "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "
         "(19542101196 bytes) are missing",
         "pointer": "/parallel",
         "hint": "it fits with train.micro_batch_size 8",
     },
-    "not_plannable": {"detail": "the size of the images is not known: give data.image_size"},
+    "not_plannable": {"detail": "the size of the images is unknown: give data.image_size"},
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",
         "pointer": "/rank",
@@ -249,18 +249,18 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "it has train.py, model.py",
     },
     "init_from_not_found": {
-        "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
+        "detail": f"the job {OTHER_ID} has no checkpoint at step 7",
         "pointer": "/init_from/step",
     },
     "init_from_differs": {
-        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, and was "
-        "0: the samples would come in another order",
+        "detail": f"can't continue from the whole state of {OTHER_ID}: /train/seed is 1, but was "
+        "0: the samples would have a different order",
         "pointer": "/train/seed",
         "hint": "change it, or set init_from.take to weights",
     },
     "internal_error": {
         "detail": "dray failed to answer this request; the server's log shows the error",
-        "hint": "its lines there have the same request_id",
+        "hint": "search the log for this request_id",
     },
     "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
     "database_unavailable": {
@@ -270,13 +270,13 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""The fields that differ between the examples of problems, by code.
+"""The fields that are specific to each example of a problem, by code.
 
-For a code that is not listed here, the detail is the docstring of its exception in the SDK."""
+If a code is not listed here, the detail is the docstring of its exception in the SDK."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:
-    """Example of a problem with this code."""
+    """Return an example of a problem with this code."""
     return {
         "type": f"urn:dray:problem:{code}",
         "title": title(status),

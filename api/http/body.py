@@ -19,15 +19,15 @@ from dray.spec import JobSpec
 
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
-"""Larger bodies are parsed in a thread, so that other requests don't wait. No job needs one."""
+"""Larger bodies, which no job needs, are parsed in a thread, so that other requests don't wait."""
 SWEEP = b'"sweep"'
-"""A body with a sweep is parsed in a thread too, since each of its values is checked."""
+"""A body with a sweep is also parsed in a thread, because each of its values is checked."""
 
 
 async def read_as(
     kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
 ) -> tuple[D, dict[str, Any]]:
-    """The body as `kind`, and the parsed JSON; with `optional`, no body is an empty document.
+    """Return the body as `kind`, and the parsed JSON. With `optional`, the body can be empty.
 
     Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid `kind`.
     """
@@ -40,9 +40,9 @@ async def read_as(
 
 
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
-    """The job that the body describes, and its fingerprint.
+    """Return the job that the body describes, and its fingerprint.
 
-    Raises Refused if the body is too large, not JSON, ambiguous JSON, or no job.
+    Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid job.
     """
     _check_content_type(request.headers.get("content-type", ""))
     body = await _read(request, limit_bytes)
@@ -52,14 +52,14 @@ async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
 
 
 async def read_bytes(request: Request, limit_bytes: int, kinds: Sequence[str]) -> tuple[bytes, str]:
-    """The raw body, and its media type, which is one of `kinds`.
+    """Return the raw body, and its media type, which is one of `kinds`.
 
     Raises Refused if the body is too large or of another type.
     """
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
     if kind not in kinds:
-        detail = f"the content type is {given!r}, and not {' or '.join(kinds)}"
+        detail = f"the content type is {given!r}, not {' or '.join(kinds)}"
         raise Refused("unsupported_media_type", detail)
     return await _read(request, limit_bytes), kind
 
@@ -76,14 +76,14 @@ def _check_content_type(value: str) -> None:
         raise Refused(
             "unsupported_media_type",
             f"the content type is {value!r}, not application/json",
-            hint="a YAML document is turned into JSON by `dray submit`",
+            hint="`dray submit` converts a YAML document to JSON",
         )
     if charset and charset[1].lower() not in ("utf-8", "utf8"):
         raise Refused("unsupported_media_type", f"the charset is {charset[1]!r}, not UTF-8")
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
-    """The body; raises Refused as soon as the body is known to be too large, before reading it."""
+    """Return the body. Raises Refused as soon as the body is known to be too large."""
     too_large = Refused("body_too_large", f"the body is larger than {limit_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
@@ -97,9 +97,9 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object in UTF-8. Each key may occur once, and the database can store all texts.
+    """Parse a JSON object in UTF-8. Refuses repeated keys, and strings that can't be stored.
 
-    NaN and Infinity, which are not JSON, are read as numbers, so that the error names their field.
+    NaN and Infinity are not JSON, but are read as numbers, so that the error names their field.
     """
     try:
         document = json.loads(body.decode("utf-8"), object_pairs_hook=_each_key_once)
@@ -132,7 +132,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """The document as a JobSpec; raises Refused with the first field at fault and the reason."""
+    """Return the document as a JobSpec. Raises Refused with the first invalid field and why."""
     return _checked(lambda: validation.check(document))
 
 
@@ -148,6 +148,6 @@ def _refused(fault: Fault) -> Refused:
 
 
 def fingerprint(document: Mapping[str, Any]) -> str:
-    """SHA-256 of the document in canonical form, stored with an idempotency key."""
+    """Return the SHA-256 of the document in canonical form, for an idempotency key."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

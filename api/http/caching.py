@@ -21,12 +21,12 @@ _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag_of(body: bytes) -> str:
-    """A strong ETag. Hashing an answer takes microseconds; making it takes a transaction."""
+    """Return a strong ETag. Hashing an answer takes microseconds; making it takes a transaction."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the caller already has this version, by its `If-None-Match` (weak comparison)."""
+    """Whether the caller's `If-None-Match` has this version (weak comparison)."""
     header = request.headers.get("if-none-match")
     if header is None:
         return False
@@ -45,12 +45,13 @@ def accepts_gzip(request: Request) -> bool:
 
 
 def revision_tag(revision: int) -> dict[str, str]:
-    """The ETag of a revision, which a caller sends back in `If-Match` for a conditional change."""
+    """Return the ETag of a revision, which a caller sends back in `If-Match` to change only that
+    revision."""
     return {"ETag": f'"{revision}"'}
 
 
 def wanted_revision(if_match: str | None) -> int | None:
-    """The revision in `If-Match` that the caller wants to change; None accepts any revision.
+    """Return the revision in `If-Match` that the caller wants to change; None accepts any revision.
 
     Raises Refused for a malformed tag: ignoring it would change a version that the caller has not
     read.
@@ -60,8 +61,8 @@ def wanted_revision(if_match: str | None) -> int | None:
         return None
     match = _REVISION.fullmatch(header)
     if match is None:
-        detail = f"If-Match is {header[:100]!r}, and not the ETag of an answer"
-        raise Refused("malformed_request", detail, hint='it looks like "3"')
+        detail = f"If-Match is {header[:100]!r}, which is not the ETag of an answer"
+        raise Refused("malformed_request", detail, hint='an ETag looks like "3"')
     return int(match[1])
 
 
@@ -72,9 +73,9 @@ def not_modified(etag: str, headers: Mapping[str, str] | None = None) -> Respons
 
 
 def answer(request: Request, view: View, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON with its ETag, or 304 to a caller that already has this version.
+    """Return the view as JSON with its ETag, or 304 if the caller already has this version.
 
-    The view is serialised without validation, since it was validated when it was made.
+    The view is serialised without validation, since it was validated when it was created.
     """
     return answer_json(request, view.model_dump_json().encode(), headers)
 
@@ -82,7 +83,7 @@ def answer(request: Request, view: View, headers: Mapping[str, str] | None = Non
 def answer_json(
     request: Request, body: bytes, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The serialised view with its ETag, or 304; see `answer`."""
+    """Return the serialised view with its ETag, or 304; see `answer`."""
     etag = (headers or {}).get("ETag") or etag_of(body)
     if is_known(request, etag):
         return not_modified(etag, headers)
@@ -94,7 +95,7 @@ def answer_json(
 
 
 def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON, in answer to a change. Caches must not store it."""
+    """Return the view as JSON, in answer to a change. Caches must not store it."""
     return Response(
         view.model_dump_json(),
         status_code=status,

@@ -33,7 +33,8 @@ ACCEPTED_AT_ONCE = 64
 RESERVED_DESCRIPTORS = 512
 """File descriptors for the database, files, pipes, and connections that will be refused."""
 DESCRIPTORS = 1 << 16
-"""Most descriptors to request: some systems allow a billion, and some programs iterate over all."""
+"""Maximum number of descriptors to request: some systems allow a billion, and some programs iterate
+over all."""
 SPARE = 32
 """Connections accepted above the limit, so that a refused caller can receive the 503."""
 SLICE_BYTES = 16 << 10
@@ -47,24 +48,24 @@ class Limits:
     connections: int = 2048
     per_client: int = 1024
     head_bytes: int = 64 << 10
-    """Most bytes of a request line and headers. The framing of a chunked body counts too."""
+    """Maximum size of the request line and headers. The framing of a chunked body counts too."""
     num_headers: int = 128
     head_within_s: float = 20.0
     """Seconds for the head of a request, from the opening of the connection or from the first byte
     of a later request."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
-    """Seconds that a caller may go without reading from its answer."""
+    """Seconds that a caller can go without reading from its answer."""
     linger_s: float = 2.0
     """Seconds that the server keeps reading from a refused caller: closing the socket with unread
     bytes would reset the connection before the answer arrives."""
     keep_alive_s: int = 75
     """Seconds that an idle connection stays open: longer than the pause between two polls, so that
-    each poll does not open a connection."""
+    polls reuse a connection."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """The limits in the settings, reduced to the descriptors that this process may open."""
+        """Return the limits in the settings, reduced to the descriptors of this process."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             descriptors = DESCRIPTORS
@@ -75,7 +76,7 @@ class Limits:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files of this process and its children to the hard limit."""
+    """Raise the soft limit on open files of this process and its children to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -101,7 +102,7 @@ class Connections:
     def make_room(self, client: str) -> None:
         """Close the connection that has waited longest if a new one of `client` exceeds a limit.
 
-        It closes a connection of the same client, or of the client with the most waiting
+        The closed connection belongs to the same client, or to the client with the most waiting
         connections, so that a client never loses a connection to a client that has more.
         """
         crowded = self.limits.per_client + SPARE
@@ -155,10 +156,10 @@ class Admission:
         if self._num > self._limits.connections:
             detail = f"the server answers {self._limits.connections} requests at a time"
         elif self._of_client[client] > self._limits.per_client:
-            detail = f"the server answers {self._limits.per_client} requests of a client at a time"
+            detail = f"the server answers {self._limits.per_client} requests per client at a time"
         else:
             return None
-        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit of "
+        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit on "
         return Refused("unavailable", detail, None, hint + "open files", {"Connection": "close"})
 
     def leave(self, client: str) -> None:
@@ -177,7 +178,7 @@ class Awaited(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `config` makes a subclass, whose connections are counted in its `shared`."""
+    """One connection. `config` creates a subclass that counts its connections in `shared`."""
 
     shared: ClassVar[Connections]
 
@@ -341,7 +342,8 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         self._refuse(
             "headers_too_large",
-            f"a request may have {limits.num_headers} headers, of {limits.head_bytes} bytes in all",
+            f"at most {limits.num_headers} headers, of {limits.head_bytes} bytes in total, are "
+            "allowed",
         )
 
     def _refuse(self, code: str, detail: str) -> None:
@@ -374,9 +376,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """The reason why the host of a request is ambiguous (RFC 9112, 3.2); None if it is not.
+    """Return why the host of a request is ambiguous (RFC 9112, 3.2), or None if it is not.
 
-    The server and a proxy before it, or two parts of the server, would use different hosts.
+    The server and a proxy in front of it, or two parts of the server, could use different hosts.
     """
     hosts = [value.strip().lower() for name, value in headers if name.lower() == b"host"]
     if len(hosts) > 1:
@@ -417,18 +419,18 @@ _LOGGED_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's log is new. A request that is refused here, or that asks for
-    another protocol and is answered in HTTP/1.1, is logged elsewhere."""
+    """Whether a record of uvicorn's log is worth logging. A request that is refused here, or that
+    asks for another protocol and is answered in HTTP/1.1, is logged elsewhere."""
     return not str(record.msg).startswith(_LOGGED_ELSEWHERE)
 
 
 def config(
     app: ASGIApp, limits: Limits, *, stop_within_s: int, proxies: Sequence[str] = ()
 ) -> uvicorn.Config:
-    """uvicorn's configuration to serve `app` within `limits`.
+    """Return uvicorn's configuration to serve `app` within `limits`.
 
-    proxies: addresses or networks of the proxies whose forwarding headers are trusted. By default
-    uvicorn would trust every process of this machine.
+    proxies: addresses or networks of the proxies whose forwarding headers are trusted. By default,
+    uvicorn would trust every process on this machine.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     protocol = type("Connection", (BoundedProtocol,), {"shared": Connections(limits)})

@@ -22,14 +22,14 @@ _CONTENT = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": _CONTENT},
     206: {"description": "The requested range of the file.", "content": _CONTENT},
-    304: {"description": "The caller already has this version, by its `If-None-Match`."},
+    304: {"description": "The caller already has this version, according to `If-None-Match`."},
 }
-"""Answers of a download besides problems, for OpenAPI."""
+"""Answers to a download, except for problems, for OpenAPI."""
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "Size, type and hash of the file are in the headers."},
     304: DOWNLOAD[304],
 }
-"""Answers to a HEAD besides problems, for OpenAPI."""
+"""Answers to a HEAD, except for problems, for OpenAPI."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class StoredFile:
     key: str
     size_bytes: int
     sha256: str
-    """Hash of the whole file, which is its ETag."""
+    """Hash of the whole file, which is also its ETag."""
     name: str
     """Path of the file; a browser saves the content under its last part."""
 
 
 def download(request: Request, storage: Storage, file: StoredFile) -> Response:
-    """The file or a range of it; for HEAD, only the headers.
+    """Return the file or a range of it; for HEAD, only the headers.
 
     Raises Refused with `range_not_satisfiable` if the file has no byte in the range.
     """
@@ -69,7 +69,7 @@ def download(request: Request, storage: Storage, file: StoredFile) -> Response:
 
 
 def attachment(path: str) -> dict[str, str]:
-    """Headers that make a browser save the content under the last part of this path."""
+    """Return headers that make a browser save the content under the last part of this path."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "X-Content-Type-Options": "nosniff",
@@ -78,8 +78,8 @@ def attachment(path: str) -> dict[str, str]:
 
 
 def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
-    """The requested range; None for the whole file, also if `If-Range` has another version's ETag
-    (RFC 9110, 13.1.5)."""
+    """Return the requested range; None for the whole file, and if `If-Range` has the ETag of
+    another version (RFC 9110, 13.1.5)."""
     if request.method != "GET" or request.headers.get("if-range", etag) != etag:
         return None
     try:
@@ -87,7 +87,7 @@ def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
     except Unsatisfied:
         raise Refused(
             "range_not_satisfiable",
-            f"the file has {size} bytes, and none in that range",
+            f"the file has {size} bytes, none of them in that range",
             headers={"Content-Range": f"bytes */{size}"},
         ) from None
 
@@ -114,10 +114,10 @@ class Unsatisfied(Exception):
 
 
 def parse_range(header: str | None, size: int) -> Range | None:
-    """The requested range; None means the whole file.
+    """Return the requested range; None means the whole file.
 
     A header that is not a range of bytes, or has several ranges, is ignored, as the RFC allows.
-    Raises Unsatisfied.
+    Raises Unsatisfied if the file has no byte in the range.
     """
     match = re.fullmatch(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*", header or "")
     if match is None or match.groups() == ("", ""):

@@ -12,7 +12,7 @@ from service.jobs.idempotency import IdempotencyKey
 
 PATTERN = r"^[!-~](?:[ -~]{0,253}[!-~])?$"
 SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": 255, "pattern": PATTERN}
-"""The key's schema, for the API's description only: `check_key` answers with a code of its own."""
+"""The key's schema, only for the API's description: `check_key` answers with its own code."""
 
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", json_schema_extra=SCHEMA)]
 
@@ -25,11 +25,11 @@ def check_key(key: str | None) -> str | None:
         return key
     raise Refused(
         "bad_idempotency_key",
-        f"the Idempotency-Key has {len(key)} characters; it may have 1 to 255, printable ASCII",
-        hint="a random UUID does well",
+        f"the Idempotency-Key has {len(key)} characters; it needs 1 to 255, all printable ASCII",
+        hint="use a random UUID, for example",
     )
 
 
 def named(key: str | None, fingerprint: str) -> IdempotencyKey | None:
-    """The key with the fingerprint of its request; None for a request without a key."""
+    """Return the key with the fingerprint of its request; None for a request without a key."""
     return None if key is None else IdempotencyKey(key, fingerprint)

@@ -1,8 +1,8 @@
-"""A rate limiter for requests that take long to answer, such as when a job would start.
+"""A rate limiter for requests that take long to answer, such as predicting when a job would start.
 
-Each of these requests simulates the scheduler, in one of the few threads that read the database for
+Each of these requests simulates the scheduler in one of the few threads that read the database for
 all requests. So the server answers a few requests of a caller at a time, a few more wait, and
-further requests are refused. All callers together leave threads free for other requests.
+further requests are refused. A limit for all callers together leaves threads for other requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOO_MANY = "too_many_requests"
 
 @dataclass(frozen=True)
 class TurnLimits:
-    """Limits on the requests that are answered, or wait, at a time."""
+    """Limits on the requests that are answered, or wait, at the same time."""
 
     at_once: int = 4
     """Requests of all callers: half of the threads that read the database."""
@@ -47,7 +47,7 @@ class Turns:
                 f"the server answers {limits.of_caller} requests of this kind per caller at a "
                 f"time, and {limits.waiting_of_caller} more wait"
             )
-            raise Refused(TOO_MANY, detail, None, "try again when some of them have been answered")
+            raise Refused(TOO_MANY, detail, None, "try again after some of them have been answered")
         self._asked[caller] += 1
         mine = self._of_caller.setdefault(caller, asyncio.Semaphore(limits.of_caller))
         try:

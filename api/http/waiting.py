@@ -1,7 +1,7 @@
 """Long polls, and waits for a turn of the rate limiter.
 
 A wait ends when there is something to answer, when its time is up, when the server is asked to stop
-(so that stopping takes no longer than a request), or when the caller has disconnected.
+(so that stopping takes no longer than a request), or when the caller disconnects.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ async def _gone(request: Request) -> None:
 async def unless_over(
     context: Context, request: Request | None, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """The result of `work`; None if the server stops or the caller disconnects first.
+    """Return the result of `work`, or None if the server stops or the caller disconnects first.
 
-    Without a request, it does not watch whether the caller disconnects.
+    Without a request, a disconnection of the caller is not noticed.
     """
     wanted = asyncio.ensure_future(work)
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(context.stopping.wait())]
@@ -58,9 +58,9 @@ async def long_poll(
     *,
     is_of_client: bool = False,
 ) -> T:
-    """The first result of `look` that is `enough`, or the last one after `wait_s` seconds.
+    """Return the first result of `look` that is `enough`, or the last one after `wait_s` seconds.
 
-    is_of_client: the caller is a client of a federated job, whose token `look` checks.
+    is_of_client: whether the caller is a client of a federated job, whose token `look` checks.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
@@ -82,8 +82,8 @@ async def long_poll(
 async def turn(request: Request) -> AsyncIterator[None]:
     """Hold the caller's turn of the rate limiter for a request that takes long to answer.
 
-    A caller is the name of a token, or on a server without tokens an address. If the caller
-    disconnects, its request stops waiting and takes no turn.
+    A caller is identified by the name of its token or, on a server without tokens, by its address.
+    If the caller disconnects, its request stops waiting and takes no turn.
     """
     context = context_of(request)
     host = request.client.host if request.client else ""

@@ -1,1 +1,1 @@
-"""The read calls of MLflow's REST API for tracking."""
+"""The read-only calls of MLflow's REST API for tracking."""

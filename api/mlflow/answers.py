@@ -58,7 +58,7 @@ class MlflowRoute(APIRoute):
 
 
 def _status(code: str) -> int:
-    """The status of a problem code. MLflow has no 422; it answers 400 for an invalid value."""
+    """Return the status of a problem code. MLflow uses 400 instead of 422 for invalid values."""
     return 400 if HTTP_STATUS[code] == 422 else HTTP_STATUS[code]
 
 
@@ -87,10 +87,10 @@ def experiment(found: MlflowExperiment) -> dict[str, Any]:
 def run(
     job: views.Job, notes: str | None, last: Mapping[str, views.Series] | None = None
 ) -> dict[str, Any]:
-    """A job as a run.
+    """Return a job as a run.
 
     notes: None for a job without notes. last: series that end with the last point of each metric.
-    Without it, the values come from the job's summary, with the newest step of the job.
+    Without `last`, the values come from the job's summary, with the job's newest step.
     """
     info = {
         "run_id": job.id,
@@ -143,8 +143,8 @@ def with_token(answer: dict[str, Any], token: str | None) -> dict[str, Any]:
 
 
 def files(artifacts: Sequence[views.Artifact], folder: str) -> list[dict[str, Any]]:
-    """The entries directly in a folder of the artifacts; `""` is the root, to which paths are
-    relative."""
+    """Return the entries directly in a folder of the artifacts. The root, to which paths are
+    relative, is `""`."""
     found: dict[str, dict[str, Any]] = {}
     prefix = f"{folder}/" if folder else ""
     for artifact in artifacts:

@@ -1,6 +1,6 @@
 """/api/2.0/mlflow: experiments, runs, metrics and artifacts for MLflow's client, read-only.
 
-`MLFLOW_TRACKING_URI` is the address of the server, and `MLFLOW_TRACKING_TOKEN` the caller's token.
+Set `MLFLOW_TRACKING_URI` to the server's address, and `MLFLOW_TRACKING_TOKEN` to your token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.tracking.mlflow.queries import MlflowExperiment, MlflowQueries
 
 API, ARTIFACTS = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 
-# MLflow documents this API, so that dray's description leaves it out.
+# MLflow documents this API, so dray's description leaves it out.
 router = APIRouter(route_class=MlflowRoute, include_in_schema=False)
 TheMlflow = Annotated[
     MlflowQueries, use_cases(lambda runtime: MlflowQueries(runtime.database, runtime.reading))
@@ -32,7 +32,7 @@ TheMlflow = Annotated[
 
 
 class ExperimentSearch(BaseModel):
-    """The fields of MLflow's request that have a meaning here; other fields are ignored."""
+    """The fields of MLflow's request that dray supports; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     filter: str = ""
@@ -145,7 +145,7 @@ async def list_artifacts(reading: TheReading, _: Caller, run_id: Text, path: Tex
 
 @router.get(ARTIFACTS)
 async def list_files(reading: TheReading, _: Caller, path: Text = "") -> Response:
-    """List artifacts by MLflow's artifact protocol, with names instead of paths."""
+    """List artifacts in MLflow's artifact protocol, with names instead of paths."""
     job_id, _slash, folder = path.strip("/").partition("/")
     found = answers.files((await reading.artifacts(job_id)).items, folder)
     return JSONResponse({"files": [{**f, "path": f["path"].rpartition("/")[2]} for f in found]})
@@ -184,9 +184,9 @@ async def anything_else(request: Request, _: Caller) -> Response:
         return mlflow_error(
             403,
             "PERMISSION_DENIED",
-            "MLflow's API of a dray server is for reading: a job reports by dray.train, and is "
-            "changed by dray's own API",
+            "the MLflow API of a dray server is read-only: jobs report with dray.train, and are "
+            "changed with dray's own API",
         )
     return mlflow_error(
-        404, "ENDPOINT_NOT_FOUND", f"a dray server does not answer {request.url.path}"
+        404, "ENDPOINT_NOT_FOUND", f"a dray server does not support {request.url.path}"
     )

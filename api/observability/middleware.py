@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Paths of health checks. They are polled all the time, so they are not logged. They pass the gate
-under any host name, and are answered however busy the server is."""
+"""Paths of health checks. They are polled constantly, so they are not logged. They pass the gate
+under any host name, and are answered even if the server is at its limits."""
 PAGE = "/"
-"""Path of the web page, to which any site may link: it contains no data of jobs. The gate checks
+"""Path of the web page. Any site can link to it, since it contains no data of jobs. The gate checks
 the page's calls like all others."""
 
 SAFE_HEADERS = {
@@ -88,7 +88,7 @@ class Observed:
             else:
                 await self._app(scope, receive, noticing)
         except ClientDisconnect:
-            pass  # the caller disconnected while it sent its body: no answer would arrive
+            pass  # the caller disconnected while sending its body, and can't get an answer
         except Exception:
             logger.exception("a request failed")
             if status:
@@ -100,7 +100,7 @@ class Observed:
             logging_setup.request_id.reset(reset)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Neither a path without a route nor a made-up method may become a label.
+        # Neither unknown paths nor made-up methods must become labels.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         status = status or 499  # the caller disconnected before there was an answer
@@ -123,7 +123,7 @@ class Observed:
 
 
 def _request_id(given: str | None) -> str:
-    """The request id of the caller if it is safe to log; otherwise a new one."""
+    """Return the caller's request id if it is safe to log, otherwise a new one."""
     if given is not None and _SANE_ID.fullmatch(given):
         return given
     return secrets.token_hex(12)

@@ -1,7 +1,7 @@
-"""Prometheus metrics: requests are counted as they are answered, all else is read at each scrape.
+"""Prometheus metrics. Requests are counted as they are answered; the rest is read at each scrape.
 
-A scrape costs a few SQL statements, however many jobs exist. The number of series is bounded: the
-only labels with user-defined names are queues, which admins create.
+A scrape costs a few SQL statements, however many jobs exist. The number of series is bounded:
+queues are the only labels with user-defined names, and only admins create queues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Scrape(Collector):
 
 
 class Telemetry:
-    """The metrics of one application, in a registry of its own."""
+    """The metrics of one application, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class Telemetry:
         )
         self._seconds = Histogram(
             "dray_http_request_seconds",
-            "Time to answer; long polls and streams wait on purpose.",
+            "Time to answer a request; long polls and streams wait on purpose.",
             ("method", "route"),
             registry=self.registry,
         )
@@ -68,7 +68,7 @@ class Telemetry:
         self._seconds.labels(method, route).observe(seconds)
 
     async def render(self, runtime: Runtime) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         counts = await runtime.reading.count_jobs()
         cluster = await runtime.reading.cluster()
         slot_seconds = await runtime.faults.slot_seconds()
@@ -83,7 +83,7 @@ def families(
     slot_seconds: Mapping[str, float],
     watched: Watched,
 ) -> list[Family]:
-    """The metrics of the whole service, which every API process exports."""
+    """Return the metrics of the whole service, which every API process exports."""
     return [
         *_of_jobs(counts),
         *_of_queues(watched),
@@ -107,7 +107,7 @@ def _of_jobs(counts: Mapping[JobState, int]) -> Iterator[Family]:
     by_state = {(state.value,): counts.get(state, 0) for state in JobState}
     yield _gauge("dray_jobs", "Jobs by state.", by_state, "state")
     waiting = {(): counts.get(JobState.QUEUED, 0)}
-    yield _gauge("dray_queue_depth", "Jobs that wait for slots.", waiting)
+    yield _gauge("dray_queue_depth", "Jobs waiting for slots.", waiting)
 
 
 def _of_queues(watched: Watched) -> Iterator[Family]:
@@ -125,8 +125,8 @@ def _of_queues(watched: Watched) -> Iterator[Family]:
     }
     yield _gauge(
         "dray_queue_oldest_seconds",
-        "Time since the submission of the oldest waiting job of a queue, without held jobs and "
-        "jobs that wait for other jobs.",
+        "Time since the submission of the oldest waiting job of a queue, not counting held jobs "
+        "and jobs that wait for other jobs.",
         ages,
         "queue",
     )
@@ -142,7 +142,7 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
     alive = [node for node in cluster.nodes if node.alive]
     yield _gauge(
         "dray_nodes",
-        "Nodes alive, accepted or refused.",
+        "Live nodes, by whether they are accepted.",
         {
             (str(accepted).lower(),): sum(node.accepted is accepted for node in alive)
             for accepted in (True, False)
@@ -156,7 +156,7 @@ def _of_cluster(cluster: views.Cluster, now: datetime) -> Iterator[Family]:
         amounts[kind, "held"] = sum(node.held.get(kind, 0.0) for node in usable)
     yield _gauge(
         "dray_resources",
-        "Ray resources of accepted nodes, and what attempts hold.",
+        "Ray resources of accepted nodes: in total, and held by attempts.",
         amounts,
         *("kind", "what"),
     )
@@ -181,9 +181,7 @@ def _of_webhooks(watched: Watched) -> Iterator[Family]:
         {("enabled",): enabled, ("failing",): failing, ("disabled",): disabled},
         "state",
     )
-    yield _gauge(
-        "dray_webhook_waiting", "Messages that wait to be sent to webhooks.", {(): waiting}
-    )
+    yield _gauge("dray_webhook_waiting", "Messages waiting to be sent to webhooks.", {(): waiting})
     yield _gauge(
         "dray_webhook_oldest_seconds",
         "Age of the oldest of these messages.",
@@ -193,7 +191,7 @@ def _of_webhooks(watched: Watched) -> Iterator[Family]:
 
 def _slot_seconds(seconds: Mapping[str, float]) -> Family:
     family = CounterMetricFamily(
-        "dray_slot_seconds", "Slot-seconds of all jobs by the class of their use.", labels=["class"]
+        "dray_slot_seconds", "Slot-seconds of all jobs, by how they were used.", labels=["class"]
     )
     for slot_class in TimeCategory:
         family.add_metric([slot_class.value], seconds.get(slot_class, 0.0))

@@ -23,7 +23,7 @@ of the manual are in the folder <code>docs</code>.</p>
 
 
 def find(path: str, folder: Path = FOLDER) -> StaticFile | None:
-    """The file at `path` in the folder, or None; for a folder, its `index.html`."""
+    """Return the file at `path` in the folder, or None; for a folder, its `index.html`."""
     file = (folder / path).resolve()
     if not file.is_relative_to(folder.resolve()):
         return None

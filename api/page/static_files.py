@@ -1,8 +1,8 @@
 """The files of the page, read once and kept in memory, with a compressed copy.
 
-The address of each file contains a hash of all files. So browsers may cache a file forever, and an
+The address of each file contains a hash of all files. So browsers can cache a file forever, and an
 upgrade of the server never mixes files of two versions. Modules import each other by relative
-paths, so that only `index.html` contains the hash.
+paths, so only `index.html` contains the hash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 FOLDER = Path(__file__).parent / "static"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERSION_MARK = b"page/VERSION/"
-"""How `index.html` writes the address of a file."""
+"""The beginning of each file's address in `index.html`."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,4 +1,4 @@
-"""/v1/arrays: the jobs of one document with `array`, as a group."""
+"""/v1/arrays: the jobs of a document with `array`, as a group."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ router = APIRouter(prefix="/v1/arrays", tags=["jobs"])
 
 class ArrayQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Seconds to wait at most until all jobs of the array are over."""
+    """Maximum number of seconds to wait until all jobs of the array have ended."""
     state: tuple[JobState, ...] = ()
-    """With `wait_s`: jobs in any of these states count as over."""
+    """With `wait_s`: jobs in any of these states count as ended."""
 
 
 @router.get(
@@ -40,8 +40,8 @@ async def get(
     array_id: str,
     query: Annotated[ArrayQuery, QueryParameters()],
 ) -> Response:
-    """Count the jobs of an array by state. With `wait_s`, wait until all are over.
-    `GET /v1/jobs?array=ID` lists the jobs."""
+    """Count the jobs of an array by state. With `wait_s`, wait until all of them have ended. To
+    list the jobs, use `GET /v1/jobs?array=ID`."""
     array = await long_poll(
         context,
         request,
@@ -62,7 +62,7 @@ async def get(
     responses=declare("invalid_parameter", "array_not_found"),
 )
 async def cancel(jobs: TheJobs, actor: Actor, array_id: str) -> Response:
-    """Stop all jobs of an array that are not over. Repeated calls answer 202."""
+    """Stop all jobs of an array that have not ended. Repeated calls also return 202."""
     return fresh(await jobs.arrays.cancel(array_id, actor=actor), 202)
 
 
@@ -81,7 +81,7 @@ async def cancel(jobs: TheJobs, actor: Actor, array_id: str) -> Response:
     ),
 )
 async def delete(jobs: TheJobs, actor: Actor, array_id: str) -> Response:
-    """Remove all jobs of an array, which must be over, with their logs, checkpoints and
-    artifacts."""
+    """Delete all jobs of an array, with their logs, checkpoints and artifacts. The jobs must have
+    ended."""
     await jobs.arrays.delete(array_id, actor=actor)
     return Response(status_code=204)

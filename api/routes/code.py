@@ -1,4 +1,4 @@
-"""/v1/code: uploads the code of jobs, and reads its files."""
+"""/v1/code: uploads the code of jobs, and returns its files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ router = APIRouter(prefix="/v1", tags=["code"])
 TheCode = Annotated[CodeUploads, use_cases(lambda runtime: runtime.jobs.code)]
 
 DESCRIPTION_BYTES = 16 << 20
-"""Most bytes of the description of an upload: about 20,000 files."""
+"""Maximum size of the description of an upload, which is enough for about 20,000 files."""
 PARTS_BYTES = 16 << 20
-"""Most bytes of a body with parts."""
+"""Maximum size of a body with parts."""
 TAR = "application/x-tar"
 
 _UPLOAD = declare(
@@ -54,7 +54,7 @@ _UPLOAD = declare(
     responses={**_UPLOAD, **declare("invalid_document")},
 )
 async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
-    """Describe the files of the code. The answer lists the parts that the server is missing.
+    """Describe the files of the code. The response lists the parts that the server doesn't have.
 
     Upload these parts, and then send the same description again: code without missing parts can be
     submitted. An interrupted upload is resumed in the same way.
@@ -85,8 +85,9 @@ async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
     responses=_UPLOAD,
 )
 async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Response:
-    """Upload parts: one as `application/octet-stream`, or several as `application/x-tar`, in which
-    each file is a part, named by its SHA-256. At most 4 MiB per part and 16 MiB per request."""
+    """Upload one part as `application/octet-stream`, or several parts as `application/x-tar`, in
+    which each file is a part and its name is the part's SHA-256. Parts have at most 4 MiB, and
+    requests at most 16 MiB."""
     content, kind = await body.read_bytes(request, PARTS_BYTES, (BINARY, TAR))
     if kind == TAR:
         parts = await asyncio.to_thread(_members, content)
@@ -97,18 +98,19 @@ async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Respon
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The files of a tar archive by their names, which are hashes."""
+    """Return the files of a tar archive by their names, which are hashes."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
                 if not re.fullmatch("[0-9a-f]{64}", member.name):
                     problem = "is not a SHA-256: the name of a part is its hash"
-                # A sparse file of a few bytes may have any size when it is read.
+                # A sparse file that takes a few bytes in the archive can have any size when it is
+                # read.
                 elif not member.isreg() or member.issparse():
                     problem = "is not a regular file"
                 elif not 0 <= member.size <= PART_BYTES:
-                    problem = f"has {member.size} bytes; a part may have {PART_BYTES}"
+                    problem = f"has {member.size} bytes; a part can have at most {PART_BYTES}"
                 else:
                     packed = archive.extractfile(member)
                     assert packed is not None, "a regular file has content"
@@ -143,7 +145,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 async def job_code(
     request: Request, code: TheCode, reading: TheReading, _: Caller, job_id: str
 ) -> Response:
-    """List the files of the code of a job, as uploaded."""
+    """List the files of a job's code, as they were uploaded."""
     owner, identity = await reading.code_of(job_id)
     files = await code.files(owner, identity)
     items = [
@@ -170,7 +172,7 @@ async def job_code(
     },
 )
 async def job_code_archive(code: TheCode, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Download the code of a job as a tar archive."""
+    """Download a job's code as a tar archive."""
     owner, identity = await reading.code_of(job_id)
     files = await code.files(owner, identity)
     headers = {

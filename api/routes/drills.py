@@ -52,7 +52,7 @@ async def drill(
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
-    # The job's id distinguishes this request from one that submits or drills another job.
+    # The job's id distinguishes this request from submissions, and from drills of other jobs.
     idempotency = named(key, body.fingerprint({"drill": job_id, "document": document}))
     made = await faults.drill(
         job_id,
@@ -78,7 +78,7 @@ async def drills(request: Request, faults: TheFaults, _: Caller, job_id: str) ->
 
 class DrillQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Seconds to wait at most until the drill is over."""
+    """Maximum number of seconds to wait until the drill is over."""
 
 
 @router.get(

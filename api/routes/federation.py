@@ -1,5 +1,5 @@
 """/v1/jobs/{id}/clients: the owner of a job invites clients outside of the cluster.
-/v1/federated/{id}: the rounds of the job, for these clients, which have tokens of their own."""
+/v1/federated/{id}: the rounds of the job, for these clients, which have their own tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ router = APIRouter(prefix="/v1", tags=["federated"])
 TheInvitations = Annotated[Invitations, use_cases(lambda runtime: Invitations(runtime.database))]
 
 UPLOADS = TurnLimits(at_once=32, of_caller=1, waiting_of_caller=1)
-"""Limits on parts of updates received at a time, which take 128 MiB of memory at most."""
+"""Limits the number of update parts that are received at the same time, which together take up to
+128 MiB of memory."""
 SMALL_BYTES = 16 << 10
 _JOB = ("invalid_parameter", "job_not_found", "not_federated")
 _ROUND = ("invalid_parameter", "malformed_request", "round_over")
@@ -50,9 +51,10 @@ Phase = Annotated[str, PathParameter(max_length=32)]
 
 
 async def _rounds(request: Request, context: TheContext, job_id: str) -> ClientRounds:
-    """Use cases with the caller's token; each checks that it belongs to a client of the job."""
+    """Return use cases with the caller's token; each checks that the token belongs to a client of
+    the job."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
-        raise Refused("malformed_request", "the address holds a NUL character")
+        raise Refused("malformed_request", "the URL contains a NUL character")
     request.state.caller = "a client of a federated job"
     runtime = context.runtime
     return ClientRounds(runtime.database, runtime.storage, job_id, client_token(request))
@@ -65,14 +67,15 @@ Rounds = Annotated[ClientRounds, Depends(_rounds)]
 
 
 MAX_INVITED = 1000
-"""Most clients in one call, which is one transaction: a SQLite database has only one writer."""
+"""Maximum number of clients in one call. A call is one transaction, and SQLite has only one
+writer."""
 
 
 class InvitationRequest(Document):
     """Invite clients outside of the cluster to a federated job."""
 
     clients: Annotated[Int, Field(ge=1, le=MAX_INVITED)] = 1
-    """Number of clients to invite. Invite more with further calls."""
+    """Number of clients to invite. To invite more than the maximum, call this several times."""
 
 
 @router.post(
@@ -87,8 +90,8 @@ class InvitationRequest(Document):
 async def invite(
     request: Request, invitations: TheInvitations, actor: Actor, job_id: str
 ) -> Response:
-    """Invite clients outside of the cluster. The answer has their tokens, which are shown only
-    once. A token is valid only for the rounds of this job."""
+    """Invite clients outside of the cluster. The response contains their tokens, which are shown
+    only once. A token is valid only for the rounds of this job."""
     wanted, _document = await body.read_as(InvitationRequest, request, SMALL_BYTES)
     return fresh(await invitations.invite(job_id, wanted.clients, by=actor), 201)
 
@@ -103,7 +106,7 @@ async def invite(
 async def list_clients(
     request: Request, invitations: TheInvitations, _: Actor, job_id: str
 ) -> Response:
-    """List the invited clients, and show the newest round."""
+    """List the invited clients, and show the latest round."""
     return answer(request, await invitations.clients(job_id))
 
 
@@ -118,8 +121,8 @@ async def list_clients(
 async def revoke(
     request: Request, invitations: TheInvitations, _: Actor, job_id: str, client: Number
 ) -> Response:
-    """Revoke the token of a client. The server refuses it from then on, and keeps the updates that
-    the client has sent. Another client may be invited instead."""
+    """Revoke the token of a client. The server then refuses the token, but keeps the updates that
+    the client has sent. You can invite another client instead."""
     await invitations.revoke(job_id, client)
     return Response(status_code=204)
 
@@ -129,7 +132,8 @@ async def revoke(
 
 class RoundQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
-    """Seconds to wait at most until the client has something to do, or the job has ended."""
+    """Maximum number of seconds to wait until the client has something to do, or the job has
+    ended."""
 
 
 @router.get(
@@ -145,8 +149,8 @@ async def get_round(
     job_id: str,
     query: Annotated[RoundQuery, QueryParameters()],
 ) -> Response:
-    """Show the newest round, and whether the calling client should send an update. Needs a client's
-    token, like all of `/v1/federated`."""
+    """Show the latest round, and whether the calling client should send an update. Like all of
+    `/v1/federated`, this requires a client's token."""
     found = await long_poll(
         *(context, request, (rounds_of(job_id), events_of(job_id)), query.wait_s),
         rounds.look,
@@ -164,8 +168,9 @@ async def get_round(
     responses=_FILE,
 )
 async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Response:
-    """Show the facts about the model and its training that clients need: columns, classes, and the
-    relevant fields of the job document. The location of the job's own data is not included."""
+    """Return the information about the model and its training that clients need: columns, classes,
+    and the relevant fields of the job document. It doesn't include the location of the job's own
+    data."""
     return _download(request, context, await rounds.form())
 
 
@@ -179,7 +184,7 @@ async def get_form(request: Request, context: TheContext, rounds: Rounds) -> Res
 async def get_model(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName
 ) -> Response:
-    """Download the weights with which clients begin the open round, as safetensors."""
+    """Download the weights with which clients start the open round, as safetensors."""
     return _download(request, context, await rounds.model(round_name))
 
 
@@ -198,8 +203,8 @@ async def get_model(
 async def put_part(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, part: Number
 ) -> Response:
-    """Send a part of an update: `part_bytes` of its float32 numbers in little-endian order, fewer
-    in the last part. A part may be sent again until the update is sent."""
+    """Send a part of an update: `part_bytes` bytes of its little-endian float32 numbers; the last
+    part can be shorter. A part can be sent again until the update has been sent."""
     size = await rounds.size_of_part(round_name, part)
     async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, size, [BINARY])
@@ -215,14 +220,14 @@ async def put_part(
     openapi_extra=json_body(UpdateRequest),
     dependencies=[NoParameters],
     responses={
-        200: {"model": views.UpdateReceipt, "description": "The update has been sent before."},
+        200: {"model": views.UpdateReceipt, "description": "The update had already been sent."},
         **declare(*BODY, "round_over", "update_refused", "bad_update", "storage_unavailable"),
     },
 )
 async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -> Response:
-    """Send the update whose parts were uploaded. Only the first update of a client counts in a
-    round."""
-    await rounds.look()  # checks the token before the body: a stranger learns no errors in a body
+    """Send the update whose parts have been uploaded. Only a client's first update in a round
+    counts."""
+    await rounds.look()  # checks the token before the body is read
     update, _document = await body.read_as(UpdateRequest, request, SMALL_BYTES)
     receipt, is_new = await rounds.send(round_name, update)
     return fresh(receipt, 201 if is_new else 200)
@@ -236,7 +241,7 @@ async def send_update(request: Request, rounds: Rounds, round_name: RoundName) -
     responses={200: DOWNLOAD[200], **declare(*_ROUND, "update_refused", "storage_unavailable")},
 )
 async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Response:
-    """Download the message that the client answers in this phase of secure aggregation."""
+    """Download the message to which the client responds in this phase of secure aggregation."""
     content = await rounds.message(round_name, phase)
     return Response(content, media_type=BINARY, headers={"Cache-Control": "no-store"})
 
@@ -249,7 +254,7 @@ async def get_message(rounds: Rounds, round_name: RoundName, phase: Phase) -> Re
     openapi_extra=_BYTES,
     dependencies=[NoParameters],
     responses={
-        200: {"model": views.UpdateReceipt, "description": "The answer has been sent before."},
+        200: {"model": views.UpdateReceipt, "description": "The answer had already been sent."},
         **declare(*_ROUND, "update_refused", "bad_update", "body_too_large"),
         **declare("unsupported_media_type", TOO_MANY, "storage_unavailable"),
     },
@@ -258,7 +263,7 @@ async def put_answer(
     request: Request, context: TheContext, rounds: Rounds, round_name: RoundName, phase: Phase
 ) -> Response:
     """Send the client's answer in this phase of secure aggregation. In the phase `masked_input`,
-    send the parts first; the answer is their SHA-256."""
+    send the parts first; the answer is then their SHA-256."""
     await rounds.look()  # checks the token before the body
     async with context.uploads.turn(rounds.digest):
         content, _kind = await body.read_bytes(request, MAX_MESSAGE_BYTES, [BINARY])

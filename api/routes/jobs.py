@@ -45,7 +45,7 @@ DEFAULT_PROJECT = "default"
 
 class ListQuery(JobFilter, Query):
     brief: bool = False
-    """Leave `spec` of each job empty, which makes the answer much smaller."""
+    """Leave each job's `spec` empty, which makes the response much smaller."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the previous page; the filters must be the same."""
@@ -58,7 +58,7 @@ OF_A_DRY_RUN: dict[int | str, dict[str, Any]] = {
 
 class SubmitQuery(Query):
     dry_run: bool = False
-    """Store nothing; answer whether and when the job would start."""
+    """Don't store anything; only report whether and when the job would start."""
 
 
 @router.post(
@@ -103,15 +103,14 @@ async def submit(
     query: Annotated[SubmitQuery, QueryParameters()],
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job, or with `array` or `sweep` many jobs. The answer is the job, or the one with
-    index 0.
+    """Queue a job or, with `array` or `sweep`, many jobs. Returns the job, or the job with index 0.
 
-    With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
-    again answers with the job of the first request.
+    With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document again
+    returns the job of the first request.
 
-    With `dry_run=true`, the document is checked and nothing is stored: the answer is 200 with the
-    explanation of the job, including its expected start. The server answers two dry runs of a
-    caller at a time; a few more wait, and further ones are refused with 429.
+    With `dry_run=true`, the document is checked but nothing is stored: the response is 200 with the
+    explanation of the job, including its expected start. The server processes two dry runs per
+    caller at a time; a few more wait, and all others are refused with 429.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -134,9 +133,9 @@ def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
     if is_function and not settings.takes_functions:
         raise Refused(
             "forbidden",
-            "this server takes no pickled functions",
+            "this server does not accept pickled functions",
             pointer="/script/entrypoint",
-            hint="submit a script; the operator allows functions by DRAY_TAKES_FUNCTIONS",
+            hint="submit a script; the operator can allow functions with DRAY_TAKES_FUNCTIONS",
         )
 
 
@@ -151,8 +150,8 @@ async def list_jobs(
 ) -> Response:
     """List jobs, newest first.
 
-    The server answers two searches with `where` of a caller at a time; a few more wait, and further
-    ones are refused with 429.
+    The server processes two searches with `where` per caller at a time; a few more wait, and all
+    others are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
     async with turn(request) if query.where else nullcontext():
@@ -186,12 +185,12 @@ async def list_jobs(
 async def change(
     request: Request, context: TheContext, changes: TheChanges, caller: Caller, job_id: str
 ) -> Response:
-    """Hold or release a waiting job, move it to another queue or to the front, or change the
-    priority of a job. Repeated calls have no further effect."""
+    """Hold or release a waiting job, move it to another queue or to the front of its queue, or
+    change the priority of a job. Repeated calls have no further effect."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(JobChangeRequest, request, limit_bytes)
     if wanted.first:
-        refuse_unless_admin(context, caller, "move a job before the jobs of other users")
+        refuse_unless_admin(context, caller, "move a job ahead of other users' jobs")
     job = await changes.change(
         job_id,
         wanted,
@@ -212,7 +211,7 @@ async def change(
     ),
 )
 async def delete(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
-    """Remove a finished job with its logs, checkpoints and artifacts."""
+    """Delete a finished job with its logs, checkpoints and artifacts."""
     await jobs.delete(job_id, actor=actor)
     return Response(status_code=204)
 
@@ -226,8 +225,8 @@ async def delete(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
     responses=declare("invalid_parameter", "job_not_found", "job_finished"),
 )
 async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
-    """Stop a job in any state. Repeated calls answer 202 while the job is cancelling and
-    afterwards."""
+    """Stop a job in any state. Repeated calls also return 202, both while the job is being
+    cancelled and afterwards."""
     return fresh(await jobs.cancel(job_id, actor=actor), 202)
 
 
@@ -252,8 +251,8 @@ async def preempt(
     request: Request, context: TheContext, faults: TheFaults, actor: Actor, job_id: str
 ) -> Response:
     """Make a job save a checkpoint, release its slots and return to its position in the queue, from
-    where it resumes. This does not count as a retry. Repeated calls answer 202 until the job has
-    released its slots."""
+    where it resumes later. This doesn't use up a retry. Repeated calls also return 202 until the
+    job has released its slots."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
     return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
@@ -267,6 +266,6 @@ async def preempt(
     responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
 async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Explain why a job is in its state, and what it waits for."""
+    """Explain why a job is in its current state, and what it is waiting for."""
     async with turn(request):
         return answer(request, await reading.explain(job_id))

@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}: the status of a job, the most frequent call."""
+"""GET /v1/jobs/{id}: the status of a job. This is the most frequent call."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StatusRoute)
 
 class GetQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Seconds to wait at most until the state changes."""
+    """Maximum number of seconds to wait until the state changes."""
     state: JobState | None = None
-    """The state that the caller knows; by default the state at the time of the call."""
+    """The state from which to wait for a change; by default the state at the time of the call."""
 
 
 @router.get(

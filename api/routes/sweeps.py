@@ -1,6 +1,6 @@
-"""/v1/sweeps: the trials of one document with `sweep`, and the best trial.
+"""/v1/sweeps: the trials of a document with `sweep`, and the best trial.
 
-A sweep is an array: `/v1/arrays` cancels and deletes it.
+A sweep is an array: use `/v1/arrays` to cancel or delete it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/sweeps", tags=["jobs"])
 
 class SweepQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Seconds to wait at most until all trials are over."""
+    """Maximum number of seconds to wait until all trials have ended."""
 
 
 @router.get(
@@ -40,8 +40,8 @@ async def get(
     sweep_id: str,
     query: Annotated[SweepQuery, QueryParameters()],
 ) -> Response:
-    """Show a sweep with its best trial. With `wait_s`, wait until all trials are over. The id of a
-    sweep is the `array_id` of its jobs."""
+    """Show a sweep with its best trial. With `wait_s`, wait until all trials have ended. The id of
+    a sweep is the `array_id` of its jobs."""
     sweep = await long_poll(
         context,
         request,

@@ -29,7 +29,7 @@ ExperimentName = Annotated[str, Path(max_length=255)]
 
 class CompareQuery(Query):
     jobs: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Ids of up to 50 jobs, separated by commas."""
+    """Comma-separated ids of up to 50 jobs."""
 
 
 @router.get(
@@ -46,7 +46,7 @@ async def compare(
 ) -> Response:
     """Compare jobs: the fields in which their documents differ, their metrics, times and costs.
 
-    The pinned baseline of their experiment comes first, even if it is not one of these jobs.
+    The pinned baseline of their experiment comes first, even if it is not one of the given jobs.
     """
     job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
     if len(job_ids) > MAX_COMPARED:
@@ -83,17 +83,17 @@ async def list_experiments(
 async def get_experiment(
     request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
 ) -> Response:
-    """Summarise an experiment: the states of its jobs, and the minimum and maximum of the newest
-    values of each metric."""
+    """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
+    newest values."""
     async with turn(request):
         return answer(request, await tracking.experiment(name))
 
 
 class ExperimentRequest(Document):
-    """Change what is stored about an experiment."""
+    """Change the stored properties of an experiment."""
 
     baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
-    """Id of the job with which other jobs of the experiment are compared; null for none."""
+    """Id of the job with which the other jobs of the experiment are compared; null for none."""
 
 
 @router.patch(
@@ -111,7 +111,7 @@ async def change_experiment(
     actor: Actor,
     name: ExperimentName,
 ) -> Response:
-    """Pin the job with which other jobs of the experiment are compared, or unpin it."""
+    """Pin the job with which the other jobs of the experiment are compared, or remove the pin."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
     async with turn(request):
@@ -128,7 +128,7 @@ async def change_experiment(
 async def get_annotations(
     request: Request, tracking: TheTracking, _: Caller, job_id: str
 ) -> Response:
-    """Show the tags and notes of a job; the ETag is their revision."""
+    """Show the tags and notes of a job. The ETag is their revision."""
     found = await tracking.annotations(job_id)
     return answer(request, found, revision_tag(found.revision))
 
@@ -151,7 +151,7 @@ async def annotate(
 ) -> Response:
     """Add or remove tags, or replace the notes, in any state of the job.
 
-    With `If-Match`, nothing is changed unless it is the ETag of the current version.
+    With `If-Match`, the change is made only if the header matches the current ETag.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(AnnotationRequest, request, limit_bytes)

@@ -1,4 +1,4 @@
-"""/v1/webhooks: addresses that are notified when jobs reach certain states."""
+"""/v1/webhooks: URLs that are notified when jobs reach certain states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONE = ("invalid_parameter", "webhook_not_found")
 
 
 async def _whose(request: Request) -> str | None:
-    """The user whose webhooks the caller may see; None for an admin, who sees all."""
+    """Return the user whose webhooks the caller can see; None for an admin, who sees all."""
     caller = caller_of(request)
     return None if context_of(request).authority.is_admin(caller) else caller
 
@@ -56,8 +56,8 @@ Whose = Annotated[str | None, Depends(_whose)]
 async def create(
     request: Request, context: TheContext, webhooks: TheWebhooks, caller: Caller
 ) -> Response:
-    """Notify an address of your jobs, or, for admins, of the jobs of all users. Only this answer
-    has the secret that signs the messages."""
+    """Create a webhook that is notified about your jobs or, for admins, about the jobs of all
+    users. Only this response contains the secret that signs the messages."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookRequest, request, limit_bytes)
     if wanted.all_users:
@@ -112,8 +112,8 @@ async def change(
     owner: Whose,
     webhook_id: str,
 ) -> Response:
-    """Disable a webhook, which drops its waiting messages, or enable it, which notifies it of later
-    events. A webhook that an admin has enabled works without its owner's token."""
+    """Disable a webhook, which drops its waiting messages, or enable it for later events. A webhook
+    that was enabled by an admin also works if its owner no longer has a token."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(WebhookChangeRequest, request, limit_bytes)
     hook = await webhooks.set_enabled(webhook_id, enabled=wanted.enabled, owner=owner, actor=caller)
@@ -129,7 +129,7 @@ async def change(
     responses=declare(*ONE),
 )
 async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Remove a webhook with its messages, including waiting ones."""
+    """Delete a webhook with its messages, including waiting messages."""
     await webhooks.delete(webhook_id, owner=owner)
     return Response(status_code=204)
 
@@ -143,8 +143,8 @@ async def delete(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Respon
     responses=declare(*ONE, "webhook_disabled"),
 )
 async def test(webhooks: TheWebhooks, owner: Whose, webhook_id: str) -> Response:
-    """Send a test message, once and before all waiting messages. The list of deliveries shows the
-    receiver's answer shortly afterwards."""
+    """Send a test message, without retries and ahead of all waiting messages. The list of
+    deliveries shows the receiver's response shortly afterwards."""
     return fresh(await webhooks.test(webhook_id, owner=owner), 202)
 
 
@@ -165,7 +165,7 @@ async def deliveries(
     webhook_id: str,
     query: Annotated[DeliveriesQuery, QueryParameters()],
 ) -> Response:
-    """List the messages of a webhook, newest first, each with the receiver's last answer."""
+    """List the messages of a webhook, newest first, each with the receiver's last response."""
     page = await webhooks.deliveries(
         webhook_id, owner=owner, limit=query.limit, cursor=query.cursor
     )

@@ -1,6 +1,6 @@
-"""Authentication: by bearer tokens from a file; without a file, by the user of the calling process.
+"""Authentication by bearer tokens from a file or, without a file, by the calling process's user.
 
-The hashes of the tokens are compared in constant time. A change of the file takes effect with the
+The hashes of the tokens are compared in constant time. Changes to the file take effect from the
 next request.
 """
 
@@ -24,10 +24,10 @@ from service.federation.tokens import JOIN_TOKEN
 logger = logging.getLogger(__name__)
 
 _BEARER = 'Bearer realm="dray"'
-_SEND = "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN"
+_SEND = "send `Authorization: Bearer TOKEN`; the SDK and CLI read it from DRAY_TOKEN"
 _OF_HOME = (
-    "this server asks all callers but its own user's programs on this machine for the token in its "
-    "home; the link that it prints at its start signs a browser in"
+    "only programs of this server's own user on this machine can call it without the token in its "
+    "home; the link that the server prints when it starts signs a browser in"
 )
 _FROM_HOME = f"{_SEND}. The token is the line in the file `token` in the server's DRAY_HOME"
 
@@ -41,7 +41,7 @@ class Authority:
     def __init__(self, path: Path | None, local: LocalCallers | None = None) -> None:
         """Raises BadTokensFile if the file is invalid.
 
-        path: the tokens file; None for a server without tokens. local: the callers that may call a
+        path: the tokens file; None for a server without tokens. local: which callers may call a
         server without tokens; None for every user of this machine.
         """
         self._file = None if path is None else TokensFile(path)
@@ -58,14 +58,15 @@ class Authority:
         return self._file is not None
 
     def caller(self, request: Request) -> str:
-        """Name of the caller; raises Refused if the token is missing or unknown."""
+        """Return the name of the caller. Raises Refused if the token is missing or unknown."""
         return self._owner(request, _token(request), _BEARER)
 
     def reader(self, request: Request) -> str:
-        """Name of the caller of a web page, whose token may also be the password of Basic
-        authentication.
+        """Return the name of the caller of a web page, whose token can also be the password of
+        Basic authentication.
 
-        Other routes refuse passwords: browsers attach them to requests caused by foreign pages.
+        Other routes refuse passwords, because browsers attach them to requests that foreign pages
+        cause.
         """
         token = _token(request) or _password(request)
         return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
@@ -77,16 +78,16 @@ class Authority:
                 raise _unauthorized(_OF_HOME, challenge, _FROM_HOME)
             return LOCAL_OWNER
         if token is None:
-            raise _unauthorized("this server asks for a token", challenge)
+            raise _unauthorized("this server requires a token", challenge)
         self._refresh(self._file)
         name = self._owner_of(token)
         if name is None:
             challenge += ', error="invalid_token"' if challenge.startswith("Bearer") else ""
-            raise _unauthorized("the token is not one of this server's", challenge)
+            raise _unauthorized("this server does not know the token", challenge)
         return name
 
     def actor(self, caller: str) -> str:
-        """Name of the caller for records; on a server without tokens always `anonymous`."""
+        """Return the name of the caller for records: `anonymous` on a server without tokens."""
         return ANONYMOUS if self._file is None else caller
 
     def is_admin(self, caller: str) -> bool:
@@ -95,9 +96,9 @@ class Authority:
         return self._file is None or (known is not None and known.is_admin)
 
     def token_id(self, caller: str) -> str | None:
-        """A hash that identifies the caller's token; None if the caller's token was removed.
+        """Return a hash that identifies the caller's token; None if the token was removed.
 
-        Empty on a server without tokens.
+        The hash is empty on a server without tokens.
         """
         if self._file is None:
             return ""
@@ -118,8 +119,8 @@ class Authority:
             self._tokens = file.tokens()
         except OSError as error:
             logger.error("all requests are refused: DRAY_TOKENS_FILE can't be read: %s", error)
-            detail = "the server can't read the file of its tokens"
-            raise Refused("unavailable", detail, None, "its log has the error") from None
+            detail = "the server can't read its tokens file"
+            raise Refused("unavailable", detail, None, "the server's log has the error") from None
 
     def _owner_of(self, token: str) -> str | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -136,7 +137,7 @@ def _token(request: Request) -> str | None:
 
 
 def client_token(request: Request) -> str:
-    """The token of a client of a federated job; raises Refused if the request has none.
+    """Return the token of a client of a federated job. Raises Refused if the request has none.
 
     Use cases check whether the token belongs to the job.
     """
@@ -147,13 +148,15 @@ def client_token(request: Request) -> str:
 
 
 def _refuse_client(request: Request) -> None:
-    """Raise Refused if the token is of a client of a federated job, which is only for rounds.
+    """Raise Refused for the token of a client of a federated job, which is valid only for rounds.
 
-    This also holds on a server without tokens.
+    This also applies on a server without tokens.
     """
     if (_token(request) or "").startswith(JOIN_TOKEN):
-        detail = "the token belongs to a client of a federated job, and is only for its rounds"
-        raise Refused("forbidden", detail, None, "leave it out here, or send your own token")
+        detail = (
+            "the token belongs to a client of a federated job, and is valid only for its rounds"
+        )
+        raise Refused("forbidden", detail, None, "leave it out, or send your own token")
 
 
 def _password(request: Request) -> str | None:

@@ -1,10 +1,10 @@
 """Checks the host name and the origin of requests.
 
 A web page can make a browser call a server that only its user's machine can reach: directly, or
-under the page's own host name, pointed at 127.0.0.1 (DNS rebinding). Such a call shows in its Host,
-Origin or Sec-Fetch-Site header, which no page can forge. Without tokens nothing else protects the
-cluster from that page, so the checks are always on; with tokens, they are on if hosts or origins
-are configured.
+under the page's own host name, pointed at 127.0.0.1 (DNS rebinding). Such a call can be recognised
+by its Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens, nothing else
+protects the cluster from that page, so the checks are always on. With tokens, they are on if hosts
+or origins are configured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::[0-9]{1,5})?")
 
 
 class Gate:
-    """The rules of one server. `hosts` and `origins` are allowed besides the server's own."""
+    """The rules of one server. It allows `hosts` and `origins` in addition to its own."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Gate:
         self.origins = frozenset(origin.lower().rstrip("/") for origin in origins or ())
 
     def check(self, headers: Mapping[str, str]) -> Refused | None:
-        """The refusal of the request; None if the request may pass."""
+        """Return the refusal of the request, or None if the request may pass."""
         host = headers.get("host", "")
         if self._checks_hosts and not self._answers_as(host):
             return Refused(
@@ -48,7 +48,7 @@ class Gate:
             page = headers.get("origin", "another site")
             return Refused(
                 "forbidden",
-                f"this server does not answer web pages of {page[:255]!r}",
+                f"this server does not answer web pages from {page[:255]!r}",
                 hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
             )
         return None
@@ -62,7 +62,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Browsers send Sec-Fetch-Site with calls of foreign pages that have no Origin.
+            # Browsers send Sec-Fetch-Site with those calls of foreign pages that have no Origin.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (
@@ -72,7 +72,7 @@ class Gate:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without the port; `.` if the header is malformed."""
+    """Return the name or address in a Host header, without the port; `.` if it is malformed."""
     match = _HOST.fullmatch(host)
     return match[1].strip("[]").lower() if match else "."
 
@@ -80,7 +80,7 @@ def host_name(host: str) -> str:
 def _is_local_name(name: str) -> bool:
     """Whether the name is an address, or always resolves to this machine (RFC 6761, 6.3).
 
-    Other names without a dot may be a top-level domain, or be completed with a search domain.
+    Other names without a dot can be a top-level domain, or be completed with a search domain.
     """
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -92,7 +92,7 @@ def _is_local_name(name: str) -> bool:
 
 
 def cors(origins: Iterable[str]) -> dict[str, Any]:
-    """Arguments of starlette's CORSMiddleware that let pages of these origins use the whole API."""
+    """Return arguments for starlette's CORSMiddleware that let these origins use the whole API."""
     return {
         "allow_origins": sorted(origins),
         "allow_methods": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],

@@ -1,8 +1,8 @@
-"""Callers of a server without a tokens file: processes of its own user, and holders of the token in
-its home.
+"""The callers of a server without a tokens file: processes of its own user, and holders of the
+token in its home.
 
 Such a server runs its callers' code as its own user. So other users of the machine, containers and
-forwarded ports must not call it without that token.
+forwarded ports must not be able to call it without that token.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dray import home_token
 logger = logging.getLogger(__name__)
 
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-"""Headers that a proxy adds. The proxy's user is not the caller."""
+"""Headers that a proxy adds. The user of the proxy's process is not the caller."""
 
 
 class LocalCallers:
-    """Decides by the connection or the token of a request whether its caller may call."""
+    """Decides, by the connection or the token of a request, whether its caller is admitted."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
 
     def admits(self, request: Request, token: str | None) -> bool:
-        """Whether the caller may call. token: the token of the request, if it has one."""
+        """Whether the caller is admitted. token: the token of the request, if it has one."""
         return is_of_own_user(request) or (token is not None and self._is_token(token))
 
     def _is_token(self, token: str) -> bool:
-        """Compare with the token file, which is read for each call: changes apply at once."""
+        """Compare with the token file, which is read at each call: changes take effect at once."""
         try:
             expected = home_token.read(self._home)
         except (home_token.UnsafeTokenFile, OSError) as error:
@@ -47,8 +47,8 @@ class LocalCallers:
 def is_of_own_user(request: Request) -> bool:
     """Whether the server's own user, or root, sent the request from this machine.
 
-    False if the request has passed a proxy, or was addressed to another machine: then the process
-    at the other end of the connection has only forwarded it.
+    False if the request has passed through a proxy, or was addressed to another machine: in these
+    cases, the process at the other end of the connection has only forwarded it.
     """
     if any(name in request.headers for name in _OF_PROXIES):
         return False
@@ -59,7 +59,7 @@ def is_of_own_user(request: Request) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a Host header has a name, or an address that only this machine reaches."""
+    """Whether a Host header has a name, or an address that only this machine can reach."""
     name = host_name(host)
     try:
         ipaddress.ip_address(name)

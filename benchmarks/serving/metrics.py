@@ -17,7 +17,6 @@ from benchmarks.figures import ratio_of_medians
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving.servers import MLFLOW
-from dray.filters import MetricsFilter
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import Frame, FrameKind, Outcome, Phase, PollReply, Slice
 from service.config.settings import Settings
@@ -28,6 +27,7 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle.claims import Deployment, Wanted, claim
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 
 BATCH_POINTS = 1000
 BATCHES_PER_BLOCK = 10

@@ -1,1 +1,1 @@
-"""Pages of the manual that are made from the code, and the extension of Sphinx that adds them."""
+"""Manual pages that are generated from the code, and the Sphinx extension that adds them."""

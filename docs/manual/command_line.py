@@ -1,4 +1,4 @@
-"""The page of the command line, from the commands and their help."""
+"""Generates the command-line reference from the commands and their help texts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import typer
 
-from dray.cli import app as commands_of_all_modules  # noqa: F401  registers them
+from dray.cli import app as commands_of_all_modules  # noqa: F401  registers the commands
 from dray.cli.base import app
 from dray.cli.exits import HELP
 from manual.tables import table
 
 _HEAD = """# Commands
 
-Every command takes `--json` for programs, and `--url` for a server other than `DRAY_URL`. A JOB is
-an id, the beginning of an id, a name, or `@last`; `NAME/INDEX` is one job of an array.
-[The guide](../guides/cli.md) shows the commands at work.
+Every command accepts `--json`, for use in programs, and `--url`, for a server other than
+`DRAY_URL`. A JOB is an id, the beginning of an id, a name, or `@last`; `NAME/INDEX` is one job of
+an array. [The guide](../guides/cli.md) shows examples.
 
 """
 _COMMON = {"--help", "--json", "--url"}

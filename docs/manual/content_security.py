@@ -1,7 +1,7 @@
-"""Moves the inline scripts, styles and images of built pages into files.
+"""Moves inline scripts, styles and images of built pages into files.
 
-The service answers with a Content-Security-Policy that allows nothing inline. The theme has a short
-script and a style sheet in each page, and icons in its style sheets.
+The service sends a Content-Security-Policy that allows no inline content. The theme puts a short
+script and a style sheet into each page, and icons into its style sheets.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _LOADED = {
 
 
 def move_inline_parts(folder: Path) -> None:
-    """Rewrites every page below `folder`. Raises ValueError if a page still has an inline part."""
+    """Rewrites all pages in `folder`. Raises ValueError if a page still has inline content."""
     for page in folder.rglob("*.html"):
         text = _INLINE.sub(partial(_to_file, page=page, folder=folder), page.read_text())
-        # Icons have no other properties than these, which may be attributes within an SVG.
+        # Icons only use these properties, which SVG also accepts as attributes.
         text = _STYLE_OF_SVG.sub(r' \1="\2"', text)
         if left := _LEFT.search(text):
             found = text[left.start() : left.start() + 80]
-            raise ValueError(f"{page} has a part that no browser will use: {found!r}")
+            raise ValueError(
+                f"{page} still has inline content, which browsers will block: {found!r}"
+            )
         page.write_text(text)
     for sheet in folder.rglob("*.css"):
         sheet.write_text(_ICON.sub(partial(_icon_to_file, sheet=sheet), sheet.read_text()))

@@ -1,4 +1,4 @@
-"""The page of the problem codes, from the classes of `dray.errors`."""
+"""Generates the reference of problem codes from the classes in `dray.errors`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from manual.tables import table
 _HEAD = """# Error codes
 
 Every error of the API is a problem document (RFC 9457) with a stable `code`. The SDK raises the
-class in the third column, whose base classes [`dray.errors`](sdk.md#errors) has. The command line
-prints the sentence with the field at fault and a hint.
+class in the third column; see [`dray.errors`](sdk.md#errors) for the base classes. The command line
+prints the message with the invalid field and a hint.
 
 """
 

@@ -1,4 +1,4 @@
-"""The page of the HTTP API, from its OpenAPI description."""
+"""Generates the reference of the HTTP API from its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from api.app import description
 
 _HEAD = """# Calls
 
-Every call of the HTTP API. [The guide](../guides/http.md) shows the usual ones with curl, and
-`GET /openapi.json` describes all of them for programs.
+This page lists every call of the HTTP API. [The guide](../guides/http.md) shows the most common
+calls with curl, and `GET /openapi.json` describes all calls in a machine-readable form.
 """
 
 

@@ -1,4 +1,4 @@
-"""The page of the job document, from the classes of `dray.spec`."""
+"""Generates the reference of the job document from the classes in `dray.spec`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dray.spec.training.parallel import MODELS_OF
 
 _HEAD = """# The job document
 
-Every field of a job document. Fields that are not written have their defaults; unknown fields are
-refused with a suggestion, and so is a job that could never fit the cluster. A number of seconds may
-be written as a time (`90s`, `2h`, `1h30m`) and a number of bytes as a size (`500MB`, `8GiB`); a job
-is stored with the number.
+This page lists every field of a job document. Omitted fields have their default values. Unknown
+fields are refused with a suggestion, and so is a job that could never fit the cluster. Seconds can
+also be written as a duration (`90s`, `2h`, `1h30m`), and bytes as a size (`500MB`, `8GiB`); the
+stored document has the number.
 
-Jobs train on CPU unless `resources: {gpus_per_worker: 1}` gives each worker a GPU, or 0.5
-[half of one](../guides/placement.md#shared-gpus). They start by `priority`, and among equals
-[the job with the least work left](../explanation/scheduling.md) comes first.
+Jobs train on CPU unless `resources: {gpus_per_worker: 1}` gives each worker a GPU, or 0.5 [half of
+one](../guides/placement.md#shared-gpus). They start in the order of `priority`; among jobs with the
+same priority, [the job with the least remaining work](../explanation/scheduling.md) comes first.
 
-`dray init RECIPE` writes a document to begin with. `dray schema` prints the JSON Schema, which the
-server serves as `/v1/schema`; editors use the schema for completion where a document begins with
+`dray init RECIPE` writes a document to start from. `dray schema` prints the JSON Schema, which the
+server also serves at `/v1/schema`. Editors use the schema for completion if a document begins with
 
 ```yaml
 # yaml-language-server: $schema=http://127.0.0.1:8420/v1/schema
 ```
 
-*For* lists the recipes that use a field; a field that the job's recipe does not use is refused,
-except where the field only modifies another setting.
+The column *for* lists the recipes that use a field. A field that the job's recipe doesn't use is
+refused, unless the field only modifies another setting.
 """
 
 _SCRIPTS = frozenset(
@@ -37,7 +37,7 @@ _SCRIPTS = frozenset(
         *("queue", "priority", "max_retries", "max_runtime_s"),
     )
 )
-"""Fields of the document that scripts use as well."""
+"""Fields of the document that scripts also use."""
 _BLOCKS = ("gpt", "resnet", "unet")
 
 
@@ -60,7 +60,7 @@ def page() -> str:
 
 
 def users(part: Part, field: str) -> str:
-    """The recipes that use the field, as a cell of the table."""
+    """Returns the recipes that use the field, as text for a table cell."""
     path = f"{part.path}.{field}" if part.path else field
     top = path.partition(".")[0]
     if top in ("script", "metrics"):

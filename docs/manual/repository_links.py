@@ -1,4 +1,4 @@
-"""Pages of the repository that the manual includes, and links to files outside of `docs/`."""
+"""Includes pages of the repository in the manual, and resolves links to files outside `docs/`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ INCLUDED = {
     "benchmarks/results/README.md": "explanation/results.md",
     "docker/README.md": "guides/images.md",
 }
-"""Pages of the repository, and the page of the manual that includes or replaces each."""
+"""Maps pages of the repository to the pages of the manual that include or replace them."""
 _NOT_COPIED = (".md", ".py")
 _INCLUDE = re.compile(r"```\{include\} (\S+)\n```")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
 def resolved(text: str, page: Path, docs: Path) -> str:
-    """The text of a page of the manual with its included pages and links that work when built."""
+    """Returns a page's text with its included pages, and with links that work in the manual."""
 
     def included(match: re.Match[str]) -> str:
         source = (page.parent / match[1]).resolve()
@@ -31,13 +31,14 @@ def resolved(text: str, page: Path, docs: Path) -> str:
 
 
 def _with_links(text: str, source: Path, page: Path, docs: Path) -> str:
-    """The text of `source` with the links that it has as a part of `page`."""
+    """Returns the text of `source` with its links rewritten for inclusion in `page`."""
     return _LINK.sub(partial(_link, source=source, page=page, docs=docs), text)
 
 
 def _link(match: re.Match[str], source: Path, page: Path, docs: Path) -> str:
-    """A link to an included page leads to the page of the manual. A link to a folder, a program or
-    another page of the repository becomes its path. Sphinx copies other files into the manual."""
+    """Rewrites a link. A link to an included page leads to the page of the manual, and a link
+    to a folder, a program or another page of the repository is replaced by its path. Sphinx
+    copies other files into the manual."""
     words, path, anchor = match.groups()
     target = (source.parent / path).resolve()
     name = target.relative_to(docs.parent).as_posix()

@@ -1,4 +1,4 @@
-"""The page of the SDK: the docstrings of its public names, which autodoc reads."""
+"""Generates the reference of the SDK, for which autodoc reads the docstrings of public names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dray
 _PAGE = """# Classes and functions
 
 `dray.AsyncClient` has the methods of `dray.Client` as coroutines. [The guide](../guides/sdk.md)
-shows them at work.
+shows examples.
 
 ## The client
 

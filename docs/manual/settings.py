@@ -1,4 +1,4 @@
-"""The page of the settings, from the fields of `Settings` and their docstrings."""
+"""Generates the reference of the settings from the fields of `Settings` and their docstrings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from service.config.settings import Settings
 _HEAD = """# Settings
 
 The service reads its settings from environment variables, then from the file `.env` in the current
-folder. With the defaults, everything runs on this machine. A setting that is wrong ends the start
-with a sentence that names it.
+folder. With the defaults, everything runs on this machine. If a setting is invalid, the service
+doesn't start, and the error names the setting.
 
 """
 _TAIL = """
-Clients read two variables: `DRAY_URL`, the address of the server, and `DRAY_TOKEN`. If `DRAY_TOKEN`
-is unset and a server of the same machine requires a token, clients send the one in `DRAY_HOME`.
+Clients read two variables: `DRAY_URL`, the URL of the server, and `DRAY_TOKEN`. If `DRAY_TOKEN` is
+unset and a server on the same machine requires a token, clients send the token in `DRAY_HOME`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Adds the pages that are made from the code, and makes built pages fit the service's policy."""
+"""Adds the generated pages, and adapts built pages to the service's Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def setup(app: Any) -> dict[str, Any]:
 def _write_reference(app: Any) -> None:
     for name, make in PAGES.items():
         file, text = Path(app.srcdir, "reference", f"{name}.md"), make()
-        if not file.is_file() or file.read_text() != text:  # Sphinx reads changed files again
+        if not file.is_file() or file.read_text() != text:  # Sphinx rereads changed files
             file.write_text(text)
 
 
@@ -47,7 +47,8 @@ def _read(app: Any, name: str, source: list[str]) -> None:
     if name == "adr/README":
         text += "".join(f"- [](../{decision})\n" for decision in _decisions(docs))
     elif name.startswith("adr/"):
-        # The table of contents of each page would list them all, and double the time of the build.
+        # Otherwise the table of contents of each page would list all ADRs, and double the build
+        # time.
         text = f"---\norphan: true\n---\n{text}"
     source[0] = text
 
@@ -59,7 +60,7 @@ def _decisions(docs: Path) -> list[str]:
 def _list_parameters(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Turns `name: meaning`, which docstrings have for each parameter, into items of a list."""
+    """Turns lines `name: meaning`, with which docstrings describe parameters, into list items."""
     found: list[str] = []
     in_item = False
     for line in lines:

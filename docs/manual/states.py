@@ -1,4 +1,4 @@
-"""The page of states and events, from the table of transitions."""
+"""Generates the reference of states and events from the table of transitions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ STARTING, RUNNING, RECOVERING   -- cancel --> CANCELLING -- stopped --> CANCELLE
 all of these but CANCELLING     -- fail ----> FAILED
 ```
 
-The table below has every transition. SUCCEEDED, FAILED and CANCELLED are final. A job
-that is cancelled ends as SUCCEEDED if its training ended before the stop reached it;
-otherwise it is CANCELLED, and the attempt keeps its own reason.
+The table below lists every transition. SUCCEEDED, FAILED and CANCELLED are final. A job that is
+cancelled ends as SUCCEEDED if its training finished before the stop reached it; otherwise it ends
+as CANCELLED, and the attempt keeps its own reason.
 
-A trial of a [sweep](../guides/sweeps.md) that is worse than others is CANCELLED with the reason
-`stopped_early`. A trial that never starts because too many others failed is CANCELLED with the
-reason `too_many_failed`.
+A trial of a [sweep](../guides/sweeps.md) that performs worse than others is CANCELLED with the
+reason `stopped_early`. A trial that never starts because too many others failed is CANCELLED with
+the reason `too_many_failed`.
 
 ## Transitions
 
-The event of a transition has the type `state`, and one of the reason codes as its `code`.
+Each transition creates an event with the type `state` and one of the reason codes as its `code`.
 
 """
 _REMARKS = """
 ## Other events
 
-These events leave the state as it is. `dray events JOB` prints the events of a job, and
+These events don't change the state. `dray events JOB` prints the events of a job, and
 `GET /v1/jobs/JOB/events` streams them.
 
 """

@@ -1,4 +1,4 @@
-"""Markdown that several pages of the reference consist of."""
+"""Markdown helpers for the pages of the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text of one line, whose bars separate no cells."""
+    """Returns the text on one line, with its bars escaped so that they don't separate cells."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

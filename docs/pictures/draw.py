@@ -2,8 +2,8 @@
 
     python docs/pictures/draw.py
 
-writes an SVG for each way beside this file. A rank is a box with the model's four layers, top to
-bottom, above the batch that goes in. What the rank holds or computes is filled.
+writes one SVG per way to the folder of this file. A rank is drawn as the model's four layers, from
+top to bottom, above its input batch. The parts that the rank holds or computes are filled.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 RANKS = 4
 LAYERS = 4
 WIDTH, HEIGHT = 132, 18
-"""Of a layer, in pixels."""
+"""Size of a layer, in pixels."""
 GAP, MARGIN, LABEL = 34, 14, 22
 MODEL, STATE, BATCH, NOTHING = "#3b6ea5", "#9cc0e4", "#e0a34a", "#f3f3f3"
 TEXT = 'font-family="sans-serif" font-size="11" fill="#333"'
 
 Span = tuple[float, float]
-"""From where to where, of a whole of 1."""
+"""Start and end of a part, as fractions of the whole."""
 ALL: Span = (0.0, 1.0)
 
 
@@ -28,7 +28,7 @@ def part(number: int, of: int) -> Span:
 
 
 class Rank:
-    """What one rank has."""
+    """The parts of the model and the batch that one rank has."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class Rank:
         samples: Span = ALL,
         places: Span = ALL,
     ) -> None:
-        """layers: that it computes. columns: of each layer, what it computes. held: of these, what
-        it holds when it does not compute. samples, places: of the batch."""
+        """layers: the layers that the rank computes. columns: the part of each layer that it
+        computes. held: the part of these columns that it holds while it is not computing.
+        samples, places: its part of the batch."""
         self.layers, self.columns, self.held = layers, columns, held
         self.samples, self.places = samples, places
 

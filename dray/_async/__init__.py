@@ -1,1 +1,1 @@
-"""The methods of the asynchronous client, by subject."""
+"""The methods of the asynchronous client, grouped by subject."""

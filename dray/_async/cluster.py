@@ -1,4 +1,4 @@
-"""Queues, costs, decisions of the scheduler, and the cluster."""
+"""Queues, costs, scheduling decisions, and the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray._http.transport import Call, params, segment
 
 class ClusterCalls(Calls):
     async def queues(self) -> list[views.Queue]:
-        """Return all queues by name, with their rules and the jobs in them."""
+        """Return all queues sorted by name, with their rules and the jobs in them."""
         return await self._list(views.QueuePage, "/v1/queues")
 
     async def queue(self, name: str) -> views.Queue:
@@ -20,21 +20,21 @@ class ClusterCalls(Calls):
         return await self._read(views.Queue, Call("GET", f"/v1/queues/{segment(name)}"))
 
     async def set_queue(self, name: str, **rules: Any) -> views.Queue:
-        """Change the given rules of a queue, or create the queue with these rules; for admins.
+        """Change the given rules of a queue, or create the queue with these rules. Only for admins.
 
-        Rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
+        The rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
         `max_queued_per_user`, `max_priority`, `budget` and `monthly_budget`; `quota`, `limit` and
-        `user_limit`, which are amounts of resources by Ray's names, such as
-        `limit={"GPU": 8, "memory": "64GiB"}`; and the weights of users: `user_weights={"ann": 2}`.
-        Resources and users that are not given do not change. None restores a rule's default, or
-        removes a resource or a weight. Raises InvalidQueue if the rules contradict each other.
+        `user_limit`, which map Ray's resource names to amounts, such as `limit={"GPU": 8, "memory":
+        "64GiB"}`; and `user_weights`, such as `{"ann": 2}`. Resources and users that are not given
+        remain unchanged. None restores the default of a rule, or removes a resource or a weight.
+        Raises InvalidQueue if the rules contradict each other.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
         return await self._read(views.Queue, call)
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue; for admins. Raises QueueInUse while the queue has jobs that have not
+        """Delete a queue. Only for admins. Raises QueueInUse if the queue has jobs that have not
         ended."""
         await self._send(Call("DELETE", f"/v1/queues/{segment(name)}"))
 
@@ -45,30 +45,31 @@ class ClusterCalls(Calls):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> views.CostReport:
-        """Return the cost of each user, or of the jobs of each queue, in a period; by default since
-        the beginning of this month in UTC. Times need a time zone. Admins see the costs of all
-        users, others only their own."""
+        """Return the cost of each user, or of each queue's jobs, in a period. By default, the
+        period is the current month in UTC. Times need a time zone. Admins see the costs of all
+        users, other users only their own."""
         query = params(by=by, since=since, until=until)
         return await self._read(views.CostReport, Call("GET", "/v1/costs", query))
 
     async def decisions(
         self, *, before: int | None = None, limit: int = 100
     ) -> list[views.Decision]:
-        """Return the newest rounds of the scheduler that changed something, of the last hours; with
-        `before`, rounds with lower numbers."""
+        """Return the latest scheduling rounds that changed something, up to a few hours ago. With
+        `before`, return rounds with lower numbers."""
         return await self._list(
             views.DecisionPage, "/v1/decisions", params(before=before, limit=limit)
         )
 
     async def decision(self, number: int) -> views.ReplayedDecision:
-        """Return a round of the scheduler: its view of the jobs, its decisions, and the decisions
-        of the present policy on the same view. Raises DecisionNotFound if the round is not kept."""
+        """Return a scheduling round: the scheduler's view of the jobs, its decisions, and the
+        decisions that the current policy would make with the same view. Raises DecisionNotFound if
+        the round is no longer stored."""
         return await self._read(views.ReplayedDecision, Call("GET", f"/v1/decisions/{number}"))
 
     async def forecast_errors(self) -> views.ForecastErrors:
-        """Return the errors of the last 7 days' forecasts of starts and ends."""
+        """Return the errors of the start and end forecasts of the last 7 days."""
         return await self._read(views.ForecastErrors, Call("GET", "/v1/forecasts"))
 
     async def cluster(self) -> views.Cluster:
-        """Return the nodes, their slots, and the jobs that hold the slots."""
+        """Return the nodes, their slots, and the jobs that occupy the slots."""
         return await self._read(views.Cluster, Call("GET", "/v1/cluster"))

@@ -19,7 +19,7 @@ from dray._http.transport import no_answer, segment
 
 class DownloadCalls(Calls):
     async def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
-        """Return the checkpoints of the job that are kept."""
+        """Return the job's stored checkpoints."""
         return await self._list(views.CheckpointPage, f"/v1/jobs/{segment(job_id)}/checkpoints")
 
     async def artifacts(self, job_id: str) -> list[views.Artifact]:
@@ -34,19 +34,21 @@ class DownloadCalls(Calls):
         *,
         on_progress: OnProgress | None = None,
     ) -> list[Path]:
-        """Download all artifacts, or one by its id or path, into the folder `dest`.
+        """Download all artifacts, or the artifact with the given id or path, into the folder
+        `dest`.
 
-        An interrupted download continues where it stopped; a file gets its name only once its
-        sha256 is right. `on_progress(path, bytes downloaded, bytes of the file)` is called during
-        the download. Returns the files' paths. Raises IntegrityError.
+        An interrupted download continues where it stopped. A file gets its final name only after
+        its SHA-256 digest has been verified. `on_progress(path, bytes_downloaded, size_bytes)` is
+        called during the download. Returns the paths of the files. Raises IntegrityError if a file
+        is damaged.
         """
         found = await self.artifacts(job_id)
         files = downloads.artifact_files(job_id, found, artifact)
         return await self._fetch_all(files, dest, on_progress)
 
     async def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
-        """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if it does not
-        exist."""
+        """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if there is no
+        such checkpoint."""
         return await self._list(
             views.CheckpointFilePage, f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
         )
@@ -59,7 +61,8 @@ class DownloadCalls(Calls):
         *,
         on_progress: OnProgress | None = None,
     ) -> list[Path]:
-        """Download the checkpoint at `step` into the folder `dest`, as `download` does."""
+        """Download the checkpoint at `step` into the folder `dest`. Otherwise the same as
+        `download`."""
         found = await self.checkpoint_files(job_id, step)
         files = downloads.checkpoint_files(job_id, step, found)
         return await self._fetch_all(files, dest, on_progress)
@@ -70,8 +73,8 @@ class DownloadCalls(Calls):
         dest: str | PathLike[str],
         on_progress: OnProgress | None,
     ) -> list[Path]:
-        """Fetch the files and return their paths under `dest`. All paths are checked before the
-        first byte is fetched."""
+        """Download the files, and return their paths under `dest`. All paths are checked before the
+        download begins."""
         root = Path(dest)
         targets = [(file, downloads.destination(root, file.path)) for file in files]
         for file, target in targets:
@@ -79,8 +82,8 @@ class DownloadCalls(Calls):
         return [target for _, target in targets]
 
     async def _fetch(self, file: RemoteFile, target: Path, report: OnProgress) -> None:
-        """Download into a hidden `.part` file next to the target, which is renamed once its hash is
-        right."""
+        """Download a file. The data is written to a hidden `.part` file next to the target, which
+        is renamed after its hash has been verified."""
         if await asyncio.to_thread(downloads.matches, target, file):
             report(file.path, file.size_bytes, file.size_bytes)
             return
@@ -95,7 +98,7 @@ class DownloadCalls(Calls):
             call = downloads.range_call(file, offset)
             async with aclosing(await self._send(call, patient=True)) as response:
                 if response.status_code != 206:
-                    offset = 0  # the range was ignored, or the version differs: all is sent
+                    offset = 0  # range ignored or file changed: the complete file follows
                 try:
                     async for piece in response.aiter_bytes():
                         await asyncio.to_thread(downloads.write_at, part, offset, piece)

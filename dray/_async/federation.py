@@ -1,4 +1,4 @@
-"""Federated jobs: manage clients outside of the cluster, and take part as a client."""
+"""Federated jobs: manage clients outside the cluster, and participate as a client."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ BINARY = {"Content-Type": "application/octet-stream"}
 UPDATE = "update"
 """Value of `awaits` in a round without secure aggregation."""
 FORM, MODEL = "config.json", "model.safetensors"
-"""The names under which the trainer finds these files."""
+"""File names that the trainer expects."""
 
 GIVEN_UP_S = 10.0
-"""Seconds between two checks whether a round is over in which the client's training diverged."""
+"""Polling interval after the client's training has diverged, until the round is over."""
 FULL_S = 60.0
-"""Seconds before files are sent again to a storage that was full."""
+"""Seconds to wait before sending files again after the server's storage was full."""
 
 
 class FederationCalls(DownloadCalls):
     async def invite_clients(self, job_id: str, clients: int = 1) -> list[views.Invitation]:
-        """Invite clients outside of the cluster to a federated job. Only this call returns their
-        tokens. Raises TooManyClients if all clients of the job's document have been invited."""
+        """Invite clients outside the cluster to a federated job. Only this call returns their
+        tokens. Raises TooManyClients if more clients would be invited than the job document
+        allows."""
         call = Call.with_json("POST", _clients(job_id), {"clients": clients})
         page = await self._read(views.InvitationPage, call)
         return page.items
 
     async def federated_clients(self, job_id: str) -> views.FederatedClientPage:
-        """Return the invited clients of a job, and its newest round."""
+        """Return the invited clients of a job, and its latest round."""
         return await self._read(views.FederatedClientPage, Call("GET", _clients(job_id)))
 
     async def revoke_client(self, job_id: str, client: int) -> None:
@@ -51,14 +52,15 @@ class FederationCalls(DownloadCalls):
         *,
         on_round: Callable[[str], None] | None = None,
     ) -> views.JobState:
-        """Take part in a federated job as a client outside of its cluster, with a client's token,
-        until the job ends. Returns the job's last state.
+        """Participate in a federated job as a client outside the cluster, using a client's token,
+        until the job ends. Returns the final state of the job.
 
-        data: a table with the columns of the job's data, or for images a folder with a folder for
-        each class. The data are not sent, only model updates, numbers of samples and mean losses.
-        on_round: called with a sentence about each round. A client that was stopped may call this
-        again at any time. Raises ImportError if the packages of `dray[client]` are missing,
-        ValueError if the data do not fit the job, Unauthorized once the token is revoked.
+        data: a table with the columns of the job's data or, for images, a folder with a subfolder
+        for each class. The data is never sent, only model updates, numbers of samples and mean
+        losses. on_round: called with a message about each round. A client that was stopped can call
+        this method again at any time. Raises ImportError if the packages of `dray[client]` are
+        missing, ValueError if the data does not fit the job, and Unauthorized after the token has
+        been revoked.
         """
         with tempfile.TemporaryDirectory(prefix="dray-client-") as folder:
             make_trainer = trainer_of(Path(folder), data)
@@ -72,10 +74,10 @@ class FederationCalls(DownloadCalls):
         make_trainer: Callable[[int], ClientTrainer],
         log: Callable[[str], None],
     ) -> views.JobState:
-        """Take part in the rounds of a job until it ends. Returns the job's last state.
+        """Participate in the rounds of a job until it ends. Returns the final state of the job.
 
-        After an interruption of the server or of this client, asking for the newest round again is
-        enough to go on.
+        After an interruption of the server or of this client, requesting the latest round again is
+        enough to continue.
         """
         trainer: ClientTrainer | None = None
         given_up: tuple[str | None, str | None] | None = None
@@ -101,10 +103,13 @@ class FederationCalls(DownloadCalls):
             except (errors.RoundOver, errors.UpdateRefused) as error:
                 log(f"round {view.number}: not sent: {error.problem.detail}")
             except errors.QuotaExceeded as error:
-                log(f"round {view.number}: the server takes no files now: {error.problem.detail}")
+                log(
+                    f"round {view.number}: the server accepts no files at the moment: "
+                    f"{error.problem.detail}"
+                )
                 await asyncio.sleep(FULL_S)
             except errors.IntegrityError:
-                # The round ended during a download, and the weights have changed.
+                # The round ended during the download, so the weights have changed.
                 await asyncio.sleep(1.0)
 
     async def _do_round(
@@ -114,7 +119,7 @@ class FederationCalls(DownloadCalls):
         trainer: ClientTrainer,
         log: Callable[[str], None],
     ) -> bool:
-        """Train, or answer in a phase of secure aggregation. Returns whether the answer was
+        """Train, or respond in a phase of secure aggregation. Returns whether a response was
         sent."""
         if view.awaits != UPDATE:
             answer = await self._answer(job_id, view, trainer)
@@ -127,11 +132,11 @@ class FederationCalls(DownloadCalls):
             log(f"round {view.number}: not sent: the training diverged on this client's data")
             return False
         await self._send_update(job_id, view, update)
-        log(f"round {view.number}: sent, with a loss of {update.loss:.4g} on the way")
+        log(f"round {view.number}: update sent, mean training loss {update.loss:.4g}")
         return True
 
     async def _fetch_round(self, job_id: str, view: views.FederatedRound, folder: Path) -> None:
-        """Download the form and the round's model into the folder; the form is the same in every
+        """Download the form and the round's model into the folder. The form is the same in every
         round."""
         base = _base(job_id)
         assert view.form_sha256 is not None
@@ -148,7 +153,8 @@ class FederationCalls(DownloadCalls):
         await self._fetch_all(files, folder, None)
 
     async def _answer(self, job_id: str, view: views.FederatedRound, trainer: ClientTrainer) -> Any:
-        """Answer in a phase of secure aggregation. Returns the answer, which may be None."""
+        """Respond in a phase of secure aggregation. Returns the response; its content is None if
+        nothing was sent."""
         name, phase = view.name or "", view.awaits or ""
         base = f"{_base(job_id)}/rounds/{segment(name)}"
         call = Call("GET", f"{base}/messages/{segment(phase)}")

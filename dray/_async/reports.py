@@ -1,4 +1,4 @@
-"""Read the reports of jobs: events, metrics, logs and attempts."""
+"""Read the events, metrics, logs and attempts of jobs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from dray._http.transport import LONG_POLL_S, Call, no_answer, params, segment
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
-"""Read timeout of a stream, on top of the client's: longer than the pauses between keep-alives."""
+"""Read timeout of a stream, added to the client's timeout. Longer than the interval between
+keep-alives."""
 RESET = "reset"
-"""Event of a server that can't resume after the given id; all events follow from the first one."""
+"""Event that a server sends if it can't resume after the given id. All events follow, from the
+first."""
 METRIC_TICK_S = 1.0
 POINTS_AT_ONCE = 5000
-"""Points of each series that an iteration requests at once."""
+"""Number of points per series that an iteration requests at once."""
 
 
 @dataclass
 class _Yielded:
-    """The progress of an iteration over the points of metrics."""
+    """Progress of an iteration over metric points."""
 
     steps: dict[str, int]
-    """Name of a series -> step of the last point that was yielded."""
+    """Series name -> step of the last yielded point."""
     after_step: int
-    """Step after which points are requested."""
+    """Points after this step are requested next."""
 
 
 class ReportCalls(JobCalls):
     async def follow(self, job_id: str, *, after_seq: int = 0) -> AsyncGenerator[views.Event, None]:
-        """Yield each event after `after_seq` when it happens, until the job ends.
+        """Yield each event after `after_seq` as it happens, until the job ends.
 
-        Events are read from one stream (SSE), which is resumed after a broken connection or a
-        restart of the server: no event is missed or repeated. Raises TransportError if the server
-        is unreachable, or sends nothing, for too long.
+        Events are read from a stream (SSE). The stream is resumed after a broken connection or a
+        restart of the server, without missing or repeating events. Raises TransportError if the
+        server is unreachable or silent for too long.
         """
         retry = self._connection.patient
         given: dict[int, datetime] = {}
@@ -54,11 +56,11 @@ class ReportCalls(JobCalls):
             fruitless += 1
             broken: httpx.RequestError | None = None
             async with aclosing(await self._send(call, patient=True)) as response:
-                if response.status_code == 204:  # the job is over, without further events
+                if response.status_code == 204:  # the job has ended, and there are no more events
                     return
                 if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
                     url = self._connection.url
-                    raise errors.TransportError(f"{url} answered with no event stream")
+                    raise errors.TransportError(f"{url} did not respond with an event stream")
                 try:
                     async for piece in response.aiter_bytes():
                         fruitless, silent_since = 0, None
@@ -68,8 +70,9 @@ class ReportCalls(JobCalls):
                                 continue
                             event = self._connection.parse(views.Event, message.data, call)
                             position = event.seq
-                            # Yielded before a reset; in a database restored from a backup, another
-                            # event may have the same number.
+                            # Skip events that were yielded before a reset. The time is compared
+                            # too: in a database restored from a backup, another event can have the
+                            # same number.
                             if event.seq <= after_seq or given.get(event.seq) == event.time:
                                 continue
                             given[event.seq] = event.time
@@ -78,16 +81,19 @@ class ReportCalls(JobCalls):
                                 return
                 except httpx.RequestError as error:
                     broken = error
-            # Counted from the first break: before, the caller may have spent long on an event.
+            # Start the clock at the first interruption, because the caller might have spent a long
+            # time on an event before it.
             silent_since = retry.clock() if silent_since is None else silent_since
             if retry.clock() - silent_since > retry.patience_s:
                 if broken is not None:
                     raise no_answer(broken, self._connection.url)
-                raise errors.TransportError(f"{self._connection.url} ends every stream of events")
+                raise errors.TransportError(
+                    f"{self._connection.url} keeps closing the event stream"
+                )
             await asyncio.sleep(retry.delay_s(fruitless + 1, decoder.retry_s))
 
     async def events(self, job_id: str, *, after_seq: int = 0) -> AsyncGenerator[views.Event, None]:
-        """Yield the events so far, after `after_seq`."""
+        """Yield the existing events after `after_seq`."""
         while True:
             call = Call("GET", _path(job_id, "events"), params(after_seq=after_seq))
             page = await self._read(views.EventPage, call)
@@ -109,10 +115,10 @@ class ReportCalls(JobCalls):
         in_order: bool = False,
         times: bool = False,
     ) -> views.Metrics:
-        """Return the metrics of rank 0 (or `rank`), all or only `keys`, with at most `max_points`
-        points per series. Longer series are thinned out, or with `in_order` cut to the first points
-        after `after_step`. after_step, until_step: return this part in more detail. times: whether
-        the answer has the time at which each point was reported."""
+        """Return the metrics of rank 0 (or `rank`), either all or only `keys`, with at most
+        `max_points` points per series. Longer series are downsampled or, with `in_order`, truncated
+        to the first points after `after_step`. after_step, until_step: return only this range of
+        steps, in more detail. times: include the time at which each point was reported."""
         query = params(
             keys=keys,
             rank=rank,
@@ -132,15 +138,15 @@ class ReportCalls(JobCalls):
         rank: int | None = None,
         after: Mapping[str, int] | None = None,
     ) -> AsyncGenerator[views.Point, None]:
-        """Yield each point when it is reported, of all series or of `keys`, until the job is over.
+        """Yield each point of all series, or only of `keys`, as it is reported, until the job ends.
 
-        No point is left out. A step that a later attempt trains again is yielded once. Points are
-        in the order of steps, except points that are reported after points of higher steps. after:
-        the last step that the caller has of each series, to go on from there.
+        No point is omitted. If a later attempt repeats a step, the step is yielded only once.
+        Points are yielded in the order of their steps, unless they are reported after points with
+        higher steps. after: the last step that the caller already has of each series.
         """
         steps = dict(after or {})
         yielded = _Yielded(steps, max(steps.values(), default=0) - 1)
-        # The state is read before the points: if the job is over by then, the points are complete.
+        # The state is read before the points, so that the points are complete if the job has ended.
         job = await self._job(job_id, patient=True)
         while True:
             async for point in self._new_points(job_id, keys, rank, yielded):
@@ -151,7 +157,7 @@ class ReportCalls(JobCalls):
             known = job.state
             job = await self._job(job_id, METRIC_TICK_S, known, patient=True)
             await self._pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
-        # Each series has passed other steps.
+        # The series don't all have points at the same steps.
         query = params(keys=keys, rank=rank, max_points=2)
         call = Call("GET", _path(job_id, "metrics"), query)
         ends = await self._read(views.Metrics, call, patient=True)
@@ -164,7 +170,7 @@ class ReportCalls(JobCalls):
     async def _new_points(
         self, job_id: str, keys: Sequence[str] | None, rank: int | None, yielded: _Yielded
     ) -> AsyncGenerator[views.Point, None]:
-        """Yield the points after `yielded`, and update `yielded`."""
+        """Yield the points that come after `yielded`, and update `yielded`."""
         is_more = True
         while is_more:
             query = params(
@@ -200,14 +206,15 @@ class ReportCalls(JobCalls):
         after_time: int | None = None,
         max_points: int | None = None,
     ) -> views.SystemMetrics:
-        """Return the system metrics of rank 0 (or `rank`) over time, and of its node if it is the
-        lowest rank there: all series or only `keys`, with at most `max_points` points each."""
+        """Return the system metrics of rank 0 (or `rank`) over time, either all series or only
+        `keys`, with at most `max_points` points per series. The metrics of the node are included if
+        the rank is the lowest rank on its node."""
         query = params(keys=keys, rank=rank, after_time=after_time, max_points=max_points)
         call = Call("GET", _path(job_id, "metrics/system"), query)
         return await self._read(views.SystemMetrics, call)
 
     async def newest_system_metrics(self, job_id: str) -> views.SystemSample:
-        """Return the newest system metrics of each rank."""
+        """Return the most recent system metrics of each rank."""
         call = Call("GET", _path(job_id, "metrics/system/newest"))
         return await self._read(views.SystemSample, call)
 
@@ -219,8 +226,8 @@ class ReportCalls(JobCalls):
         attempt: int | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[views.LogLine, None]:
-        """Yield log lines of all ranks and attempts, or of one; with `follow`, until the job is
-        over."""
+        """Yield the log lines of all ranks and attempts, or only of the given ones. With `follow`,
+        yield new lines until the job ends."""
         cursor: str | None = None
         wait_s = LONG_POLL_S if follow else 0.0
         while True:
@@ -236,7 +243,7 @@ class ReportCalls(JobCalls):
             await self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
     async def attempts(self, job_id: str) -> list[views.Attempt]:
-        """Return the attempts of the job, with the state that each attempt resumed from."""
+        """Return the attempts of the job, with the state from which each attempt resumed."""
         return await self._list(views.AttemptPage, _path(job_id, "attempts"))
 
 

@@ -1,4 +1,4 @@
-"""Submit jobs with their code, and plan them."""
+"""Submit and plan jobs, and upload their code."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from dray.code.local import packed_code, with_code
 from dray.code.packing import PackedCode, pack
 from dray.errors import IntegrityError
 
-if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+if TYPE_CHECKING:  # most commands don't need the document's classes or YAML
     from dray.spec import JobSpec
 
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
 
 MAX_ROUNDS = 3
-"""Most times that missing parts are sent: parts may be deleted or lost meanwhile."""
+"""Maximum number of times that missing parts are sent, because parts can be deleted or lost in the
+meantime."""
 
 
 class SubmitCalls(Calls):
     async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
-        """Queue a job: a JobSpec, a mapping, or the path of a YAML or JSON document.
+        """Submit a job, given as a JobSpec, a mapping, or the path of a YAML or JSON document.
 
-        With the same `idempotency_key` (1 to 255 printable ASCII characters) the same document
-        creates one job, however often it is submitted. Raises Unprocessable with the pointer to
-        the field at fault, Unsatisfiable if the cluster could never run the job.
+        A document that is submitted repeatedly with the same `idempotency_key` (1 to 255 printable
+        ASCII characters) creates only one job. Raises Unprocessable with a pointer to the invalid
+        field, and Unsatisfiable if the cluster could never run the job.
         """
         document, base = _document(spec)
         packed = await asyncio.to_thread(packed_code, document, base)
         if packed is not None:
             uploaded = await self._upload(packed, None)
             document = with_code(document, uploaded.id)
-        # One key for all attempts: a submit whose answer was lost must create only one job.
+        # All attempts use one key, so that a lost response doesn't cause a second job.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         call = Call.with_json("POST", "/v1/jobs", document, headers={"Idempotency-Key": key})
         return await self._read(views.Job, call)
 
     async def dry_run(self, spec: Spec) -> views.Explanation:
-        """Explain whether and when the job would start if it were submitted now, and with which
-        changes it would start earlier. Nothing is stored. Raises the same exceptions as
-        `submit`."""
+        """Explain whether and when the job would start if it were submitted now, and which changes
+        would make it start earlier. Nothing is stored. Raises the same exceptions as `submit`."""
         document = with_code(_document(spec)[0], None)  # nothing is uploaded
         call = Call.with_json("POST", "/v1/jobs", document, params(dry_run=True))
         return await self._read(views.Explanation, call)
@@ -61,20 +61,20 @@ class SubmitCalls(Calls):
         include: Sequence[str] = (),
         on_progress: OnUpload | None = None,
     ) -> views.Code:
-        """Upload the files of a folder, or the result of `dray.code.packing.pack`, for
-        `script: {code: ...}` of a job document.
+        """Upload the files of a folder, or the result of `dray.code.packing.pack`, for use as
+        `script: {code: ...}` in a job document.
 
-        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are left out
+        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are skipped
         unless `include` names them. Only parts that the server does not have are sent.
-        `on_progress(bytes sent, bytes to send)` is called during the upload. Raises SpecError for a
-        folder that can't be uploaded.
+        `on_progress(bytes_sent, bytes_total)` is called during the upload. Raises SpecError if the
+        folder can't be uploaded.
         """
         if not isinstance(folder, PackedCode):
             folder = await asyncio.to_thread(pack, Path(folder), include)
         return await self._upload(folder, on_progress)
 
     async def _upload(self, packed: PackedCode, on_progress: OnUpload | None) -> views.Code:
-        """Send the parts that the server does not have. Returns the uploaded code."""
+        """Send the parts that the server does not have, and return the uploaded code."""
         describe = code_archives.described(packed)
         code = await self._read(views.Code, describe, patient=True)
         for _ in range(MAX_ROUNDS):
@@ -91,7 +91,7 @@ class SubmitCalls(Calls):
                     on_progress(sent, total)
             code = await self._read(views.Code, describe, patient=True)
         if not code.is_complete:
-            raise IntegrityError("the server does not keep the parts of the code that it was sent")
+            raise IntegrityError("the server does not retain the uploaded parts of the code")
         return code
 
     async def submit_function(
@@ -104,15 +104,15 @@ class SubmitCalls(Calls):
         spec: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> views.Job:
-        """Queue a job whose ranks each call `function(*args, **kwargs)`, as a script would run.
+        """Submit a job in which each rank calls `function(*args, **kwargs)`, like a script.
 
-        The function is pickled by cloudpickle (`pip install 'dray[functions]'`) together with the
-        objects of its own module or notebook that it uses, and uploaded as code. Nodes need the
+        The function is pickled with cloudpickle (`pip install 'dray[functions]'`), including the
+        objects of its module or notebook that it uses, and uploaded as code. The nodes need the
         same minor version of Python, and the packages that the function imports.
-        `attach(job).result()` returns the result of rank 0. Arguments that are numbers or texts are
-        shown as `parameters` in comparisons and frames, so do not pass secrets. spec: other parts
-        of the job document, such as `{"environment": {...}}`. Raises SpecError for objects that
-        can't be pickled, Forbidden if the server accepts no functions.
+        `attach(job).result()` returns the result of rank 0. Arguments that are numbers or strings
+        are shown as `parameters` in comparisons and data frames, so don't pass secrets. spec: other
+        parts of the job document, such as `{"environment": {...}}`. Raises SpecError if an object
+        can't be pickled, and Forbidden if the server doesn't accept functions.
         """
         with tempfile.TemporaryDirectory() as folder:
             functions.write(Path(folder), function, args, kwargs or {})
@@ -122,12 +122,12 @@ class SubmitCalls(Calls):
         return await self.submit(document, idempotency_key=idempotency_key)
 
     async def job_code(self, job_id: str) -> list[views.CodeFile]:
-        """Return the files of the code that the job runs. Raises CodeNotFound if the job has no
-        uploaded code."""
+        """Return the files of the job's uploaded code. Raises CodeNotFound if the job has none."""
         return await self._list(views.CodeFilePage, f"/v1/jobs/{segment(job_id)}/code")
 
     async def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
-        """Write the code that the job runs into the folder `dest`. Returns the files' paths."""
+        """Download the job's uploaded code into the folder `dest`. Returns the paths of the
+        files."""
         call = Call("GET", f"/v1/jobs/{segment(job_id)}/code/archive")
         response = await self._send(call, patient=True)
         return await asyncio.to_thread(code_archives.unpack, response.content, Path(dest))
@@ -141,10 +141,12 @@ class SubmitCalls(Calls):
         bandwidth_bytes_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> views.Plan:
-        """Compute memory and expected step time of each way to divide a job; nothing is submitted.
+        """Compute the memory and the expected step time of each way to divide a job. Nothing is
+        submitted.
 
-        Arguments default to the known speeds of the server's cluster, or to typical numbers; the
-        plan names the source. Raises NotPlannable if the plan would depend on unread data.
+        The arguments default to the known speeds of the server's cluster, or to typical values; the
+        plan states which were used. Raises NotPlannable if the plan would depend on data that the
+        server has not read.
         """
         options = present(
             memory_bytes_per_rank=memory_bytes_per_rank,
@@ -159,8 +161,8 @@ class SubmitCalls(Calls):
 
 
 def _document(spec: Spec) -> tuple[Any, Path]:
-    """Return the document to send, without defaults, and the folder that its paths are relative
-    to."""
+    """Return the document to send, without defaults, and the folder to which its paths are
+    relative."""
     from dray.documents import folder_of, load_document
     from dray.spec import JobSpec
 

@@ -1,4 +1,4 @@
-"""Compare jobs, and keep experiments, tags and notes."""
+"""Compare jobs, and manage experiments, tags and notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Jobs: TypeAlias = (
     "Iterable[views.Job | str]"
     " | AsyncIterable[views.Job]"  # asynchronous only
 )
-"""Jobs, such as `jobs` yields, or their ids."""
+"""Jobs, for example as yielded by `jobs`, or their ids."""
 
 
 async def _listed(jobs: Jobs) -> list[views.Job | str]:
@@ -29,9 +29,9 @@ async def _listed(jobs: Jobs) -> list[views.Job | str]:
 
 class TrackingCalls(ReportCalls):
     async def compare(self, jobs: Jobs) -> views.Comparison:
-        """Compare up to 50 jobs: the fields in which their documents differ, their metrics, times
-        and costs. The pinned baseline of their experiment comes first. Raises NotComparable for a
-        single job without a baseline."""
+        """Compare up to 50 jobs: the fields in which their documents differ, and their metrics,
+        times and costs. The pinned baseline of their experiment comes first. Raises NotComparable
+        for a single job without a baseline."""
         ids = [
             job.id if isinstance(job, views.Job) else segment(job) for job in await _listed(jobs)
         ]
@@ -39,9 +39,9 @@ class TrackingCalls(ReportCalls):
         return await self._read(views.Comparison, call)
 
     async def frame(self, jobs: Jobs) -> pandas.DataFrame:
-        """Return a pandas frame with a row for each job, indexed by id: its outcome, the fields in
-        which the documents differ, and the newest value of each metric. Raises ImportError without
-        pandas (`pip install 'dray[frames]'`)."""
+        """Return a pandas DataFrame with one row per job, indexed by id. The columns are the
+        outcome, the fields in which the documents differ, and the latest value of each metric.
+        Raises ImportError if pandas is not installed (`pip install 'dray[frames]'`)."""
         frames.require_pandas()
         found = []
         for job in await _listed(jobs):
@@ -55,9 +55,9 @@ class TrackingCalls(ReportCalls):
         *,
         max_points: int | None = None,
     ) -> pandas.DataFrame:
-        """Return a pandas frame with a row for each point of all series of the jobs, or only of
-        `keys`, and the columns job, key, step and value. max_points: most points of each series, as
-        for `metrics`."""
+        """Return a pandas DataFrame with one row per point of all series of the jobs, or only of
+        `keys`. The columns are job, key, step and value. max_points: maximum number of points per
+        series, as for `metrics`."""
         frames.require_pandas()
         found = []
         for job in await _listed(jobs):
@@ -66,17 +66,17 @@ class TrackingCalls(ReportCalls):
         return frames.of_series(found)
 
     def experiments(self, *, page_size: int = 100) -> AsyncGenerator[views.Experiment, None]:
-        """Yield the experiments by name: the values of the label `experiment`."""
+        """Yield the experiments, which are the values of the label `experiment`, sorted by name."""
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
         """Return the experiment, with the states of its jobs and the range of each metric. Raises
-        ExperimentNotFound if no job is in it."""
+        ExperimentNotFound if it has no jobs."""
         return await self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
-        """Make a job the baseline of an experiment, or with None remove the baseline. Raises
-        NotComparable for a job of another experiment."""
+        """Pin a job as the baseline of an experiment; None removes the baseline. Raises
+        NotComparable if the job belongs to another experiment."""
         call = Call.with_json("PATCH", _path(name), {"baseline": job_id})
         return await self._read(views.ExperimentSummary, call)
 
@@ -94,9 +94,9 @@ class TrackingCalls(ReportCalls):
         notes: str | None = None,
         revision: int | None = None,
     ) -> views.Annotations:
-        """Add or remove tags of a job in any state, or replace its notes (Markdown). With the
-        `revision` from `annotations`, raises AnnotationsChanged if the tags or notes have been
-        changed since."""
+        """Add or remove tags of a job in any state, or replace its notes (Markdown). If `revision`
+        is given, as returned by `annotations`, raises AnnotationsChanged if the tags or notes have
+        changed since then."""
         changes = present(
             add_tags=add_tags and list(add_tags),
             remove_tags=remove_tags and list(remove_tags),

@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are notified of jobs."""
+"""Webhooks, which notify a URL about jobs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class WebhookCalls(Calls):
         format: WebhookFormat | str | None = None,  # noqa: A002  the API's word
         all_users: bool = False,
     ) -> views.Webhook:
-        """Notify an address when your jobs, or with `all_users` the jobs of all users (for admins),
-        enter one of `states`; by default when they end. `queue` and `labels` select jobs.
-
-        `secret` in the result is the key of the signatures; no later answer has it. Raises
-        WebhookUrlForbidden, UnknownQueue or TooManyWebhooks.
+        """Notify a URL when one of your jobs enters one of `states`; by default, when it ends. With
+        `all_users`, which is only for admins, the webhook is notified about the jobs of all users.
+        `queue` and `labels` restrict which jobs. `secret` in the result is the key for the
+        signatures, which no other call returns. Raises WebhookUrlForbidden, UnknownQueue or
+        TooManyWebhooks.
         """
         given = present(
             url=url,
@@ -43,7 +43,7 @@ class WebhookCalls(Calls):
         return await self._read(views.Webhook, Call.with_json("POST", "/v1/webhooks", given))
 
     async def webhooks(self) -> list[views.Webhook]:
-        """Return your webhooks, oldest first; for admins, the webhooks of all users."""
+        """Return your webhooks, oldest first. Admins get the webhooks of all users."""
         return await self._list(views.WebhookPage, "/v1/webhooks")
 
     async def webhook(self, webhook_id: str) -> views.Webhook:
@@ -52,22 +52,22 @@ class WebhookCalls(Calls):
         return await self._read(views.Webhook, Call("GET", _path(webhook_id)))
 
     async def enable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Enable a disabled webhook. It is notified of state changes from now on."""
+        """Enable a disabled webhook. It is only notified of later state changes."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": True})
         return await self._read(views.Webhook, call)
 
     async def disable_webhook(self, webhook_id: str) -> views.Webhook:
-        """Disable a webhook, and drop its waiting messages."""
+        """Disable a webhook, and discard its pending messages."""
         call = Call.with_json("PATCH", _path(webhook_id), {"enabled": False})
         return await self._read(views.Webhook, call)
 
     async def delete_webhook(self, webhook_id: str) -> None:
-        """Delete a webhook with its messages."""
+        """Delete a webhook and its messages."""
         await self._send(Call("DELETE", _path(webhook_id)))
 
     async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send a test message to a webhook. Returns the message with the receiver's answer, or with
-        `wait=False` immediately. Raises WebhookDisabled."""
+        """Send a test message to a webhook. Returns the message with the receiver's response or,
+        with `wait=False`, immediately. Raises WebhookDisabled."""
         sent = await self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:
@@ -80,7 +80,7 @@ class WebhookCalls(Calls):
         return sent
 
     def webhook_deliveries(self, webhook_id: str) -> AsyncGenerator[views.WebhookDelivery, None]:
-        """Yield the messages of a webhook, newest first, with the receiver's last answers."""
+        """Yield the messages of a webhook, newest first, with the receiver's last responses."""
         path = f"{_path(webhook_id)}/deliveries"
         return self._items(views.WebhookDeliveryPage, path, page_size=PAGE)
 

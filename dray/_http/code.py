@@ -1,4 +1,4 @@
-"""The archives in which code is uploaded and downloaded."""
+"""Archives for uploading and downloading code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dray._http.transport import Call
 from dray.code.packing import PackedCode
 
 BATCH_BYTES = 8 << 20
-"""Bytes of the parts that are sent in one request; the server accepts twice as much."""
+"""Maximum size of the parts in one request. The server accepts twice this size."""
 BATCH_PARTS = 2000
 OnUpload = Callable[[int, int], None]
 """Called with (bytes sent, bytes to send)."""
 
 
 def described(packed: PackedCode) -> Call:
-    """Return the call that describes these files to the server; its answer lists missing parts."""
+    """Return the call that describes the files to the server. The response lists the missing
+    parts."""
     files = [
         {
             "path": file.path,
@@ -46,7 +47,7 @@ def batches(packed: PackedCode, parts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def as_tar(packed: PackedCode, parts: Sequence[str]) -> tuple[bytes, int]:
-    """Return an archive with these parts as its members, and their size in bytes."""
+    """Return an archive with the given parts as members, and the size of the parts in bytes."""
     archive, size = io.BytesIO(), 0
     for part in parts:
         data = packed.read(part)
@@ -66,7 +67,7 @@ def unpack(content: bytes, dest: Path) -> list[Path]:
         for member in archive:
             path = destination(dest, member.name)
             packed = archive.extractfile(member)
-            assert packed is not None, "dray's archives have regular files alone"
+            assert packed is not None, "dray's archives contain only regular files"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(packed.read())
             path.chmod(0o755 if member.mode & 0o100 else 0o644)

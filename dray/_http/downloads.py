@@ -1,4 +1,4 @@
-"""Files of a download: their selection, their paths, and the check of their hashes."""
+"""Files of a download: selection, paths, and verification of hashes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch."""
+    """A file to download."""
 
     url_path: str
     path: str
-    """Path of the file relative to the folder of the download."""
+    """Path relative to the destination folder."""
     size_bytes: int
     sha256: str
 
@@ -29,8 +29,8 @@ class RemoteFile:
 def artifact_files(
     job_id: str, items: Iterable[views.Artifact], wanted: str | None
 ) -> list[RemoteFile]:
-    """Return all artifacts, or the artifact with the id or path `wanted`. Raises ArtifactNotFound
-    if it does not exist."""
+    """Return all artifacts, or only the artifact with the id or path `wanted`. Raises
+    ArtifactNotFound if there is no such artifact."""
     base = f"/v1/jobs/{segment(job_id)}/artifacts"
     return [
         RemoteFile(f"{base}/{segment(item.id)}", item.path, item.size_bytes, item.sha256)
@@ -51,7 +51,8 @@ def checkpoint_files(
 def _choose(
     items: Iterable[views.Artifact], job_id: str, wanted: str | None
 ) -> list[views.Artifact]:
-    """Return the wanted artifacts; of several with the same path, only the newest."""
+    """Return the wanted artifacts. If several artifacts have the same path, only the newest is
+    returned."""
     newest: dict[str, views.Artifact] = {}
     for item in sorted(items, key=lambda item: item.created_at):
         if item.id == wanted:
@@ -68,7 +69,9 @@ def _choose(
             status=404,
             code=errors.ArtifactNotFound.code,
             detail=f"job {job_id} has no artifact {wanted!r}",
-            hint=f"it has {', '.join(newest)}" if newest else "it has none yet",
+            hint=f"its artifacts are {', '.join(newest)}"
+            if newest
+            else "the job has no artifacts yet",
         )
     )
 
@@ -81,12 +84,13 @@ def range_call(file: RemoteFile, offset: int) -> Call:
 
 
 def destination(root: Path, name: str) -> Path:
-    """Return the path of the file `name` under `root`. Raises IntegrityError if it leads out."""
+    """Return the path of the file `name` under `root`. Raises IntegrityError if the path is outside
+    `root`."""
     parts = PurePosixPath(name)
     target = root.joinpath(*parts.parts)
     unsafe = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
     if unsafe or not parts.parts or not target.resolve().is_relative_to(root.resolve()):
-        raise errors.IntegrityError(f"the path {name!r} leads out of {root}: not fetched")
+        raise errors.IntegrityError(f"the path {name!r} is outside {root}: not downloaded")
     return target
 
 
@@ -98,7 +102,8 @@ def matches(path: Path, file: RemoteFile) -> bool:
 
 
 def begin(part: Path, size_bytes: int) -> int:
-    """Create the part file, and return the number of bytes that an earlier download left."""
+    """Create the part file. Returns the number of bytes that an earlier download has already
+    written."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.is_symlink():
         part.unlink()
@@ -119,7 +124,7 @@ def finish(part: Path, target: Path, file: RemoteFile) -> None:
     if not matches(part, file):
         part.unlink()
         raise errors.IntegrityError(
-            f"{file.path} came with the wrong size or sha256 (expected {file.sha256}) "
-            "and was deleted; download it again"
+            f"{file.path} was received with a wrong size or SHA-256 digest (expected "
+            f"{file.sha256}) and has been deleted: download it again"
         )
     part.replace(target)

@@ -1,4 +1,4 @@
-"""Signing in with the token in this user's home, if a server on this machine requires a token."""
+"""Sign in with the token in this user's home if a server on this machine requires a token."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dray import home_token
 
 
 class HomeSignIn(httpx.Auth):
-    """Sends a call again with the token if it was refused because it had none.
+    """Resends a request with the token if the server rejected it because it had no token.
 
-    The token is only sent to a process of this user or of root: another user could listen at the
-    server's port while the server is stopped.
+    The token is only sent to processes of this user or of root, because another user could listen
+    on the server's port while the server is not running.
     """
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:

@@ -1,4 +1,4 @@
-"""Unsuccessful answers as exceptions of `dray.errors`."""
+"""Convert error responses to exceptions of `dray.errors`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _by_status(status: int) -> type[errors.ApiError]:
 
 
 def from_response(response: httpx.Response) -> errors.ApiError:
-    """The exception for an unsuccessful answer, whose body must have been read."""
+    """Return the exception for an error response, whose body must have been read."""
     problem = _problem(response)
     kind = errors.CODES.get(problem.code) or _by_status(response.status_code)
     return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Seconds of a Retry-After header (RFC 9110, 10.2.3), which may hold a date; None if
-    invalid."""
+    """Return the seconds in a Retry-After header (RFC 9110, 10.2.3), which can also be a date. None
+    if the header is invalid."""
     if retry_after.isascii() and retry_after.isdigit():
         return float(retry_after)
     try:
@@ -43,7 +43,8 @@ def _seconds(retry_after: str) -> float | None:
 
 
 def _problem(response: httpx.Response) -> Problem:
-    """The body as a problem; any other body, such as a proxy's, is described by a new problem."""
+    """Parse the body as a problem. For any other body, such as the error page of a proxy, return a
+    problem that describes the response."""
     try:
         return Problem.model_validate_json(response.content)
     except ValueError:
@@ -52,6 +53,9 @@ def _problem(response: httpx.Response) -> Problem:
             type="about:blank",
             title=response.reason_phrase,
             status=response.status_code,
-            detail=f"{response.request.url} answered {answer}, not as a dray server does",
+            detail=(
+                f"{response.request.url} answered {answer}, which is not the response of a "
+                "dray server"
+            ),
             code="",
         )

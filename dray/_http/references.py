@@ -1,4 +1,4 @@
-"""Queries for lists of jobs, and the job that a name or the beginning of an id refers to."""
+"""Job list queries, and the resolution of references such as names and id prefixes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dray.filters import JobFilter
 
 
 def query_of(chosen: JobFilter) -> Parameters:
-    """Return the filter as query parameters, which the server validates."""
+    """Return the filter as query parameters. The server validates them."""
     return params(**{name: getattr(chosen, name) for name in JobFilter.model_fields})
 
 
 MAX_CANDIDATES = 10
-"""Most candidates of an ambiguous reference that are listed."""
+"""Maximum number of candidates to list for an ambiguous reference."""
 _ARRAY = "array-[0-9a-z]{1,26}"
-"""Pattern of an array's id, or of its beginning."""
+"""Pattern of an array id or its prefix."""
 
 
 def not_found(reference: str) -> errors.JobNotFound:
-    """Return the error with which the server would answer for an unknown id."""
-    what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
-    hint = "`dray ls` shows the jobs there are"
+    """Return the error that the server would return for an unknown id."""
+    what = "you have no jobs" if reference == "@last" else f"there is no job {reference}"
+    hint = "`dray ls` lists the jobs"
     if re.fullmatch(_ARRAY, reference):
-        hint = f"that is the id of an array; {reference}/0 is its first job"
+        hint = f"this is the id of an array; its first job is {reference}/0"
     problem = views.Problem(
         type="about:blank",
         title="Job not found",
@@ -39,26 +39,29 @@ def not_found(reference: str) -> errors.JobNotFound:
 
 
 def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.AmbiguousJob:
-    """Return the error for an ambiguous reference. found: the matching jobs, newest first, by their
-    ids or the ids of the arrays that they represent; one more than is listed, if it exists."""
+    """Return the error for an ambiguous reference. found: maps ids of jobs, or of the arrays that
+    the jobs represent, to the matching jobs, newest first. It can have one more entry than is
+    listed."""
     listed = dict(list(found.items())[:MAX_CANDIDATES])
     more = len(found) > len(listed)
     number = f"more than {MAX_CANDIDATES}" if more else f"{len(found)}"
-    how = "give the id of one, or more of it"
+    how = "give a complete id, or a longer prefix"
     called, newest = next(iter(listed.items()))
     if (newest.name, called) == (reference, newest.id) and newest.array_id is not None:
         example = f"{reference}/{newest.array_index}"
-        how = f"{reference}/INDEX, such as {example}, is one of an array or sweep; or {how}"
+        how = (
+            f"for one job of an array or sweep, give {reference}/INDEX, such as {example}; or {how}"
+        )
     lines = [
         f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
         for one, job in listed.items()
     ]
-    detail = "\n".join([f"{reference!r} means {number} jobs; {how}", *lines])
+    detail = "\n".join([f"{reference!r} matches {number} jobs: {how}", *lines])
     return errors.AmbiguousJob(detail, reference, listed, more=more)
 
 
 def meant(reference: str, arrays: bool) -> list[JobFilter]:
-    """Return the filters that find the referenced job, and with `arrays` the array."""
+    """Return the filters that find the referenced job or, with `arrays`, the array."""
     if reference == "@last":
         return [JobFilter.model_construct(owner="@me", collapse_arrays=arrays)]
     in_array = re.fullmatch(rf"({_ARRAY})(?:/([0-9]{{1,18}}))?", reference)
@@ -76,7 +79,7 @@ def meant(reference: str, arrays: bool) -> list[JobFilter]:
             JobFilter.model_construct(name=reference),
         ]
     if not reference:
-        raise ValueError("'' is no id")
+        raise ValueError("an id must not be empty")
     is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
     by_id = [JobFilter.model_construct(id_prefix=reference)] if is_prefix else []
     return [*by_id, JobFilter.model_construct(name=reference, collapse_arrays=arrays)]

@@ -1,4 +1,4 @@
-"""Server-sent events, read from bytes as they come (WHATWG HTML, 9.2.6)."""
+"""Incremental decoder for server-sent events (WHATWG HTML, 9.2.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray import errors
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 MAX_PENDING_CHARS = 16 << 20
-"""Most characters of one event; dray sends none longer."""
+"""Maximum number of characters of an event. dray sends no longer events."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Message:
 
 
 class Decoder:
-    """Decodes the pieces of one stream; a piece may end anywhere, even within a character.
+    """Decodes a stream piece by piece. A piece can end anywhere, even within a character.
 
-    Lines end only at CR, LF or both; `str.splitlines` would also split at characters that JSON does
-    not escape. `retry_s` is the pause before a reconnect that the server asked for last. Ids are
-    ignored, because dray's events have their number in the data.
+    Lines end only with CR, LF or both; `str.splitlines` would also split at characters that JSON
+    does not escape. `retry_s` is the reconnection time that the server sent last. Ids are ignored,
+    because the data of dray's events contains their number.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Decoder:
     def feed(self, piece: bytes) -> Iterator[Message]:
         """Yield the messages that `piece` completes."""
         self._pending += self._text.decode(piece)
-        # A CR at the very end may be half of a CRLF, so the line waits for the next piece.
+        # A CR at the very end might be half of a CRLF, so its line is kept until the next piece.
         ends = [e for e in _LINE_END.finditer(self._pending) if e.group() != "\r" or self._more(e)]
         start = 0
         for end in ends:
@@ -51,7 +51,7 @@ class Decoder:
                 yield message
         self._pending = self._pending[start:]
         if len(self._pending) > MAX_PENDING_CHARS:
-            raise errors.TransportError("the stream of events has a line without end")
+            raise errors.TransportError("a line of the event stream is too long")
 
     def _more(self, end: re.Match[str]) -> bool:
         return end.end() < len(self._pending)

@@ -1,6 +1,6 @@
-"""The layer under both clients: requests, the rule for repeating them, and parsing of answers.
+"""The layer below both clients: building requests, deciding on retries, and parsing responses.
 
-Nothing here does I/O. `dray._async.calls` sends the requests.
+This module does no I/O. `dray._async.calls` sends the requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
 LONG_POLL_S = 30.0
 RECONNECT_PATIENCE_S = 60.0
-"""Seconds for which waits, streams and downloads retry while the server is unreachable."""
+"""How long waits, streams and downloads retry while the server is unreachable."""
 
 Parameters = tuple[tuple[str, str], ...]
 V = TypeVar("V", bound=BaseModel)
@@ -38,7 +38,7 @@ V = TypeVar("V", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Call:
-    """One request, to be sent as often as `Retry` allows."""
+    """A request, which is sent until it succeeds or `Retry` ends it."""
 
     method: str
     path: str
@@ -46,9 +46,9 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
-    """Seconds for which the server may delay the answer; added to the read timeout."""
+    """Seconds by which the server may delay the response. Added to the read timeout."""
     streamed: bool = False
-    """Whether the body of a success is read piece by piece."""
+    """Whether the body of a successful response is read piece by piece."""
 
     @classmethod
     def with_json(
@@ -59,7 +59,8 @@ class Call:
         params: Parameters = (),
         headers: Mapping[str, str] | None = None,
     ) -> Call:
-        """Return a call with a document as its body. Raises SpecError if it can't be JSON."""
+        """Return a call with a document as its body. Raises SpecError if the document can't be
+        encoded as JSON."""
         try:
             content = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -70,7 +71,7 @@ class Call:
 
     @property
     def is_safe(self) -> bool:
-        """Whether sending the call twice has no more effect than sending it once."""
+        """Whether sending the call twice has the same effect as sending it once."""
         return (
             self.method != "POST"
             or "Idempotency-Key" in self.headers
@@ -94,39 +95,41 @@ def _not_finite(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Retry:
-    """The rule for repeating failed calls: exponential backoff with full jitter.
+    """The retry policy for failed calls: exponential backoff with full jitter.
 
     Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
     patience_s: float = 3.0
-    """Seconds after the first attempt beyond which no other attempt begins."""
+    """No attempt begins later than this many seconds after the first attempt."""
     first_delay_s: float = 0.2
     max_delay_s: float = 5.0
     jitter: Callable[[], float] = random.random
-    """Draws from [0, 1)."""
+    """Returns a random number in [0, 1)."""
     clock: Callable[[], float] = time.monotonic
 
     def delay_s(self, tries: int, retry_after_s: float | None) -> float:
-        """Return the seconds before the next attempt, after `tries` failed attempts."""
+        """Return the number of seconds to wait after `tries` failed attempts."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
-        # On top of Retry-After, or all clients that got the same answer would return at once.
+        # The jitter is added to Retry-After. Otherwise, all clients with the same response would
+        # retry simultaneously.
         return (retry_after_s or 0.0) + ceiling * self.jitter()
 
 
 FINAL_STATUSES = frozenset({501, 505, 507, 508, 511})
-"""Server errors that a pause does not resolve, such as a full storage."""
+"""Server errors that waiting does not resolve, such as full storage."""
 
 
 def is_passing(failure: errors.ApiError) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Whether the same call could succeed a little later."""
     if isinstance(failure, errors.IdempotencyInFlight) or failure.status in (408, 429):
         return True
     return failure.status >= 500 and failure.status not in FINAL_STATUSES
 
 
 def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiError | None:
-    """Return the exception for an answer, whose body must have been read; None for a success."""
+    """Return the exception for a response, whose body must have been read; None if it was
+    successful."""
     if response.is_success:
         return None
     failure = from_response(response)
@@ -134,13 +137,13 @@ def failure_of(call: Call, response: httpx.Response, tries: int) -> errors.ApiEr
         failure, errors.JobNotFound | errors.QueueNotFound | errors.WebhookNotFound
     )
     if call.method == "DELETE" and tries > 1 and is_gone:
-        return None  # an earlier try succeeded and its answer was lost
+        return None  # an earlier attempt succeeded, and its response was lost
     return failure
 
 
 def may_repeat(call: Call, failure: errors.ApiError) -> bool:
-    """Whether the call may be sent again after this answer. After a 429, the server has done
-    nothing."""
+    """Whether the call can be sent again after this response. If the status is 429, the server has
+    not processed the call."""
     return is_passing(failure) and (call.is_safe or failure.status == 429)
 
 
@@ -151,12 +154,12 @@ def never_arrived(error: httpx.RequestError) -> bool:
 def no_answer(error: httpx.RequestError, base_url: str) -> errors.TransportError:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return errors.ServerUnreachable(
-            f"no dray server answers at {base_url} ({_cause(error)}): is it running? "
-            "Start it with `make run`, or point DRAY_URL at the right address."
+            f"no dray server is reachable at {base_url} ({_cause(error)}). Start it with `make "
+            "run`, or set DRAY_URL to the right address."
         )
     if isinstance(error, httpx.TimeoutException):
-        return errors.RequestTimeout(f"{base_url} did not answer in time; try a larger timeout")
-    return errors.TransportError(f"the connection to {base_url} broke ({_cause(error)})")
+        return errors.RequestTimeout(f"{base_url} did not respond in time: try a longer timeout")
+    return errors.TransportError(f"the connection to {base_url} was lost ({_cause(error)})")
 
 
 def _cause(error: Exception) -> str:
@@ -164,8 +167,8 @@ def _cause(error: Exception) -> str:
 
 
 def params(**given: Any) -> Parameters:
-    """Return query parameters. Each item of a list is a parameter, a flag is sent if it is set, and
-    None is left out. Raises ValueError for a time without a time zone."""
+    """Return query parameters. Each item of a list becomes a parameter; False and None are omitted.
+    Raises ValueError for a time without a time zone."""
     found: list[tuple[str, str]] = []
     for name, value in given.items():
         is_list = isinstance(value, Iterable) and not isinstance(value, str)
@@ -177,20 +180,20 @@ def params(**given: Any) -> Parameters:
 def _text(value: Any) -> str:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise ValueError(f"{value} has no time zone: use, for instance, datetime.now(UTC)")
+            raise ValueError(f"{value} has no time zone: use a time such as datetime.now(UTC)")
         return value.isoformat()
     return "true" if value is True else f"{value}"
 
 
 def present(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None, by their names."""
+    """Return the keyword arguments that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def segment(name: str) -> str:
-    """Return `name` as one segment of a path."""
+    """Return `name` quoted as one segment of a path."""
     if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is no id")
+        raise ValueError(f"{name!r} is not an id")
     return quote(name, safe="")
 
 
@@ -204,16 +207,16 @@ def _is_address(url: str) -> bool:
 
 @dataclass(frozen=True)
 class Connection:
-    """Address, credentials and retry rule; the same for both clients."""
+    """Address, credentials and retry policy, for both clients."""
 
     url: str
-    headers: Mapping[str, str] = field(repr=False)  # the token is among them
+    headers: Mapping[str, str] = field(repr=False)  # includes the token
     timeout_s: float
     retry: Retry
 
     @classmethod
     def open(cls, url: str | None, token: str | None, timeout_s: float, retry: Retry) -> Connection:
-        """Open a connection; `url` and `token` default to DRAY_URL and DRAY_TOKEN."""
+        """Create a connection. `url` and `token` default to DRAY_URL and DRAY_TOKEN."""
         url = (url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("DRAY_TOKEN")
         if not _is_address(url):
@@ -221,7 +224,7 @@ class Connection:
         if token and not re.fullmatch(
             r"[\x21-\x7e]+", token
         ):  # the message must not contain the token
-            raise ValueError("the token holds a character that no token has; look at DRAY_TOKEN")
+            raise ValueError("the token contains an invalid character: check DRAY_TOKEN")
         headers = {"User-Agent": f"dray/{dray.__version__}", "Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -229,7 +232,7 @@ class Connection:
 
     @property
     def patient(self) -> Retry:
-        """The retry rule for calls that should survive a restart of the server."""
+        """The retry policy for calls that should survive a restart of the server."""
         return replace(self.retry, patience_s=max(self.retry.patience_s, RECONNECT_PATIENCE_S))
 
     def client_options(self) -> dict[str, Any]:
@@ -239,14 +242,14 @@ class Connection:
         signs_in = is_local and "Authorization" not in self.headers and not address.username
         return {
             "auth": HomeSignIn() if signs_in else None,
-            # Proxy settings never apply to a server on this very machine.
+            # Proxy settings don't apply to a server on this machine.
             "trust_env": not is_local,
             # Without TLS there is nothing to verify, and loading the certificates takes 20 ms.
             "verify": address.scheme != "http",
         }
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """Keyword arguments for the `request` methods of `httpx`."""
+        """Return keyword arguments for the `request` methods of `httpx`."""
         read_s = self.timeout_s + call.wait_s
         return {
             "method": call.method,
@@ -258,11 +261,11 @@ class Connection:
         }
 
     def parse(self, view: type[V], content: bytes | str, call: Call) -> V:
-        """Parse `content` as `view`. Raises TransportError if the content does not fit."""
+        """Parse `content` as a `view`. Raises TransportError if the content is invalid."""
         try:
             return view.model_validate_json(content)
         except ValueError:
             raise errors.TransportError(
-                f"{self.url} answered {call.path} with something that is no "
-                f"{view.__name__}: is it a dray server, and no newer than this client?"
+                f"the response of {self.url} to {call.path} is not a valid {view.__name__}: "
+                "check that it is a dray server and not newer than this client"
             ) from None

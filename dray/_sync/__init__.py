@@ -1,2 +1,2 @@
 # Written by `make blocking` from dray/_async/__init__.py: change that file instead.
-"""The methods of the blocking client, by subject."""
+"""The methods of the blocking client, grouped by subject."""

@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/calls.py: change that file instead.
-"""Requests and their answers, from which all methods of the client are built."""
+"""Sending requests and parsing responses. All methods of the client are built on this."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Page(ItemList[T], Protocol[T]):
 
 
 class Calls:
-    """Calls to one server."""
+    """Base class of the client's methods: calls to one server."""
 
     def __init__(self, connection: Connection, http: httpx.Client) -> None:
         self._connection = connection
@@ -48,11 +48,12 @@ class Calls:
         self._http = http
 
     def _send(self, call: Call, *, patient: bool = False) -> httpx.Response:
-        """Send the call until it succeeds, fails for good, or the retry time ends.
+        """Send the call, and retry it until it succeeds, fails permanently, or the retry time is
+        over.
 
-        This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a
-        submit carries an idempotency key. Other POSTs without a key are sent only once, unless it
-        is known that the request did not arrive, or it was refused with 429. Raises the exceptions
+        Every call of this API is safe to retry: GET, DELETE and cancel can be repeated, and a
+        submission has an idempotency key. Other POST requests without a key are sent only once,
+        unless the request certainly did not arrive or was rejected with 429. Raises the exceptions
         of `dray.errors`. The caller must close the response of a streamed call.
         """
         retry = self._connection.patient if patient else self._connection.retry
@@ -93,14 +94,14 @@ class Calls:
         return self._connection.parse(view, response.content, call)
 
     def _list(self, view: type[ItemList[T]], path: str, query: Parameters = ()) -> list[T]:
-        """Return all items of a list that has no pages."""
+        """Return all items of a list that is not paginated."""
         found: ItemList[T] = self._read(cast("Any", view), Call("GET", path, query))
         return found.items
 
     def _items(
         self, view: type[Page[T]], path: str, query: Parameters = (), *, page_size: int
     ) -> Generator[T, None, None]:
-        """Yield the items of a list; each page is fetched when it is needed."""
+        """Yield the items of a paginated list. Each page is fetched when it is needed."""
         cursor: str | None = None
         while True:
             call = Call("GET", path, (*query, *params(limit=page_size, cursor=cursor)))
@@ -111,7 +112,8 @@ class Calls:
                 return
 
     def _pause_if_hurried(self, asked: float, wait_s: float, *, changed: bool) -> None:
-        """Pause after an early answer: a server that is stopping answers long polls at once."""
+        """Pause after an early response, because a server that is shutting down answers long polls
+        immediately."""
         took_s = self._clock() - asked
         pause_s = min(0.5, wait_s - took_s)
         if not changed and pause_s > 0:

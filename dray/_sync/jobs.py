@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/jobs.py: change that file instead.
-"""Find, wait for, change and end jobs, arrays and sweeps, and inject faults."""
+"""Find, wait for, change and stop jobs, arrays and sweeps, and inject faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class JobCalls(Calls):
     def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:
-        """Return the job. With `wait_s` (up to 60 s), wait until its state is not `known_state`."""
+        """Return the job. With `wait_s` (at most 60), wait up to this many seconds until the job's
+        state differs from `known_state`."""
         return self._job(job_id, wait_s, known_state)
 
     def _job(
@@ -56,17 +57,18 @@ class JobCalls(Calls):
         brief: bool = False,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
-        """Yield the jobs that match all arguments, newest first, fetched page by page.
+        """Yield the jobs that match all arguments, newest first. Jobs are fetched page by page.
 
-        state: one state or several, any of which matches. owner: `@me` is the caller. label: pairs
-        that a job must all have. name_glob: a pattern of the whole name, in which `*` matches any
-        text and `?` one character. text: a part of the name, ignoring case. array: the id of an
-        array. array_index: the index of a job in its array. collapse_arrays: yield only one job of
-        each array; with `state`, of each array with a job in one of the states. created_after,
-        created_before: times with a time zone; jobs submitted at `created_after` or later, and
-        before `created_before`. where: a search expression, such as
-        `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column of
-        an error. brief: leave each job's `spec` empty, which is most of an answer.
+        state: one or more states; a job must be in one of them. owner: a user name, or `@me` for
+        the caller. label: key-value pairs, all of which a job must have. name_glob: a pattern for
+        the complete name, in which `*` matches any text and `?` matches one character. text: a part
+        of the name, ignoring case. array: the id of an array. array_index: the index of a job in
+        its array. collapse_arrays: yield only one job for each array; with `state`, only for arrays
+        with a job in one of the states. created_after, created_before: times with a time zone; a
+        job must have been submitted at or after `created_after` and before `created_before`. where:
+        a search expression such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises
+        InvalidSearch with the column of the error. brief: omit each job's `spec`, which makes up
+        most of a response.
         """
         chosen = JobFilter.model_construct(
             state=states_of(state),
@@ -88,12 +90,13 @@ class JobCalls(Calls):
         return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
 
     def resolve(self, reference: str, *, arrays: bool = False) -> str:
-        """Return the id of the only job with this name, or whose id begins with `reference`.
-        `@last` is the caller's newest job; `ARRAY/INDEX` is a job of an array. A complete id is
-        returned unchanged. With `arrays`, the result may be the id of an array, by its id, the
-        beginning of its id, or the name of its jobs.
+        """Return the id of the job that `reference` identifies: a name, or the beginning of an id.
+        `@last` is the caller's newest job, and `ARRAY/INDEX` is a job of an array. A complete id is
+        returned unchanged. With `arrays`, the result can also be the id of an array, identified by
+        its id, the beginning of its id, or the name of its jobs.
 
-        Raises JobNotFound, or AmbiguousJob with the candidates if several jobs match.
+        Raises JobNotFound if no job matches, and AmbiguousJob with the candidates if several jobs
+        match.
         """
         kinds = "(job|array)" if arrays else "job"
         if re.fullmatch(rf"{kinds}-[0-9a-z]{{26}}", reference):
@@ -114,10 +117,11 @@ class JobCalls(Calls):
     def wait(
         self, job_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.Job:
-        """Wait until the job is over, however it ended, or in one of `states`. Returns the job.
+        """Wait until the job has ended, successfully or not, or is in one of `states`. Returns the
+        job.
 
-        The client uses long polls and survives restarts of the server. Raises WaitTimeout after
-        `timeout_s` seconds; the job goes on.
+        The client uses long polling and continues waiting if the server restarts. Raises
+        WaitTimeout after `timeout_s` seconds, without stopping the job.
         """
         wanted = states_of(states)
         deadline = None if timeout_s is None else self._clock() + timeout_s
@@ -134,12 +138,13 @@ class JobCalls(Calls):
         return job
 
     def cancel(self, job_id: str) -> views.Job:
-        """Stop the job in any state. Raises JobFinished if it already succeeded or failed."""
+        """Cancel the job in any state. Raises JobFinished if the job has already succeeded or
+        failed."""
         return self._read(views.Job, Call("POST", f"{_path(job_id)}/cancel"))
 
     def hold(self, job_id: str) -> views.Job:
-        """Keep a waiting job from starting until `release`. Raises JobNotWaiting if the job is not
-        waiting."""
+        """Prevent a waiting job from starting until `release` is called. Raises JobNotWaiting if
+        the job is not waiting."""
         return self._change(job_id, held=True)
 
     def release(self, job_id: str) -> views.Job:
@@ -147,25 +152,25 @@ class JobCalls(Calls):
         return self._change(job_id, held=False)
 
     def move(self, job_id: str, queue: str | None = None, *, first: bool = False) -> views.Job:
-        """Move a waiting job to another queue; with `first`, before all other jobs of its priority.
-        The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull or
-        PriorityTooHigh, and Forbidden for `first` unless the caller is an admin."""
+        """Move a waiting job to another queue or, with `first`, ahead of all other jobs of its
+        priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull or
+        PriorityTooHigh, and Forbidden if `first` is used by a caller who is not an admin."""
         return self._change(job_id, queue=queue, first=first or None)
 
     def set_priority(self, job_id: str, priority: int) -> views.Job:
-        """Change the priority of a job that has not ended. Raises PriorityTooHigh above the queue's
-        `max_priority` unless the caller is an admin."""
+        """Change the priority of a job that has not ended. Raises PriorityTooHigh if the priority
+        exceeds the queue's `max_priority` and the caller is not an admin."""
         return self._change(job_id, priority=priority)
 
     def _change(self, job_id: str, **changes: Any) -> views.Job:
-        """Change where the job waits; fields that are None do not change."""
+        """Change how the job waits. Fields that are None remain unchanged."""
         call = Call.with_json("PATCH", _path(job_id), present(**changes))
         return self._read(views.Job, call)
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        """Ask a job to save a checkpoint within `grace_s` seconds (by default the server's setting)
-        and leave its slots. The job resumes from its position in the queue. Raises JobNotRunning if
-        the job holds no slots."""
+        """Ask a job to save a checkpoint within `grace_s` seconds and give up its slots. `grace_s`
+        defaults to the server's setting. The job keeps its position in the queue, and resumes when
+        slots are free. Raises JobNotRunning if the job has no slots."""
         path = f"{_path(job_id)}/preempt"
         if grace_s is None:
             return self._read(views.Job, Call("POST", path))
@@ -181,14 +186,13 @@ class JobCalls(Calls):
         wait: bool = True,
         idempotency_key: str | None = None,
     ) -> views.Drill:
-        """Inject a fault into a job that trains: `kill` or `stall` a rank, or `preempt` the job.
+        """Inject a fault into a running job: `kill` or `stall` a rank, or `preempt` the job.
 
-        The fault is injected immediately, or when `at_step` optimizer steps are done. Returns the
-        drill when it is over, or with `wait=False` immediately. Raises JobNotRunning or
-        DrillImpossible.
+        The fault is injected immediately, or after `at_step` optimizer steps. Returns the drill
+        when it is over or, with `wait=False`, immediately. Raises JobNotRunning or DrillImpossible.
         """
         body = present(kind=DrillKind(kind), rank=rank, at_step=at_step)
-        # One key for all attempts: a lost answer must not inject the fault twice.
+        # All attempts use one key, so that a lost response doesn't cause a second fault.
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         path = f"{_path(job_id)}/drill"
         call = Call.with_json("POST", path, body, headers={"Idempotency-Key": key})
@@ -206,29 +210,29 @@ class JobCalls(Calls):
         return self._list(views.DrillPage, f"{_path(job_id)}/drills")
 
     def hangs(self, job_id: str) -> list[views.Hang]:
-        """Return the newest hangs of the job, with the ranks that caused them and the stack of
+        """Return the most recent hangs of the job, with the ranks that caused them and the stack of
         every rank."""
         return self._list(views.HangPage, f"{_path(job_id)}/hangs")
 
     def delete(self, job_id: str) -> None:
-        """Delete a finished job with all its files. Raises JobLive if the job has not ended."""
+        """Delete a finished job and all its files. Raises JobLive if the job has not ended."""
         self._send(Call("DELETE", _path(job_id)))
 
     def explain(self, job_id: str) -> views.Explanation:
-        """Explain why the job is in its state and what it waits for."""
+        """Explain why the job is in its current state, and what it is waiting for."""
         return self._read(views.Explanation, Call("GET", f"{_path(job_id)}/explain"))
 
 
 class ArrayCalls(Calls):
     def array(self, array_id: str) -> views.JobArray:
-        """Return the array, with the number of its jobs in each state."""
+        """Return the array, with the number of jobs in each state."""
         return self._read(views.JobArray, Call("GET", _array_path(array_id)))
 
     def wait_array(
         self, array_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.JobArray:
-        """Wait until each job of the array is over or in one of `states`. Returns the array. Raises
-        ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
+        """Wait until every job of the array has ended or is in one of `states`. Returns the array.
+        Raises ArrayWaitTimeout after `timeout_s` seconds, without stopping the jobs."""
         wanted = states_of(states)
         deadline = None if timeout_s is None else self._clock() + timeout_s
         array = self._read(views.JobArray, Call("GET", _array_path(array_id)), patient=True)
@@ -245,21 +249,21 @@ class ArrayCalls(Calls):
         return array
 
     def cancel_array(self, array_id: str) -> views.JobArray:
-        """Stop all jobs of an array that are not over."""
+        """Cancel all jobs of an array that have not ended."""
         return self._read(views.JobArray, Call("POST", f"{_array_path(array_id)}/cancel"))
 
     def delete_array(self, array_id: str) -> None:
-        """Delete all jobs of an array with all their files. Raises JobLive unless all are over."""
+        """Delete all jobs of an array and their files. Raises JobLive if any job has not ended."""
         self._send(Call("DELETE", _array_path(array_id)))
 
     def sweep(self, sweep_id: str) -> views.JobSweep:
-        """Return the sweep, by the id of the array of its trials, with the best trial so far. Wait
-        for, cancel and delete a sweep as an array."""
+        """Return the sweep with the best trial so far. The id of a sweep is the id of the array of
+        its trials; use the methods for arrays to wait for, cancel or delete it."""
         return self._read(views.JobSweep, Call("GET", f"/v1/sweeps/{segment(sweep_id)}"))
 
     def trials(self, sweep_id: str, *, page_size: int = 100) -> Generator[views.Trial, None, None]:
-        """Yield the trials of a sweep by their index, with their values, fetched page by page; the
-        best trial is marked."""
+        """Yield the trials of a sweep in the order of their indices, with their parameter values.
+        The best trial is marked. Trials are fetched page by page."""
         path = f"/v1/sweeps/{segment(sweep_id)}/trials"
         return self._items(views.TrialPage, path, page_size=page_size)
 

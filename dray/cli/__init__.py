@@ -1,4 +1,4 @@
-"""The `dray` command. Each command imports its modules when it runs, so that help is quick."""
+"""The `dray` command. Each command imports its modules when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 

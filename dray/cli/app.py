@@ -1,4 +1,4 @@
-"""Runs one command line and turns errors into a sentence and an exit code."""
+"""Run one command line, and turn errors into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run one command, with usage errors in dray's own form: typer's lines break inside words."""
+    """Run one command. Usage errors are printed in dray's own format: typer breaks lines inside
+    words."""
     from dray.cli.display.output import warn
 
     try:
@@ -55,7 +56,7 @@ def _run(arguments: list[str]) -> int:
         warn(f"Error: {error.format_message()}")
         return Exit.USAGE
     except typer.Abort:
-        warn("nothing was done")
+        warn("nothing was changed")
         return Exit.INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Exit.USAGE
@@ -63,5 +64,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _silence_stdout() -> None:
-    """Redirect the interpreter's last flush away from the closed pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's final flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

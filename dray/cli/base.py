@@ -1,4 +1,4 @@
-"""The command itself: its options, its exit codes, and helpers that commands share."""
+"""The top-level command, its options, and helpers shared by the subcommands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ORDER = (
     *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
     *("priority", "preempt", "drill", "hangs", "webhook", "federate"),
 )
-"""The order of commands in the help. Commands that are not named here come last."""
+"""The order of commands in the help. Commands that are not listed come last."""
 
 
 class InOrder(typer.core.TyperGroup):
@@ -59,7 +59,7 @@ JobId = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="A job's id, the beginning of its id, its name, ARRAY/INDEX, or @last.",
+        help="A job's id, a prefix of the id, its name, ARRAY/INDEX, or @last.",
         autocompletion=job_ids,
     ),
 ]
@@ -67,18 +67,20 @@ JobIds = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB",
-        help="Jobs: ids, beginnings of ids, names, or @last.",
+        help="Jobs: ids, prefixes of ids, names, or @last.",
         autocompletion=job_ids,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object on each line.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is over.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")
+]
 Rank = Annotated[int | None, typer.Option(help="Only this rank.", min=0)]
 OnlyAttempt = Annotated[int | None, typer.Option("--attempt", help="Only this attempt.", min=1)]
 
 WrongUsage: Any = typer.BadParameter.__base__
-"""Typer's exception for usage errors; older versions of typer take the class from click."""
+"""Typer's exception for usage errors. Older versions of typer use click's class."""
 
 _url: str | None = None
 
@@ -95,11 +97,14 @@ def options(
         str | None, typer.Option(help="Address of the server (default: DRAY_URL).")
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Options of every command. The token is read from DRAY_TOKEN only, since other users can
-    see a command line."""
+    """Handle the options of every command. There is no option for the token, since other users can
+    see the command line; it is read from DRAY_TOKEN."""
     global _url
     _url = url
 
@@ -107,15 +112,15 @@ def options(
 def _travel_light() -> None:
     """Skip slow imports that no command needs.
 
-    httpx imports a command line of its own, with rich and pygments (40 ms), unless that import
-    fails. pydantic searches all installed packages for plugins (20 ms).
+    httpx imports its own command line, with rich and pygments (40 ms), unless that import fails.
+    pydantic searches all installed packages for plugins (20 ms).
     """
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 def server_url() -> str:
-    """Address of the server that commands talk to."""
+    """The address of the server that commands connect to."""
     from dray._http.transport import DEFAULT_URL
 
     return (_url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
@@ -123,7 +128,8 @@ def server_url() -> str:
 
 @contextmanager
 def connect(retry: Retry | None = None) -> Iterator[Client]:
-    """Open a client. retry: rule for repeating failed calls; None for the client's own rule."""
+    """Open a client. `retry` is the rule for retrying failed calls; None means the client's
+    default."""
     _travel_light()
     from dray.client import Client
 
@@ -133,7 +139,7 @@ def connect(retry: Retry | None = None) -> Iterator[Client]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Print `message` on Ctrl-C, which ends the command and not the job."""
+    """Print `message` and exit on Ctrl-C, which ends the command but not the job."""
     from dray.cli.display.output import warn
 
     try:
@@ -144,8 +150,7 @@ def interruptible(message: str) -> Iterator[None]:
 
 
 class Failures:
-    """Collects failures while jobs are handled one by one: each is printed, and the loop goes
-    on."""
+    """Print the failures of a loop over jobs as they occur, without stopping the loop."""
 
     def __init__(self) -> None:
         self._code = exits.Exit.OK
@@ -159,19 +164,19 @@ class Failures:
             yield
         except DrayError as error:
             if exits.exit_code(error) is exits.Exit.NO_SERVER:
-                raise  # the other jobs would wait for the same server
+                raise  # requests for the other jobs would fail in the same way
             warn(exits.sentence(error))
             self._code = self._code or exits.exit_code(error)
 
     def end(self) -> None:
-        """Exit with the code of the first failure, if there was one."""
+        """Exit with the code of the first failure, if any."""
         if self._code:
             raise typer.Exit(self._code)
 
 
 def moment(text: str | None, option: str) -> datetime | None:
-    """Parse a time ago (`90s`, `2h`, `3d`), or a time in ISO 8601, which is in this machine's time
-    zone unless it names another."""
+    """Parse an age (`90s`, `2h`, `3d`) or an ISO 8601 time. A time without a zone is in this
+    machine's time zone."""
     import re
     from datetime import UTC, datetime, timedelta
 
@@ -185,18 +190,18 @@ def moment(text: str | None, option: str) -> datetime | None:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
+            f"{text!r} is not a time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
             param_hint=option,
         ) from None
 
 
 def seconds(text: str) -> float:
-    """`90`, `1.5`, `2h`, `1h30m`."""
+    """Parse `90`, `1.5`, `2h` or `1h30m` as seconds."""
     return _read(text, units.seconds)
 
 
 def num_bytes(text: str) -> int:
-    """`1000000`, `8GiB`."""
+    """Parse `1000000` or `8GiB` as bytes."""
     return int(_read(text, units.num_bytes))
 
 

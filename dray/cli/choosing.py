@@ -1,4 +1,4 @@
-"""The jobs that a command handles: named one by one, or chosen by label and state."""
+"""Select the jobs for a command, by name or by label and state."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ References = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Jobs and arrays: ids, beginnings of ids, names, or @last.",
+        help="Jobs and arrays: ids, prefixes of ids, names, or @last.",
         autocompletion=job_ids,
         show_default=False,
     ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", metavar="KEY=VALUE", help="Instead of names: jobs with this label."),
+    typer.Option("--label", metavar="KEY=VALUE", help="Select jobs with this label."),
 ]
 States = Annotated[
     list[str] | None,
-    typer.Option("--state", help="Jobs in this state.", autocompletion=completion.states),
+    typer.Option("--state", help="Select jobs in this state.", autocompletion=completion.states),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All jobs.")]
+Everything = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Owner of jobs chosen by label, state or --all; @me: yourself.")
+    str, typer.Option(help="Owner of the jobs to select by label, state or --all; @me is you.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 LIVE = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOST_SHOWN = 20
-"""Most jobs that a question lists."""
+"""Maximum number of jobs listed in a question."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The jobs that the command line asks for."""
+    """The jobs that the command line selects."""
 
     references: Sequence[str]
     labels: Sequence[str]
     states: Sequence[str]
-    """Any of these states; by default those to which the command applies."""
+    """States to select; by default the states to which the command applies."""
     everything: bool
     owner: str
 
@@ -60,10 +60,10 @@ class Choice:
         return bool(self.labels or self.states or self.everything)
 
     def check(self) -> None:
-        """Raise BadParameter unless jobs are either named or chosen."""
+        """Raise BadParameter unless jobs are either named or selected by options, but not both."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
-                "name jobs, or choose them by --label, --state or --all"
+                "name jobs, or select them with --label, --state or --all"
                 + (", not both" if self.references else "")
             )
 
@@ -76,9 +76,9 @@ def choose(
     default_states: Sequence[str],
     is_reading: bool = False,
 ) -> dict[str, str]:
-    """Return the ids of the jobs and named arrays, each with its display name. A reference to no
-    job is printed as a failure, and the others are handled. A name of several jobs is a failure
-    too, unless `is_reading`, which takes the newest job."""
+    """Return the ids of the selected jobs and arrays, each with its display name. A reference that
+    matches no job is printed as a failure, and the remaining references are still resolved. A name
+    that several jobs have is also a failure; with `is_reading` it means the newest of them."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
@@ -97,13 +97,13 @@ def choose(
     )
     found = {job.id: f"{job.id} {job.state} {job.name}" for job in jobs}
     if not found:
-        warn("there is no such job")
+        warn("no matching jobs")
     return found
 
 
 def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
-    """Return the id of the job that a command shows. If several jobs have the name, the newest is
-    taken, and a line on standard error names it. With `arrays`, it may be the id of an array.
+    """Return the id of the job to show. If several jobs have the name, return the newest, and print
+    its id to standard error. With `arrays`, the reference may also name an array.
 
     A command that changes a job calls `client.resolve`, which raises AmbiguousJob instead.
     """
@@ -117,23 +117,23 @@ def read_job(client: Client, reference: str, *, arrays: bool = False) -> str:
         names = (reference, reference.rpartition("/")[0])
         in_array = not arrays and newest.array_id is not None and newest.name == reference
         if in_array or any(job.name not in names for job in error.candidates):
-            raise  # any job of an array may be meant, and an id may be of any age
+            raise  # any job of the array, or any id with this prefix, could be meant
         number = f"more than {len(error.candidates)}" if error.more else len(error.candidates)
         taken = error.ids[0]
         warn(
-            f"{number} jobs are named {newest.name}: this is the newest, {taken} of "
+            f"{number} jobs are named {newest.name}: using the newest, {taken}, created "
             f"{cell(newest.created_at)}"
         )
         return taken
 
 
 def is_array(one: str) -> bool:
-    """Whether it is the id of an array."""
+    """Whether `one` is the id of an array."""
     return one.startswith("array-")
 
 
 def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
-    """Ask for confirmation on a terminal, and exit if it is denied; elsewhere require --yes."""
+    """Ask for confirmation, and exit if the user declines. Without a terminal, require --yes."""
     import sys
 
     from dray.cli.display.output import warn
@@ -145,14 +145,14 @@ def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
     question = what.format(jobs=number)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
-            f"{question} There is no terminal to answer on: add --yes", param_hint="--yes"
+            f"{question} There is no terminal to ask on: add --yes", param_hint="--yes"
         )
     for job in jobs[:MOST_SHOWN]:
         warn(f"  {job}")
     if len(jobs) > MOST_SHOWN:
         warn(f"  and {len(jobs) - MOST_SHOWN} more")
     if not typer.confirm(question, err=True):
-        warn("nothing was done")
+        warn("nothing was changed")
         raise typer.Exit(Exit.INTERRUPTED)
 
 
@@ -161,7 +161,7 @@ def state_names(names: Sequence[str] | None) -> list[str]:
     unknown = [name for name in wanted if name not in completion.STATES]
     if unknown:
         known = ", ".join(completion.STATES)
-        raise typer.BadParameter(f"{unknown[0]} is none of {known}", param_hint="--state")
+        raise typer.BadParameter(f"{unknown[0]} is not one of {known}", param_hint="--state")
     return wanted
 
 

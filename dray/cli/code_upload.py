@@ -1,4 +1,4 @@
-"""The code that comes along with a job: which folder, and its upload."""
+"""Find and upload the folder with a job's code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 MODULE = "-m"
-"""Begins a command line that names a module of Python."""
+"""First word of a command line that names a Python module."""
 
 
 def is_program(source: str) -> bool:
-    """Whether the command line names a program, and no document."""
+    """Whether the command line names a program rather than a document."""
     return source.endswith(".py") or source.startswith(MODULE)
 
 
 def packed_folder(
     document: dict[str, Any], source: str, code: Path | None, include: list[str]
 ) -> PackedCode | None:
-    """Pack the folder that --code or the document names, or for a program the current folder.
-    Return None if there is no folder to upload."""
+    """Pack the folder named by --code or the document; for a program, the default is the current
+    folder. Return None if there is no folder to upload."""
     from dray.code.local import named_folder
     from dray.code.packing import pack
     from dray.documents import folder_of
@@ -39,7 +39,8 @@ def packed_folder(
             return None
         if not isinstance(model, dict) or "import" not in model:
             raise SpecError(
-                f"{source} has no script, and no model.import: --code is for jobs with one of them"
+                f"{source} has neither a script nor model.import: --code is for jobs with one "
+                "of them"
             )
         return pack(code.absolute(), include)
     if code is None and not is_program(source):
@@ -59,17 +60,17 @@ def packed_folder(
         entrypoint = next((name for name in names if name in paths), None)
         if entrypoint is None:
             raise SpecError(
-                f"{program} is left out of the upload: name it by --include, or change the "
-                ".gitignore or .drayignore that names it"
+                f"{program} is excluded from the upload: add it with --include, or change the "
+                ".gitignore or .drayignore that excludes it"
             )
         document["script"] = {**script, "entrypoint": entrypoint}
     return packed
 
 
 def _within(folder: Path, program: Path) -> list[str]:
-    """Return the program's paths below the uploaded folder: the given path, and the path that links
-    lead to. The program may be given relative to that folder or to the current folder. Raises
-    SpecError if the folder does not contain it."""
+    """Return the program's paths relative to the uploaded folder: first as given, then with
+    symbolic links resolved. The program can be given relative to that folder or to the current
+    folder. Raise SpecError if the folder does not contain the program."""
     from dray.errors import SpecError
 
     places = [program.absolute(), folder / program]
@@ -81,8 +82,10 @@ def _within(folder: Path, program: Path) -> list[str]:
                 found.insert(0, given.relative_to(root).as_posix())
             return found
     if places[0].is_file():
-        raise SpecError(f"{program} is not in {folder}, which is uploaded: name its own by --code")
-    raise SpecError(f"there is no file {program} in {folder}, which is uploaded")
+        raise SpecError(
+            f"{program} is not in the uploaded folder {folder}: name its folder with --code"
+        )
+    raise SpecError(f"there is no file {program} in the uploaded folder {folder}")
 
 
 def upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None:
@@ -96,7 +99,7 @@ def upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None
             warn(f"not uploaded: {entry.path} {entry.why}")
     for file in packed.large:
         warn(
-            f"{file.path} has {size(file.size_bytes)}: if it is data rather than code, name it in "
+            f"{file.path} is {size(file.size_bytes)}: if it is data rather than code, add it to "
             ".drayignore"
         )
     sent = 0
@@ -109,10 +112,10 @@ def upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None
     name_code(document, uploaded.id)
     if sys.stderr.isatty():
         what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
-        warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
+        warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)} ({size(sent)} sent)")
 
 
 def name_code(document: dict[str, Any], identity: str) -> None:
-    """Fill in the id of the uploaded code."""
+    """Set the id of the uploaded code in the document."""
     part = "script" if "script" in document else "model"
     document[part] = {**document[part], "code": identity}

@@ -1,4 +1,4 @@
-"""Completion of jobs and options in the shell."""
+"""Shell completion of jobs and option values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def document_kinds(incomplete: str) -> list[str]:
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """The newest jobs, with name and state; empty, after a short timeout, if no server answers."""
+    """Return the newest jobs with their name and state; nothing if no server answers within a
+    second."""
     from itertools import islice
 
     from dray._http.transport import Retry
@@ -39,5 +40,5 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     except (DrayError, ValueError):
         return []
     found = [job for job in jobs if job.id.startswith(incomplete)]
-    # typer interprets the help as rich's markup.
+    # typer interprets the help text as rich markup.
     return [(job.id, f"{clean(job.name)} {job.state}".replace("[", r"\[")) for job in found]

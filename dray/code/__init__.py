@@ -1,1 +1,1 @@
-"""The uploaded code of a job: the selection of files, and the description of an upload."""
+"""The uploaded code of a job: which files are uploaded, and the description of an upload."""

@@ -1,7 +1,8 @@
-"""The files of a work tree, as Git itself lists them.
+"""The files of a work tree, as listed by Git.
 
-Git reads what no ignore file in the folder shows: the index, `info/exclude` and
-`core.excludesFile`. No setting of the repository makes it start another program here.
+Git also considers the index, `info/exclude` and `core.excludesFile`, which ignore files in the
+folder don't show. Git is run so that no setting of the repository can make it start another
+program.
 """
 
 from __future__ import annotations
@@ -16,42 +17,44 @@ from dray.code.ignore_rules import Rules, read_rules
 from dray.errors import SpecError
 
 LIMIT_S: Final = 60.0
-"""Git lists 100,000 files in a second; more than this is a file system that does not answer."""
+"""Git lists 100,000 files in a second. If it takes longer than this limit, the file system is not
+responding."""
 _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),
     *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH"),
 )
-"""Variables of Git that name no repository: a hook, for example, sets others for its own."""
+"""Git's variables that don't refer to a repository. The others are dropped, because for example a
+hook sets them for its own repository."""
 
 
 class GitUnavailable(Exception):
-    """Git does not list the files of this folder; the message states why."""
+    """Git does not list the files of this folder. The message states the reason."""
 
 
 @dataclass(frozen=True)
 class GitFiles:
-    """Git's list of the files of a folder that are tracked, or neither tracked nor ignored."""
+    """Git's list of the files of a folder that are tracked, or untracked but not ignored."""
 
     files: frozenset[str]
-    """Paths relative to the folder. A repository inside of this one is listed by its folder."""
+    """Paths relative to the folder. A nested repository is listed as its folder."""
     folders: frozenset[str]
-    """The folders of these files."""
+    """The folders that contain these files."""
 
 
 def repository_above(folder: Path) -> Path | None:
-    """Return the root of the work tree that contains a folder; None without a repository."""
+    """Return the root of the work tree that contains a folder; None if there is no repository."""
     return next((each for each in (folder, *folder.parents) if is_root(each)), None)
 
 
 def is_root(folder: Path) -> bool:
-    """Whether a repository's work tree begins here: `.git` is a folder or, in a submodule or a
-    further work tree, a file."""
+    """Whether the folder is the root of a work tree. `.git` is a folder or, in a submodule or a
+    linked work tree, a file."""
     return os.path.lexists(folder / ".git")
 
 
 def list_files(folder: Path) -> GitFiles:
-    """Let Git list the files of a folder. Raises GitUnavailable if it can't, SpecError after
-    LIMIT_S."""
+    """List the files of a folder with Git. Raises GitUnavailable if Git can't list them, and
+    SpecError after LIMIT_S."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = frozenset(os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path)
     folders = {""}
@@ -62,8 +65,9 @@ def list_files(folder: Path) -> GitFiles:
 
 
 def further_rules(root: Path) -> list[Rules]:
-    """Return the rules that a repository has outside of its folders, the weakest first: the user's
-    rules (`core.excludesFile`), if Git returns the name of that file, and `info/exclude`."""
+    """Return the rules of a repository that are outside its folders, in increasing order of
+    precedence: the user's rules (`core.excludesFile`, or Git's default file), and
+    `info/exclude`."""
     found = []
     try:
         named = os.fsdecode(_git(root, "config", "--type=path", "--get", "core.excludesFile"))
@@ -85,11 +89,11 @@ def _git(folder: Path, *command: str) -> bytes:
         for name, value in os.environ.items()
         if not name.startswith("GIT_") or name in _KEPT_VARIABLES
     }
-    # The index is not written, and a partial clone fetches nothing.
+    # Git must not write the index, and a partial clone must not fetch anything.
     variables |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     variables |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        # `core.fsmonitor` may name a program.
+        # `core.fsmonitor` could name a program.
         done = subprocess.run(
             ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *command],
             stdin=subprocess.DEVNULL,
@@ -100,11 +104,11 @@ def _git(folder: Path, *command: str) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise SpecError(
-            f"git {command[0]} did not answer within {LIMIT_S:g} s in {folder}: try `git status` "
-            "there"
+            f"git {command[0]} timed out after {LIMIT_S:g} s in {folder}: check whether `git "
+            "status` works in this folder"
         ) from None
     except OSError as error:
-        raise GitUnavailable(f"git can't be started: {error.strerror}") from None
+        raise GitUnavailable(f"can't start git: {error.strerror}") from None
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         raise GitUnavailable(words[0] if words else f"git {command[0]} failed")

@@ -1,8 +1,9 @@
-"""Git's rules of ignore files, for a walk that goes from a folder into its entries.
+"""The rules of Git's ignore files, for walking through a folder from the top down.
 
-A pattern is compared with each entry by itself and not with what is below it: as in Git, a folder
-that is ignored is not entered. This is why `data/**`, `!data/**/` and `!.gitkeep` together keep the
-`.gitkeep` of every folder. Patterns match as in Git's `wildmatch`, byte by byte.
+A pattern is matched against each entry separately, and not against the entries below it. As in Git,
+ignored folders are not entered. Therefore the patterns `data/**`, `!data/**/` and `!.gitkeep`
+together keep the `.gitkeep` of every folder. Patterns are matched byte by byte, like in Git's
+`wildmatch`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GIT_IGNORE = ".gitignore"
 DRAY_IGNORE = ".drayignore"
 _SPECIAL = frozenset(b"*?[\\")
 _NOTHING = b"(?!)"
-"""A regular expression that matches no text, for patterns that Git can't understand."""
+"""A regular expression that matches nothing, for patterns that Git considers invalid."""
 _CLASSES = {
     b"alnum": rb"[A-Za-z0-9]",
     b"alpha": rb"[A-Za-z]",
@@ -47,19 +48,21 @@ class Pattern:
 
     @cached_property
     def _is_name(self) -> bool:
-        """Whether the pattern has no `/`, and so matches the name alone, in every folder below."""
+        """Whether the pattern has no `/`. Such a pattern matches names in all folders below."""
         return b"/" not in self.glob
 
     @cached_property
     def _regex(self) -> re.Pattern[bytes]:
         glob = self.glob.removeprefix(b"/")
-        # Git compares what has no wildcard first, and cuts it off: `**` may be at the begin then.
+        # Git first compares the prefix without wildcards and removes it, so `**` can be at the
+        # beginning of the rest.
         literal = next((i for i, byte in enumerate(glob) if byte in _SPECIAL), len(glob))
         rest = _translated(glob[literal:], is_path=not self._is_name)
         return re.compile(re.escape(glob[:literal]) + rest, re.DOTALL)
 
     def matches(self, path: bytes, *, is_folder: bool) -> bool:
-        """path: relative to the folder of the ignore file."""
+        """Whether the pattern matches `path`, which is relative to the folder of the ignore
+        file."""
         if self.is_for_folders and not is_folder:
             return False
         text = path.rpartition(b"/")[2] if self._is_name else path
@@ -71,7 +74,7 @@ def parsed(content: bytes) -> list[Pattern]:
     patterns = []
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         text = _without_end(line.removesuffix(b"\r"))
-        # Git reads strings that end with a NUL.
+        # For Git, a line ends at a NUL.
         text = text.partition(b"\0")[0]
         if not text or text.startswith(b"#"):
             continue
@@ -81,14 +84,14 @@ def parsed(content: bytes) -> list[Pattern]:
 
 
 def _without_end(line: bytes) -> bytes:
-    """The line without spaces at its end, unless a backslash precedes them."""
+    """Remove trailing spaces that are not preceded by a backslash."""
     kept = re.match(rb"(?:\\.|[^ \\]|\\\Z| +(?! |\Z))*", line, re.DOTALL)
     assert kept is not None
     return kept[0]
 
 
 def _translated(glob: bytes, *, is_path: bool) -> bytes:
-    """The regular expression of a glob pattern."""
+    """Return the regular expression for a glob pattern."""
     parts, at = [], 0
     while at < len(glob):
         byte = glob[at : at + 1]
@@ -108,7 +111,7 @@ def _translated(glob: bytes, *, is_path: bool) -> bytes:
 
 
 def _stars(glob: bytes, at: int, *, is_path: bool) -> tuple[bytes, int]:
-    """Translate the stars at a position. Returns (expression, position after the stars)."""
+    """Translate the asterisks at a position. Returns (expression, position after the asterisks)."""
     end = at
     while glob[end : end + 1] == b"*":
         end += 1
@@ -123,8 +126,8 @@ def _stars(glob: bytes, at: int, *, is_path: bool) -> tuple[bytes, int]:
 
 
 def _set(glob: bytes, at: int) -> tuple[bytes, int]:
-    """The set of characters in brackets at a position, and where it ends; a set without its end
-    matches nothing."""
+    """Translate the character set in brackets at a position. Returns (expression, position after
+    the set). A set without a closing bracket matches nothing."""
     negated = glob[at : at + 1] in (b"!", b"^")
     at += negated
     members: set[int] = set()
@@ -167,13 +170,13 @@ class Rules:
     """One ignore file."""
 
     folder: str
-    """The folder that its patterns are relative to."""
+    """The folder to which the patterns are relative."""
     patterns: tuple[Pattern, ...]
     is_last_word: bool = False
-    """Whether it is a `.drayignore`, which overrules the files of every folder that Git reads."""
+    """Whether the file is a `.drayignore`, which takes precedence over all files that Git reads."""
 
     def decision(self, path: str, *, is_folder: bool) -> bool | None:
-        """Whether the last pattern that matches ignores the path; None if none matches."""
+        """Whether the last matching pattern ignores the path; None if no pattern matches."""
         relative = os.fsencode(path[len(self.folder.rstrip("/")) + 1 :])
         for pattern in reversed(self.patterns):
             if pattern.matches(relative, is_folder=is_folder):
@@ -182,7 +185,7 @@ class Rules:
 
 
 def decision(rules: Sequence[Rules], path: str, *, is_folder: bool) -> bool | None:
-    """Whether the last rule that matches ignores the path; None if none matches."""
+    """Whether the last matching rule ignores the path; None if no rule matches."""
     for each in reversed(rules):
         if (found := each.decision(path, is_folder=is_folder)) is not None:
             return found
@@ -190,8 +193,10 @@ def decision(rules: Sequence[Rules], path: str, *, is_folder: bool) -> bool | No
 
 
 def read_rules(folder: str, file: Path, *, is_last_word: bool = False) -> list[Rules]:
-    """The rules of one ignore file, if it can be read and has any."""
-    # Git follows no link to a `.gitignore`, which could lead out of the repository.
+    """Return the rules of an ignore file. The list is empty if the file has no rules or can't be
+    read."""
+    # Like Git, don't follow a symbolic link named `.gitignore`, because it could lead out of the
+    # repository.
     flags = os.O_NOFOLLOW if file.name == GIT_IGNORE else 0
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | flags), "rb") as opened:
@@ -202,7 +207,7 @@ def read_rules(folder: str, file: Path, *, is_last_word: bool = False) -> list[R
 
 
 def rules_in(folder: Path) -> list[Rules]:
-    """The rules that a folder holds for its entries."""
+    """Return the rules in a folder's own ignore files."""
     return [
         *read_rules(str(folder), folder / GIT_IGNORE),
         *read_rules(str(folder), folder / DRAY_IGNORE, is_last_word=True),

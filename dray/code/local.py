@@ -1,7 +1,7 @@
-"""A folder of this machine that a job document names as its code: `code: .`.
+"""Code that a job document specifies as a folder on this machine: `code: .`.
 
-The server knows uploaded code by its id alone, so the client uploads the folder at the submit and
-replaces its path.
+The server only accepts the id of uploaded code, so the client uploads the folder when the job is
+submitted, and replaces the path with the id.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 _PARTS = ("script", "model")
-"""Parts of a document that may have `code`."""
+"""Parts of a document that can have `code`."""
 _BEGINNINGS = ("./", "../", "/", "~")
 
 
 def is_folder(code: Any) -> bool:
-    """Whether a value of `code` is a path and not the id of uploaded code. A path begins with
+    """Whether a value of `code` is a path instead of the id of uploaded code. A path begins with
     `.`, `/` or `~`."""
     return isinstance(code, str) and (code in (".", "..") or code.startswith(_BEGINNINGS))
 
 
 def code_part(document: Mapping[str, Any]) -> str | None:
-    """The part of the document whose `code` is a path: `script` or `model`."""
+    """Return the part of the document whose `code` is a path: `script` or `model`; None if there is
+    none."""
     for name in _PARTS:
         part = document.get(name)
         if isinstance(part, Mapping) and is_folder(part.get("code")):
@@ -34,9 +35,9 @@ def code_part(document: Mapping[str, Any]) -> str | None:
 
 
 def named_folder(document: Mapping[str, Any], base: Path) -> Path | None:
-    """The folder that the document names as its code; None if it names none.
+    """Return the code folder that the document specifies; None if it specifies none.
 
-    base: the folder that a relative path starts from, which is the document's own.
+    base: the folder of the document, to which paths are relative.
     """
     part = code_part(document)
     if part is None:
@@ -45,18 +46,18 @@ def named_folder(document: Mapping[str, Any], base: Path) -> Path | None:
 
 
 def packed_code(document: Mapping[str, Any], base: Path) -> PackedCode | None:
-    """Pack the folder that the document names; None if it names none. Raises SpecError if the
-    folder can't be packed."""
+    """Pack the code folder that the document specifies. Returns None if it specifies none. Raises
+    SpecError if the folder can't be packed."""
     folder = named_folder(document, base)
     if folder is None:
         return None
-    from dray.code.packing import pack  # most documents name no folder
+    from dray.code.packing import pack  # most documents don't specify a folder
 
     return pack(folder)
 
 
 def with_code(document: Mapping[str, Any], code: str | None) -> dict[str, Any]:
-    """Return a copy of the document with this id, or none, in the place of the path."""
+    """Return a copy of the document with the path of the code replaced by `code`."""
     part = code_part(document)
     if part is None:
         return dict(document)

@@ -1,8 +1,8 @@
-"""The description of an upload: the path and the parts of each file.
+"""The description of an upload: the paths and the parts of its files.
 
-A part is at most PART_BYTES of one file and is named by its SHA-256, so that a file, or the part of
-a large one, that was uploaded before is not sent again. The code's id follows from the description:
-the same files have the same id.
+A part is a piece of a file of up to PART_BYTES, and is identified by its SHA-256 digest. Parts that
+have been uploaded before are not sent again. The code's id is derived from the description, so the
+same files have the same id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PART_BYTES = 4 << 20
 MAX_FILES = 20_000
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-"""The longest name of a file on Linux."""
+"""Maximum length of a file name on Linux."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class FileEntry:
     """One file of an upload."""
 
     path: str
-    """Relative to the code's root, with `/` between its folders."""
+    """Path relative to the code's root, with `/` as the separator."""
     size_bytes: int
     is_executable: bool
     parts: tuple[str, ...]
-    """The SHA-256 of each PART_BYTES of it, in hexadecimal; none of an empty file."""
+    """SHA-256 digest of each part in hexadecimal. An empty file has no parts."""
 
 
 def num_parts(size_bytes: int) -> int:
@@ -40,12 +40,13 @@ def num_parts(size_bytes: int) -> int:
 
 
 def part_size(size_bytes: int, index: int) -> int:
-    """Bytes of one part of a file of this size: all but the last are PART_BYTES long."""
+    """Return the size in bytes of one part of a file of this size. All parts except the last have
+    PART_BYTES."""
     return min(PART_BYTES, size_bytes - index * PART_BYTES)
 
 
 def code_id(files: Sequence[FileEntry]) -> str:
-    """The id of these files, in whatever order they are given."""
+    """Return the id of these files, which does not depend on their order."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.path):
         kind = "x" if file.is_executable else "-"
@@ -55,9 +56,10 @@ def code_id(files: Sequence[FileEntry]) -> str:
 
 
 def fault_of(path: str) -> str | None:
-    """The fault of a file's path, to follow 'the path ...'; None if there is none.
+    """Return the error in a file's path, as a predicate for 'the path ...'; None if the path is
+    valid.
 
-    One fault is a path that leads out of the code's root.
+    A valid path can't lead out of the code's root.
     """
     try:
         size = len(path.encode())
@@ -67,7 +69,7 @@ def fault_of(path: str) -> str | None:
     if path.startswith("/"):
         return "is absolute"
     if any(part in ("", ".", "..") for part in parts):
-        return "has an empty part, `.` or `..`"
+        return "has a component that is empty, `.` or `..`"
     if "\\" in path:
         return "has a backslash"
     if (found := unfit(path)) is not None:
@@ -80,12 +82,13 @@ def fault_of(path: str) -> str | None:
 
 
 def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Return two of these paths that can't both be files of one folder; None if all can.
+    """Return two of these paths that can't both exist in one folder; None if there is no such pair.
 
-    Paths collide if they are equal, if they differ only in their Unicode form, so that a person
-    can't distinguish them, or if a file has the path of a folder.
+    Paths collide if they are equal, if they differ only in their Unicode normalization, so that
+    they look the same, or if a file has the path of a folder.
     """
-    # NUL sorts before all that a path may have: what is in a folder comes right after its name.
+    # NUL sorts before all characters of a path, so the contents of a folder come right after its
+    # name.
     forms = sorted((unicodedata.normalize("NFC", path).replace("/", "\0"), path) for path in paths)
     for (form, path), (next_form, other) in itertools.pairwise(forms):
         if next_form == form or next_form.startswith(f"{form}\0"):

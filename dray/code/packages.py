@@ -1,4 +1,4 @@
-"""The packages that a folder lists for its program: requirements.txt, uv.lock or pyproject.toml."""
+"""The packages that a folder's requirements.txt, uv.lock or pyproject.toml lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT: Final = "pyproject.toml"
 LIMIT_S: Final = 60.0
 _BOMS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    # Ahead of the one of UTF-16, with which it begins.
+    # Before UTF-16, because the UTF-32 mark begins with the UTF-16 mark.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -27,27 +27,28 @@ _INDEXES: Final = (
     *(("uv", "index"), ("uv", "index-url"), ("uv", "extra-index-url")),
     *(("poetry", "source"), ("pdm", "source")),
 )
-"""Tables with indexes of packages, of which a package of the same name elsewhere is another one."""
+"""Tables that name package indexes. A package of the same name on another index can be a different
+package."""
 
 
 class PackagesUnreadable(Exception):
-    """A file lists packages that can't be read; the message states why."""
+    """A file's list of packages can't be read. The message states the reason."""
 
 
 class _NoUv(Exception):
-    """uv, which reads uv.lock, is not installed here."""
+    """uv, which is needed to read uv.lock, is not installed on this machine."""
 
 
 @dataclass(frozen=True)
 class FoundPackages:
-    """The packages that a file of the folder lists."""
+    """The packages that one file of the folder lists."""
 
     source: str
     """The name of the file."""
     requirements: str
-    """The text of a requirements file."""
+    """The packages, in the format of a requirements file."""
     without: str | None = None
-    """Why a file that comes before this one was not read."""
+    """Why a file with a higher precedence was not read, if there is one."""
 
     @property
     def num_packages(self) -> int:
@@ -55,29 +56,29 @@ class FoundPackages:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the requirements that are no comments."""
+        """The lines of the requirements, without comments and blank lines."""
         lines = (line.strip() for line in self.requirements.splitlines())
         return [line for line in lines if line and not line.startswith("#")]
 
 
 def read_requirements(file: Path) -> str:
-    """The text of a requirements file: UTF-8, or as its byte order mark states, as pip reads it.
-    OSError, UnicodeDecodeError."""
+    """Return the text of a requirements file. As in pip, the encoding is UTF-8 unless a byte order
+    mark states another. Raises OSError or UnicodeDecodeError."""
     content = file.read_bytes()
     encoding = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
     return content.decode(encoding)
 
 
 def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
-    """The packages of the first of the files that the folder has; None if none lists a package.
+    """Return the packages of the file with the highest precedence; None if it lists no packages.
 
-    names: the files that are uploaded; others do not count. PackagesUnreadable.
+    names: the uploaded files; other files are ignored. Raises PackagesUnreadable.
     """
     if REQUIREMENTS in names:
         try:
             found = FoundPackages(REQUIREMENTS, read_requirements(folder / REQUIREMENTS))
         except (OSError, UnicodeDecodeError):
-            raise PackagesUnreadable(f"{REQUIREMENTS} is no text in UTF-8") from None
+            raise PackagesUnreadable(f"{REQUIREMENTS} is not UTF-8 text") from None
     elif LOCK in names and PROJECT in names:
         _read_project(folder, _INDEXES)
         try:
@@ -94,7 +95,7 @@ def find_packages(folder: Path, names: Collection[str]) -> FoundPackages | None:
 
 
 def _exported(folder: Path) -> str:
-    """The packages that uv.lock pins for this project, as uv lists them."""
+    """Return the packages that uv.lock pins for this project, as exported by uv."""
     command = ["uv", "export", "--frozen", "--quiet", "--no-dev", "--no-hashes", "--no-header"]
     try:
         done = subprocess.run(
@@ -106,30 +107,32 @@ def _exported(folder: Path) -> str:
             text=True,
         )
     except FileNotFoundError:
-        raise _NoUv(f"{LOCK} is read by uv, which is not installed here") from None
+        raise _NoUv(f"reading {LOCK} requires uv, which is not installed") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PackagesUnreadable(f"{LOCK} can't be read by uv: {error}") from None
+        raise PackagesUnreadable(f"uv can't read {LOCK}: {error}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        raise PackagesUnreadable(f"{LOCK} can't be read by uv: {words[0] if words else 'failed'}")
+        raise PackagesUnreadable(f"uv can't read {LOCK}: {words[0] if words else 'failed'}")
     return done.stdout
 
 
 def _listed(folder: Path) -> str:
-    """The packages that pyproject.toml lists, as lines of a requirements file."""
+    """Return the packages that pyproject.toml lists, in the format of a requirements file."""
     dependencies = _read_project(folder, [*_INDEXES, ("uv", "sources")])
     return "".join(f"{each}\n" for each in dependencies)
 
 
 def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]:
-    """The dependencies in pyproject.toml. PackagesUnreadable if it has one of these tools' tables,
-    since its packages come from elsewhere than the nodes would look for them."""
+    """Return the dependencies in pyproject.toml. Raises PackagesUnreadable if the file has one of
+    the tables `refused`: its packages come from other sources than the nodes would use."""
     try:
         document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
         tools = document.get("tool", {})
         for tool, table in refused:
             if tools.get(tool, {}).get(table):
-                raise PackagesUnreadable(f"{PROJECT} has tool.{tool}.{table}, which stays here")
+                raise PackagesUnreadable(
+                    f"{PROJECT} has the table tool.{tool}.{table}, which nodes don't use"
+                )
         project = document.get("project", {})
         listed = list(project.get("dependencies", []))
         others = {
@@ -140,7 +143,8 @@ def _read_project(folder: Path, refused: Sequence[tuple[str, str]]) -> list[str]
         for place, has_packages in others.items():
             if has_packages and not listed:
                 raise PackagesUnreadable(
-                    f"{PROJECT} has its packages by {place}, and only project.dependencies is read"
+                    f"{PROJECT} lists its packages in {place}, but only project.dependencies is "
+                    "read"
                 )
         return listed
     except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -1,10 +1,10 @@
-"""Selection of the files of a folder to upload, and their parts.
+"""Select the files of a folder to upload, and divide them into parts.
 
-In a repository, Git lists them: tracked files, and files that no rule ignores. Elsewhere the rules
-of the `.gitignore` in every folder apply. `.drayignore` has the same syntax and takes precedence.
-Some files are left out regardless of these rules, even if they are tracked, because they are large
-and useless elsewhere (`.git`, virtual environments) or secret (`.env`, private keys); `include`
-names exceptions.
+In a repository, Git lists the files: tracked files, and untracked files that are not ignored. In
+other folders, the rules of every `.gitignore` apply. `.drayignore` has the same syntax and takes
+precedence. Some files are always skipped, even if they are tracked, because they are large and
+useless on other machines (`.git`, virtual environments) or secret (`.env`, private keys). `include`
+lists exceptions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dray.code.manifest import MAX_FILES, PART_BYTES, FileEntry, code_id, fault_
 from dray.errors import SpecError
 
 LARGE_BYTES = 50 << 20
-"""A file of this size or more causes a warning: it may be data instead of code."""
+"""Files of at least this size cause a warning, because they might be data instead of code."""
 _FOLDERS = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".dray", "node_modules", ".ipynb_checkpoints"),
         *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"),
     }
 )
-"""Folders that are of no use on another machine, and often large."""
+"""Folders that are useless on other machines, and often large."""
 _SECRET_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube"})
 _ENV_TEMPLATES = frozenset({".env.example", ".env.sample", ".env.template"})
 _SECRET_NAMES = frozenset({".env", ".envrc", ".netrc", ".pypirc", ".pgpass", ".git-credentials"})
@@ -43,13 +43,13 @@ _KEY_TEXT_WITHIN = 4096
 _HASHERS = 4
 
 
-USELESS = "is of no use on another machine"
-"""Why a folder such as `.git` is left out. Users are not notified of these folders."""
+USELESS = "is useless on other machines"
+"""Why a folder such as `.git` is skipped. Users are not notified about these folders."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file or folder that is not packed for a reason that no ignore file gives."""
+    """A file or folder that is skipped for a reason other than an ignore file."""
 
     path: str
     why: str
@@ -57,15 +57,15 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PackedCode:
-    """The files of a folder that are to be uploaded."""
+    """The files of a folder to upload."""
 
     root: Path
     files: tuple[FileEntry, ...]
     left_out: tuple[LeftOut, ...] = ()
     large: tuple[FileEntry, ...] = ()
-    """Files of LARGE_BYTES or more, which were packed."""
+    """Packed files of LARGE_BYTES or more."""
     notes: tuple[str, ...] = ()
-    """Repositories whose files Git did not list, with the reason."""
+    """Notes about repositories whose files Git could not list, with the reason."""
 
     @property
     def id(self) -> str:
@@ -76,8 +76,8 @@ class PackedCode:
         return sum(file.size_bytes for file in self.files)
 
     def read(self, wanted: str) -> bytes:
-        """Return the part with this hash, without bytes that were appended to its file, such as a
-        log, since it was packed. Raises SpecError if the part itself was changed."""
+        """Return the part with the hash `wanted`. Data that was appended to the file after packing,
+        for example to a log, is ignored. Raises SpecError if the part itself has changed."""
         path, start, size = self._places[wanted]
         try:
             with (self.root / path).open("rb") as file:
@@ -86,16 +86,16 @@ class PackedCode:
         except OSError as error:
             raise SpecError(f"can't read {self.root / path}: {error.strerror}") from None
         if hashlib.sha256(data).hexdigest() != wanted:
-            raise SpecError(f"{self.root / path} was changed while it was uploaded: submit again")
+            raise SpecError(f"{self.root / path} changed during the upload: submit again")
         return data
 
     def size_of(self, part: str) -> int:
-        """Bytes of the part with this hash."""
+        """Return the size in bytes of the part with this hash."""
         return self._places[part][2]
 
     @cached_property
     def _places(self) -> dict[str, tuple[str, int, int]]:
-        """Hash of a part -> (a file that has it, its offset in the file, its size)."""
+        """Hash of a part -> (path of a file that contains it, offset in the file, size)."""
         return {
             part: (file.path, number * PART_BYTES, part_size(file.size_bytes, number))
             for file in self.files
@@ -106,20 +106,20 @@ class PackedCode:
 def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
     """Pack the files of a folder, with the hashes of their parts.
 
-    include: paths of files or folders below `root` that are packed although a rule leaves them out.
-    Raises SpecError if the folder does not exist, or has no file or more than MAX_FILES.
+    include: paths of files or folders below `root` that are packed even if a rule excludes them.
+    Raises SpecError if the folder does not exist, or has no files or more than MAX_FILES.
     """
     root = root.absolute()
     if not root.is_dir():
-        raise SpecError(f"{root} is no folder: --code names the folder with the job's files")
+        raise SpecError(f"{root} is not a folder: set --code to the folder with the job's files")
     named_paths = [_relative(root, path) for path in include]
-    root = root.resolve()  # as Git names it, whichever link led here
+    root = root.resolve()  # the path that Git uses, even if `root` is a symbolic link
     walk = _Walk(root, named_paths)
     found = sorted(walk.files())
     if not found:
         raise SpecError(
-            f"{root} has no file to upload; see its .gitignore and .drayignore, and these files in "
-            "the folders above in its repository"
+            f"{root} has no files to upload: check .gitignore and .drayignore in this folder "
+            "and, in a repository, in the folders above"
         )
     with ThreadPoolExecutor(_HASHERS) as hashers:
         entries = list(hashers.map(lambda path: _entry(root, path), found))
@@ -127,7 +127,7 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
     files, left_out = [], list(walk.left_out)
     for entry, is_key in entries:
         if is_key and not named(entry.path):
-            left_out.append(LeftOut(entry.path, "holds a private key"))
+            left_out.append(LeftOut(entry.path, "contains a private key"))
         else:
             files.append(entry)
     large = tuple(file for file in files if file.size_bytes >= LARGE_BYTES)
@@ -135,7 +135,7 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
 
 
 def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
-    """A file with its parts, and whether it holds a private key."""
+    """Return a file with its parts, and whether it contains a private key."""
     parts, size, is_key = [], 0, False
     try:
         with (root / path).open("rb") as file:
@@ -146,34 +146,35 @@ def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:
                 size += len(data)
     except OSError as error:
         raise SpecError(f"can't read {root / path}: {error.strerror}") from None
-    # Source code that looks for keys names them too: only text that begins so is a key.
+    # Source code that searches for keys also contains this text, so .py files are not considered
+    # keys.
     return FileEntry(path, size, executable, tuple(parts)), is_key and not path.endswith(".py")
 
 
 @dataclass(frozen=True)
 class _Selection:
-    """The rules and the list that decide which entries of a folder are packed."""
+    """The rules and the list of files that decide which entries of a folder are packed."""
 
     rules: tuple[Rules, ...]
-    """Rules in the order of their precedence; the last rules override the others."""
+    """Rules in increasing order of precedence."""
     listed: GitFiles | None = None
-    """Git's list, by paths relative to `start`; None where the rules alone decide."""
+    """Git's list, with paths relative to `start`; None if only the rules decide."""
     start: str = ""
-    """The path of the listed repository's folder in the walk."""
+    """Path of the listed folder, relative to the root of the walk."""
     ignores_all: bool = False
-    """Whether the folder is ignored, and entered for what `include` names in it."""
+    """Whether the folder is ignored, and only entered for paths in `include`."""
 
     @property
     def last_words(self) -> tuple[Rules, ...]:
         return tuple(each for each in self.rules if each.is_last_word)
 
     def with_rules(self, more: Sequence[Rules]) -> _Selection:
-        """The selection with the rules of a folder inside."""
+        """Return the selection with the additional rules of a subfolder."""
         rules = sorted([*self.rules, *more], key=lambda each: each.is_last_word)
         return replace(self, rules=tuple(rules))
 
     def is_overruled(self, folder: str) -> bool:
-        """Whether Git's rules ignore a folder that the last word includes."""
+        """Whether a `.drayignore` includes a folder that Git's rules ignore."""
         by_git = [each for each in self.rules if not each.is_last_word]
         return (
             ignore_rules.decision(by_git, folder, is_folder=True) is True
@@ -181,8 +182,8 @@ class _Selection:
         )
 
     def below(self, folder: str, path: str = "", *, is_ignored: bool) -> _Selection:
-        """The selection in a folder. Git lists nothing in a folder that it ignores, so the rules
-        decide in one that the last word includes all the same."""
+        """Return the selection for a subfolder. Git lists no files in a folder that it ignores, so
+        only the rules decide if a `.drayignore` includes the folder."""
         if is_ignored:
             return replace(self, ignores_all=True)
         if self.listed is None or self._is_listed(path, is_folder=True):
@@ -190,7 +191,7 @@ class _Selection:
         return replace(self, listed=None) if self.is_overruled(folder) else self
 
     def ignores(self, place: str, path: str, *, is_folder: bool = True) -> bool:
-        """Whether an entry is left out; `path` is its path in the walk."""
+        """Whether an entry is skipped. `path` is relative to the root of the walk."""
         last_word = ignore_rules.decision(self.last_words, place, is_folder=is_folder)
         if last_word is not None or self.ignores_all:
             return self.ignores_all or last_word is True
@@ -199,7 +200,7 @@ class _Selection:
                 return False
             if not is_folder:
                 return True
-        # A folder of which Git lists no file is ignored, or its files are.
+        # If Git lists no files of a folder, either the folder or all its files are ignored.
         return ignore_rules.decision(self.rules, place, is_folder=is_folder) is True
 
     def _is_listed(self, path: str, *, is_folder: bool) -> bool:
@@ -209,7 +210,7 @@ class _Selection:
 
 
 class _Walk:
-    """One walk through a folder; `left_out` is complete when `files` is exhausted."""
+    """A walk through a folder. `left_out` is complete when `files` is exhausted."""
 
     def __init__(self, root: Path, include: Sequence[str]) -> None:
         self._root = root
@@ -219,7 +220,7 @@ class _Walk:
         self._num_files = 0
 
     def named(self, path: str) -> bool:
-        """Whether the user named the path, or a folder that contains it."""
+        """Whether `include` contains the path, or a folder that contains it."""
         return any(path == one or path.startswith(f"{one}/") for one in self._include)
 
     def _leads_to_a_named_one(self, folder: str) -> bool:
@@ -229,8 +230,9 @@ class _Walk:
         yield from self._below(self._root, "", self._begin(self._root, ""))
 
     def _begin(self, folder: Path, at: str, last_words: Sequence[Rules] = ()) -> _Selection:
-        """The selection where a repository, or the whole walk, begins; `at` is the folder's path
-        in the walk. The rules of a repository hold for no repository inside of it."""
+        """Return the selection at the start of the walk or of a nested repository. `at` is the
+        folder's path relative to the root of the walk. The rules of a repository don't apply to
+        repositories inside it."""
         root = git_files.repository_above(folder)
         if root is None:
             return _Selection(tuple(last_words))
@@ -245,7 +247,7 @@ class _Walk:
             listed = git_files.list_files(folder)
         except git_files.GitUnavailable as error:
             self.notes.append(
-                f"Git did not list the files of {folder}, so its ignore files alone decided: "
+                f"Git could not list the files of {folder}, so only its ignore files were used: "
                 f"{error}"
             )
             return selection
@@ -274,7 +276,7 @@ class _Walk:
                 if self._num_files > MAX_FILES:
                     raise SpecError(
                         f"{self._root} has more than {MAX_FILES} files: list files that are not "
-                        "code in .drayignore, or give a smaller folder"
+                        "code in .drayignore, or use a smaller folder"
                     )
                 yield path
 
@@ -302,17 +304,17 @@ class _Walk:
         if entry.is_symlink():
             why = self._why_not_followed(Path(entry.path), is_named=self.named(path))
         elif not entry.is_file(follow_symlinks=False):
-            why = "is no regular file"
+            why = "is not a regular file"
         if why is not None:
             self.left_out.append(LeftOut(path, why))
         return why is None
 
     def _why_not_followed(self, link: Path, *, is_named: bool) -> str | None:
-        """Return why the file that a link leads to is left out; None if it is not."""
+        """Return why the target of a symbolic link is skipped; None if it is not."""
         root = self._root.resolve()
-        target = Path(os.path.realpath(link))  # `resolve` raises for a link to itself
+        target = Path(os.path.realpath(link))  # `resolve` would raise for a link to itself
         if not target.is_relative_to(root) or not target.is_file():
-            return "is a link to something else than a file here"
+            return "is a link, but not to a file in this folder"
         if is_named:
             return None
         for place in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:
@@ -322,27 +324,31 @@ class _Walk:
 
 
 def _never(path: Path, *, is_folder: bool) -> str | None:
-    """Return why a file or folder is left out regardless of ignore files; None if it is not."""
+    """Return why a file or folder is always skipped, regardless of ignore files; None if it is
+    not."""
     name = path.name.lower()
     if is_folder:
         if name in _FOLDERS:
             return USELESS
         if name in _SECRET_FOLDERS:
-            return "may hold secrets"
+            return "might contain secrets"
         if name in (".venv", "venv", ".env") or (path / "pyvenv.cfg").exists():
-            return "is a virtual environment; `environment` in the job document makes one there"
+            return (
+                "is a virtual environment; use `environment` in the job document to create "
+                "one on the nodes"
+            )
         return None
     if name == ".git":
         return USELESS
     if name in _SECRET_NAMES or (name.startswith(".env.") and name not in _ENV_TEMPLATES):
-        return "may hold secrets"
+        return "might contain secrets"
     if name in _KEY_NAMES or name.endswith(_KEY_ENDINGS):
-        return "may hold a private key"
+        return "might contain a private key"
     return None
 
 
 def _relative(root: Path, path: str) -> str:
-    """A path that the user named, relative to the root."""
+    """Return a path of the user relative to the root."""
     given = Path(path)
     place = given if given.is_absolute() else root / given
     try:
@@ -350,5 +356,5 @@ def _relative(root: Path, path: str) -> str:
     except ValueError:
         raise SpecError(f"--include {path} is not in {root}") from None
     if not place.exists():
-        raise SpecError(f"--include {path}: there is no such file in {root}")
+        raise SpecError(f"--include {path}: no such file in {root}")
     return relative

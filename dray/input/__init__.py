@@ -1,1 +1,1 @@
-"""Checks of what users write: names, numbers with units, patterns, and whole documents."""
+"""Validation of user input: names, numbers with units, patterns, and whole documents."""

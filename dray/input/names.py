@@ -1,4 +1,4 @@
-"""The characters that a name may not contain, and no output may contain unescaped."""
+"""Characters that names must not contain, and that output must escape."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _REFUSED = {
     "Zl": "line break",
     "Zp": "line break",
 }
-"""Unfit characters by Unicode category. Invisible ones change the direction of the text around
-them, or make two names look the same."""
+"""Forbidden characters by Unicode category. Invisible characters can change the direction of the
+surrounding text, or make two names look the same."""
 _JOINERS = "\u200c\u200d"
-"""Invisible characters that Persian, Hindi and composed emoji need."""
+"""Invisible characters that are needed for Persian, Hindi and composed emoji."""
 
 DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-"""Characters that change the direction of the text around them, for a class of a regular
-expression."""
+"""Characters that change the direction of the surrounding text, in the form of a regular
+expression's character class."""
 
 
 def unfit(name: str) -> str | None:
-    """Description of the first character in the name that may break databases, terminals or pages;
-    None if there is no such character."""
+    """Describe the first character in the name that could break databases, terminals or web pages.
+    Return None if there is none."""
     for character in name:
         kind = _REFUSED.get(unicodedata.category(character))
         if kind is not None and character not in _JOINERS:

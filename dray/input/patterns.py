@@ -1,4 +1,4 @@
-"""Regular expressions of users, searched in lines of output that may be anything."""
+"""Users' regular expressions, which are matched against arbitrary lines of output."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Final
 
 MAX_PATTERN_CHARS: Final = 500
 MAX_PATTERN_BYTES: Final = 1 << 20
-"""Memory that one compiled pattern may take."""
+"""Maximum memory of one compiled pattern."""
 
 
 def compile_pattern(pattern: str) -> Any:
-    """Compile the pattern by RE2, whose search time is linear in the length of the line for every
-    pattern. Raises ValueError if the pattern is invalid, ImportError if RE2 is not installed."""
-    import re2  # on servers and nodes only
+    """Compile the pattern with RE2, whose search time is linear in the length of the line for every
+    pattern. Raise ValueError if the pattern is invalid, and ImportError if RE2 is not installed."""
+    import re2  # installed only on servers and nodes
 
     options = re2.Options()
     options.log_errors = False
@@ -22,4 +22,4 @@ def compile_pattern(pattern: str) -> Any:
     except re2.error as error:
         reason = error.args[0] if error.args else error
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise ValueError(f"is no regular expression of RE2: {text}") from None
+        raise ValueError(f"is not a valid RE2 regular expression: {text}") from None

@@ -1,4 +1,5 @@
-"""Validation of documents: the error as one sentence, with the place and a suggestion.
+"""Validation of documents, which reports an error as one sentence with its location and a
+suggestion.
 
 Server and client use the same functions, so the client finds the same errors offline.
 """
@@ -19,9 +20,10 @@ from dray.spec.authoring.synonyms import MEANT, MEANT_VALUES, as_ours
 from dray.spec.fields import TAG_FIELDS
 
 MAX_DEPTH = 32
-"""Most levels of objects and lists in a document."""
+"""Maximum nesting of objects and lists in a document."""
 MAX_FAULTS = 20
-"""Most faults of one document to process: a document with thousands must not keep a server busy."""
+"""Maximum number of errors to process per document, so that a document with thousands of errors
+can't keep a server busy."""
 TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
 
 _PLAINLY = (
@@ -41,7 +43,8 @@ Error = Mapping[str, Any]
 
 
 class Fault(ValueError):
-    """A document is invalid: `code` is the API's, `pointer` is the field at fault (RFC 6901)."""
+    """An error in a document. `code` is the API's problem code, `pointer` the invalid field (RFC
+    6901)."""
 
     def __init__(
         self, code: str, detail: str, pointer: str | None = None, hint: str | None = None
@@ -54,8 +57,7 @@ class Fault(ValueError):
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """Return the document as a JobSpec. Raises Fault with the first field at fault and the
-    reason."""
+    """Return the document as a JobSpec. Raise Fault with the first invalid field and the reason."""
     spec = check_as(JobSpec, document)
     if spec.sweep is not None:
         _check_values_of(spec, spec.sweep)
@@ -63,9 +65,8 @@ def check(document: Mapping[str, Any]) -> JobSpec:
 
 
 def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
-    """Raise Fault for a parameter of a sweep that is no field of the recipe's document, or has a
-    value that the field can never have. Conflicts between values are found in each trial's
-    document."""
+    """Raise Fault if a sweep parameter is not a field of the recipe's document, or has a value that
+    the field can never have. Conflicts between values are found later, in each trial's document."""
     if spec.recipe is None:
         return
     for name, parameter in sweep.parameters.items():
@@ -87,7 +88,7 @@ def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
 
 
 def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
-    """Whether an error is one of the field itself, whatever the others are."""
+    """Whether an error concerns the named field itself, regardless of other fields."""
     field, place = f"/{name.replace('.', '/')}", _pointer(error, document, JobSpec)
     if error["type"] == "wrong_together":
         return False
@@ -97,7 +98,7 @@ def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
 
 
 def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
-    """Like `check`, for any kind of document."""
+    """Like `check`, but for any kind of document."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -105,7 +106,8 @@ def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
 
 
 def check_values(document: Any) -> None:
-    """Raise Fault if the document is too deep, or has a text that a database can't hold."""
+    """Raise Fault if the document is nested too deeply, or has a string that a database can't
+    store."""
     level: list[tuple[str, Any]] = [("", document)]
     for _ in range(MAX_DEPTH):
         if not level:
@@ -119,7 +121,7 @@ def check_values(document: Any) -> None:
                     _check_text(key, pointer)
                     below.append((f"{pointer}/{_escaped(key)}", inner))
             elif isinstance(value, list):
-                # A pointer for each of thousands of numbers would take long.
+                # Skip numbers: building a pointer for each of thousands would be slow.
                 below += [
                     (f"{pointer}/{index}", inner)
                     for index, inner in enumerate(value)
@@ -143,7 +145,7 @@ def _escaped(part: Any) -> str:
 
 
 def plainly(message: str) -> str:
-    """pydantic's message in a form that can follow the name of a field."""
+    """Return pydantic's message in a form that can follow the name of a field."""
     for theirs, ours in _PLAINLY:
         if message.startswith(theirs):
             return ours + message.removeprefix(theirs)
@@ -151,7 +153,8 @@ def plainly(message: str) -> str:
 
 
 def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
-    """One fault for all errors: the first field in full, the others by name."""
+    """Return one Fault for all errors: the first invalid field with its message, the others by
+    name."""
     found: dict[str, list[Error]] = {}
     for error in islice(errors, MAX_FAULTS):
         found.setdefault(_pointer(error, document, root), []).append(error)
@@ -165,7 +168,8 @@ def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[B
 
 
 def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
-    """The JSON pointer of an error, without the parts of pydantic's location that name types."""
+    """Return the JSON pointer of an error: pydantic's location without the parts that name
+    types."""
     if error["type"] == "wrong_together":
         pointer: str = error["ctx"]["pointer"]
         return pointer
@@ -191,7 +195,7 @@ def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
 
 
 def _tag_field(error: Error) -> str:
-    """The field that chooses among the types of a union."""
+    """Return the field that selects one of the types of a union."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 
@@ -216,12 +220,12 @@ def _shown(name: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text in at most 100 characters and an ellipsis."""
+    """Truncate the text to 100 characters and an ellipsis."""
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
-    """A suggestion by similarity of names."""
+    """Suggest a correction, mostly by similarity of names."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, name = error["loc"]
@@ -250,14 +254,14 @@ def _quoted(text: str) -> list[str]:
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """A suggestion of the candidate that is most like the name; None if none is."""
-    # A long name is similar to none, and comparing it would take long.
+    """Suggest the candidate that is most similar to the name. Return None if none is similar."""
+    # A long name is unlikely to match, and comparing it would be slow.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None
 
 
 def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -> str | None:
-    """Suggest the other types of a union, if these have the field and the chosen one does not."""
+    """Suggest the other types of a union that have the field, if the chosen type does not."""
     if not parents:
         return None
     models = _models_at(parents[:-1], root)
@@ -271,9 +275,10 @@ def _of_another_kind(parents: Sequence[Any], name: str, root: type[BaseModel]) -
 
 
 def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
-    """Suggest the field of this name in another part: `epochs` belongs into `train`.
+    """Suggest a field of the same name in another part of the document: `epochs` belongs in
+    `train`.
 
-    The place at `pointer` itself, which another model may allow, is not suggested.
+    The path `pointer` itself, which another model may allow, is not suggested.
     """
     parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
     for part, models in parts:
@@ -288,7 +293,8 @@ def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 
 def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
-    """Suggest dray's name for another program's: `batch_size` is `global_batch_size`."""
+    """Suggest dray's name for a field that other programs name differently: `batch_size` is
+    `global_batch_size`."""
     ours = as_ours(name) if len(name) <= 100 else ""
     place = MEANT.get(ours)
     if place is None or not issubclass(root, JobSpec):
@@ -299,13 +305,13 @@ def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 
 def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
-    """Names of the fields of the part of the document at `parents`."""
+    """Yield the names of the fields of the document's part at `parents`."""
     models = _models_at(parents, root)
     yield from dict.fromkeys(name for model in models for name in model.model_fields)
 
 
 def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    """The models of the part of the document at `parents`."""
+    """Return the possible models of the document's part at `parents`."""
     models = [root]
     for parent in parents:
         chosen = _tagged(models, parent)
@@ -314,14 +320,14 @@ def _models_at(parents: Iterable[Any], root: type[BaseModel]) -> Sequence[type[B
 
 
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
-    """The model that `part` of a location chooses, if it is the tag of a union."""
+    """Return the model that `part` of a location selects, if it is the tag of a union."""
     if len(models) < 2:
         return next((model for model in models if model.__name__ == part), None)
     return next((model for model in models if part in _tags(model)), None)
 
 
 def _tags(model: type[BaseModel]) -> list[Any]:
-    """The values of the fields by which unions choose a model."""
+    """Return the values of the fields by which unions select a model."""
     fields = model.model_fields
     return [fields[name].default for name in TAG_FIELDS if name in fields]
 

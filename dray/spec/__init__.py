@@ -1,8 +1,8 @@
 """JobSpec: the one document that a user writes.
 
-The API validates the document, the service stores it, and the workers train by it; all three use
-these classes. Unknown fields, numbers written as strings or booleans, and features that this
-version does not have are refused.
+The API validates the document, the service stores it, and the workers read their settings from it,
+all with these classes. Unknown fields, numbers given as strings or booleans, and unsupported
+features are rejected.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ class Checkpoint(Document):
     """When checkpoints are saved and how many are kept."""
 
     every_steps: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Optimizer steps between two checkpoints; unset, a checkpoint is saved at the end of each
-    epoch. `auto` chooses the interval from the time that a save takes and the rate at which workers
-    are lost."""
+    """Number of optimizer steps between checkpoints. If unset, a checkpoint is saved at the end of
+    each epoch. `auto` derives the interval from the time that a save takes and the rate at which
+    workers are lost."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = 3
-    """Number of newest checkpoints to keep, besides the best one."""
+    """Number of most recent checkpoints to keep, in addition to the best one."""
     best: MetricName | None = None
-    """Metric that selects the best checkpoint. Losses, errors and perplexity are minimised, other
-    metrics are maximised."""
+    """Metric that selects the best checkpoint. Losses, errors and perplexity are minimised; all
+    other metrics are maximised."""
 
 
 class InitFrom(Document):
@@ -29,9 +29,10 @@ class InitFrom(Document):
     job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
     """Id of the other job."""
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
-    """Step of the checkpoint, looked up when this job is submitted. `best` is the best checkpoint
-    by the metric in the other job's `checkpoint.best`."""
+    """Step of the checkpoint. `latest` and `best` are resolved when this job is submitted; `best`
+    is the best checkpoint according to the other job's `checkpoint.best`."""
     take: Literal["weights", "everything"] = "weights"
-    """weights: optimizer and step start anew. everything: the job continues after that step as if
-    the checkpoint were its own, with the optimizer's state and the position in the data, on any
-    number of workers and with any division of the model."""
+    """weights: only the weights are loaded; training starts at step 0 with a new optimizer.
+    everything: training continues from that step as if the checkpoint were the job's own, with the
+    optimizer state and the position in the data. The number of workers and the division of the
+    model can differ."""

@@ -1,4 +1,4 @@
-"""The types of values in a job document, and the base class of its parts."""
+"""The value types of a job document, and the base class of its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dray.input.names import unfit
 
 MAX_STEPS = 10**12
 TAG_FIELDS = ("name", "kind")
-"""Fields whose value selects the class of a part that may have several."""
+"""Discriminator fields: the value selects the class of a part that has several classes."""
 
 
 def _plain_text(value: str) -> str:
@@ -32,28 +32,28 @@ def _plain_text(value: str) -> str:
 
 
 def a_number(value: Any) -> Any:
-    """Refuse `true` and `"1"`, which pydantic would accept as numbers."""
+    """Reject `true` and `"1"`, which pydantic would accept as numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number")
     return value
 
 
 GPU_STEP = 0.0001
-"""Smallest part of a GPU that Ray distinguishes."""
+"""Granularity with which Ray counts GPUs."""
 LEAST_OF_A_GPU = 0.01
 
 
 def _of_a_gpu(value: Any) -> Any:
-    """Accept 0, 1, or a part of a GPU that Ray can count."""
+    """Accept 0, 1, or a fraction of a GPU that Ray can count."""
     number = a_number(value)
     if number in (0, 1):
         return int(number)
     if not LEAST_OF_A_GPU <= number < 1:
         raise ValueError(
-            f"must be 0, 1, or a part of a GPU such as 0.5, which is at least {LEAST_OF_A_GPU}"
+            f"must be 0, 1, or a fraction of a GPU such as 0.5 (at least {LEAST_OF_A_GPU})"
         )
     if abs(number / GPU_STEP - round(number / GPU_STEP)) > 1e-6:
-        raise ValueError(f"must be a multiple of {GPU_STEP}, since Ray counts no finer")
+        raise ValueError(f"must be a multiple of {GPU_STEP}, the smallest fraction that Ray counts")
     return float(number)
 
 
@@ -66,7 +66,7 @@ def _in_bytes(value: Any) -> Any:
 
 
 def _or_text(pattern: str, most: int, example: str) -> WithJsonSchema:
-    """Return the JSON Schema of a number, at least 1, that may be written with a unit."""
+    """Return the JSON Schema of a number of at least 1 that can be written with a unit."""
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": most}, text]})
 
@@ -111,7 +111,7 @@ Seconds = Annotated[
     BeforeValidator(_in_seconds),
     _or_text(units.DURATION, 10**8, "2h"),
 ]
-"""A number of seconds, or a time such as `2h`."""
+"""A number of seconds, or a duration such as `2h`."""
 Size = Annotated[
     Int, Field(ge=1, le=2**60), BeforeValidator(_in_bytes), _or_text(units.SIZE, 2**60, "8GiB")
 ]
@@ -125,23 +125,23 @@ class Document(BaseModel):
 
 
 def wrong(pointer: str, message: str) -> PydanticCustomError:
-    """Return the exception to raise for a conflict between fields; `pointer` (RFC 6901) names the
+    """Return the exception to raise for a conflict between fields. `pointer` (RFC 6901) is the
     field at fault."""
     context = {"pointer": pointer, "message": message}
     return PydanticCustomError("wrong_together", "{message}", context)
 
 
 def refuse_set(part: Document, at: str, options: Iterable[str], message: str) -> None:
-    """Refuse options that differ from their defaults in the part at the pointer `at`."""
+    """Reject `options` of the part at the pointer `at` if they differ from their defaults."""
     for option in options:
         if _is_set(part, option):
             raise wrong(f"{at}/{option}", message)
 
 
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse options that the chosen name does not have, if they differ from their defaults.
+    """Reject options that the chosen `name` does not have, if they differ from their defaults.
 
-    owners: for each option that not all names share, the names that have it.
+    owners: maps each option that is specific to some names to those names.
     """
     for option, names in owners.items():
         if name not in names and _is_set(part, option):

@@ -1,6 +1,7 @@
-"""JobSpec: the whole document. Its parts have files of their own.
+"""JobSpec: the complete document. Its parts are defined in separate files.
 
-A check of one part is in the part's class; a check of several parts is in `dray.spec.checks`.
+Validation of a single part is in the class of the part; validation across parts is in
+`dray.spec.checks`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from dray.spec.training.train import Profile, Train
 
 SPEC_VERSION: Final = 1
 _NOT_ONE = (
-    "give exactly one of recipe and script: recipe: "
-    f"{' or '.join(RECIPES)}; or script: {{entrypoint: FILE}}"
+    f"give exactly one of recipe and script: either recipe: {' or '.join(RECIPES)}; or script: "
+    f"{{entrypoint: FILE}}"
 )
 
 
@@ -50,83 +51,86 @@ class JobSpec(Document):
     version: Literal[1] = SPEC_VERSION
     """Version of the document's format."""
     name: Name = "job"
-    """Name of the job, which need not be unique."""
+    """Name of the job. Names need not be unique."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    """Keys and values by which jobs can be listed and selected."""
+    """Key-value pairs for listing and selecting jobs."""
     recipe: RecipeName | None = None
-    """Training program that comes with dray; instead of `script`."""
+    """Training program that is included in dray. Give either `recipe` or `script`."""
     script: Script | None = None
-    """A training script of your own; instead of `recipe`."""
+    """Your own training script. Give either `script` or `recipe`."""
     model: Model | None = None
-    """The model; by default the first model of the recipe."""
+    """The model to train. Defaults to the first model of the recipe."""
     data: Data = Data()
     train: Train = Train()
     parallel: Annotated[
         Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
     ] = Parallel()
-    """How the model is divided; `auto`: the planner chooses the axes when the job is submitted."""
+    """How the model is divided among the ranks. With `auto`, the planner chooses the axes when the
+    job is submitted."""
     sync: Annotated[
         Sync | None,
         BeforeValidator(with_kind, json_schema_input_type=Sync | Literal["auto"] | None),
     ] = None
-    """How the ranks keep their copies of the model in sync; unset, by an uncompressed all-reduce of
-    the gradients in every step. `auto`: the service chooses the kind when the job is submitted."""
+    """How the ranks keep their copies of the model in sync. If unset, gradients are all-reduced
+    without compression in every step. With `auto`, the service chooses the kind when the job is
+    submitted."""
     federated: Federated | None = None
-    """Federated learning, in which clients train on their own data; unset, all ranks train on all
-    samples."""
+    """Federated learning, in which each client trains on its own data. If unset, all ranks train on
+    all samples."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
-    """How the group may change its size; unset, the size is fixed."""
+    """Limits within which the group can change its size. If unset, the size is fixed."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
     environment: Environment | None = None
-    """Packages and environment variables of the ranks, in addition to their nodes' own."""
+    """Packages and environment variables for the ranks, in addition to what their nodes provide."""
     profile: Profile | None = None
-    """Steps to profile; unset, none."""
+    """Steps to profile. If unset, no step is profiled."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
-    """Metrics of a script that does not report them itself."""
+    """Metrics to collect from a script that does not report metrics itself."""
     after: Afters = []
-    """Jobs that must end before this one starts, each as an object or only an id."""
+    """Jobs that must end before this job starts. Each is an object, or just the id of a job."""
     array: Array | None = None
-    """Makes many jobs from this document; unset, one job."""
+    """Creates many jobs from this document. If unset, the document creates one job."""
     sweep: Sweep | None = None
-    """Makes many jobs from this document, which differ in the values of parameters; unset, one
-    job."""
+    """Creates many jobs from this document, each with different parameter values. If unset, the
+    document creates one job."""
     queue: QueueName = "default"
     """The queue in which the job waits; `dray queue ls` lists the queues and their rules."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
-    """Jobs with a higher priority start first; among jobs of equal priority, the job with the least
-    remaining work. At most the queue's `max_priority`."""
+    """Jobs with a higher priority start first. Among jobs of equal priority, the job with the least
+    remaining work starts first. Must not exceed the queue's `max_priority`."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
-    """Number of retries after an error of the training code. Failures of the cluster have a
-    separate budget, and preemptions are free."""
+    """Number of retries after errors in the training code. Cluster failures have a separate budget,
+    and preemptions are not counted."""
     max_runtime_s: Seconds | None = None
-    """Running time over all attempts, in seconds, after which the job fails; a number, or a time
-    such as `2h`."""
+    """Maximum total running time of all attempts, after which the job fails. A number of seconds,
+    or a duration such as `2h`."""
 
     @property
     def num_jobs(self) -> int:
-        """Number of jobs that the document makes."""
+        """Number of jobs that the document creates."""
         if self.sweep is not None:
             return self.sweep.num_trials
         return 1 if self.array is None else self.array.size
 
     @property
     def arguments(self) -> list[str]:
-        """Arguments of the script, and of the roles that have their own arguments."""
+        """Arguments of the script and of its roles."""
         if self.script is None:
             return []
         of_roles = [role.args or () for role in self.script.roles.values()]
         return [argument for some in (self.script.args, *of_roles) for argument in some]
 
     def of_trial(self, values: Values) -> dict[str, Any]:
-        """Return the document of a trial of the sweep as a user would write it, not validated."""
+        """Return the document of one trial of the sweep, as a user would write it. It is not
+        validated."""
         own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
         return with_values(own, values)
 
     @property
     def _recipe_metrics(self) -> tuple[str, ...]:
-        """Metrics that an evaluation of the recipe reports."""
+        """Metrics that the recipe reports after an evaluation."""
         if self.recipe is None:
             return ()
         options = RECIPES[self.recipe]
@@ -140,20 +144,20 @@ class JobSpec(Document):
 
     @property
     def code(self) -> str | None:
-        """The id of the uploaded code that the job brings."""
+        """The id of the job's uploaded code, if any."""
         if self.script is not None:
             return self.script.code if isinstance(self.script.code, str) else None
         return self.model.code if isinstance(self.model, Imported) else None
 
     @property
     def remote_code(self) -> RemoteCode | None:
-        """The code that nodes fetch from elsewhere."""
+        """The code that the nodes download from another server, if any."""
         code = None if self.script is None else self.script.code
         return code if isinstance(code, RemoteCode) else None
 
     @property
     def is_divided(self) -> bool:
-        """Whether ranks hold parts of the model."""
+        """Whether each rank holds only a part of the model."""
         return self.parallel.num_parts > 1
 
     @property
@@ -163,7 +167,7 @@ class JobSpec(Document):
 
     @property
     def num_ranks_that_train(self) -> int:
-        """Number of ranks without the parameter servers, which are the last ranks."""
+        """Number of ranks, not counting parameter servers. Parameter servers are the last ranks."""
         num_servers = self.sync.servers if isinstance(self.sync, ParameterServer) else 0
         return self.resources.num_workers - num_servers
 
@@ -182,12 +186,12 @@ class JobSpec(Document):
 
     @property
     def compression(self) -> Compression | None:
-        """Compression of the gradients that ranks exchange."""
+        """Compression of the exchanged gradients."""
         return self.sync.compression if isinstance(self.sync, AllReduce) else None
 
     @property
     def outer(self) -> Outer | None:
-        """The optimizer that is applied to the averages after local steps."""
+        """The optimizer that is applied to the average after local steps."""
         return self.sync.outer if isinstance(self.sync, AllReduce) else None
 
     @property
@@ -203,7 +207,7 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_recipes_own_model(cls, document: Any) -> Any:
-        """Fill in the recipe's first model for a model without a name."""
+        """Default the name of the model to the recipe's first model."""
         if not isinstance(document, Mapping):
             return document
         recipe, model = document.get("recipe"), document.get("model")
@@ -218,7 +222,7 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_workers_of_all_roles(cls, document: Any) -> Any:
-        """Fill in `resources.num_workers` of a script with roles, and of silos."""
+        """Fill in `resources.num_workers` for scripts with roles and for silos."""
         return job_checks.with_num_workers(roles.with_num_workers(document))
 
     @model_validator(mode="after")
@@ -245,7 +249,7 @@ class JobSpec(Document):
         self._check_sweep()
         if self.recipe is None:
             if self.init_from is not None:
-                raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
+                raise wrong("/init_from", "is for recipes: a script loads its own checkpoints")
             return self
         if self.environment is not None:
             environment.check_recipe(self.environment)
@@ -262,5 +266,7 @@ class JobSpec(Document):
         if self.sweep is None:
             return
         if self.array is not None:
-            raise wrong("/array", "is not for sweeps, which make their own jobs: leave it out")
+            raise wrong(
+                "/array", "can't be combined with sweep, which creates its own jobs: leave it out"
+            )
         self.sweep.check_program(self.recipe, self._recipe_metrics, self.arguments)

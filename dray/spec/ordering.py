@@ -1,4 +1,4 @@
-"""Jobs that start after other jobs, and arrays: many jobs from one document."""
+"""Dependencies between jobs, and arrays: many jobs from one document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from dray.spec.fields import Document, Int
 
 MAX_AFTER: Final = 64
-"""Most jobs and arrays that one document may name in `after`."""
+"""Maximum number of jobs and arrays in `after`."""
 
 JobOrArrayId = Annotated[
     str, StringConstraints(min_length=1, max_length=64, pattern=r"^(job|array)-[0-9a-z]+$")
@@ -20,10 +20,10 @@ class After(Document):
     """A job, or an array of jobs, that must end before this one starts."""
 
     job: JobOrArrayId
-    """Id of a job; or of an array, all of whose jobs must end."""
+    """Id of a job or of an array. All jobs of an array must end."""
     on: Literal["success", "end"] = "success"
     """success: this job starts if the other job succeeds, and is cancelled otherwise. end: this job
-    starts however the other job ended."""
+    starts regardless of the other job's outcome."""
 
 
 def _written_out(given: Any) -> Any:
@@ -34,7 +34,7 @@ def _named_once(entries: list[After]) -> list[After]:
     names = [entry.job for entry in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"names {twice} twice")
+        raise ValueError(f"lists {twice} twice")
     return entries
 
 
@@ -46,11 +46,12 @@ Afters = Annotated[
 
 
 class Array(Document):
-    """Many jobs from one document, which differ in their index. A script reads the index from the
-    variable `DRAY_ARRAY_INDEX`, and the number of jobs from `DRAY_ARRAY_SIZE`. For a recipe, the
-    index is added to `train.seed`."""
+    """Many jobs from one document, each with its own index. A script reads the index from the
+    environment variable `DRAY_ARRAY_INDEX`, and the number of jobs from `DRAY_ARRAY_SIZE`. For a
+    recipe, the index is added to `train.seed`."""
 
     size: Annotated[Int, Field(ge=1)]
-    """Number of jobs, whose indices begin with 0; at most the server's `DRAY_MAX_ARRAY_SIZE`."""
+    """Number of jobs. Indices start at 0. Must not exceed the server's `DRAY_MAX_ARRAY_SIZE`."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Most jobs of the array that may run at a time; unset, as many as there are slots for."""
+    """Maximum number of jobs of the array that run at the same time. If unset, only the free slots
+    limit it."""

@@ -1,4 +1,4 @@
-"""The resources of a job's group, and how its size may change."""
+"""The resources of a job's group, and the limits of its size."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ from dray.spec.training.parallel import MAX_WORKERS
 
 
 class Resources(Document):
-    """Resources of the group. All workers start together or not at all."""
+    """Resources of the group. Either all workers start, or none do."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of ranks: processes that train together, including parameter servers."""
+    """Number of ranks, the processes that train together. Parameter servers count as ranks."""
     gpus_per_worker: GpuShare = 0
-    """0 trains on CPU; 1 gives each rank a GPU of its own; a part such as 0.5 shares each GPU with
-    other jobs, and needs `share_gpus`. Two ranks of one job never share a GPU."""
+    """0 trains on CPU, and 1 gives each rank its own GPU. A fraction such as 0.5 shares each GPU
+    with other jobs and requires `share_gpus`. Two ranks of the same job never share a GPU."""
     share_gpus: StrictBool = False
-    """Accept that other jobs run on the same GPUs. Each process may use its part of a GPU's memory,
-    and its speed depends on the load of the others."""
+    """Whether other jobs can run on the same GPUs. Each process is limited to its share of the
+    GPU's memory, and its speed depends on the load from the other processes."""
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores of each worker."""
     memory_bytes: Size | None = None
-    """Memory of each worker, as Ray accounts for it; a number, or a size such as `8GiB`."""
+    """Memory that Ray reserves for each worker. A number of bytes, or a size such as `8GiB`."""
     accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """Ray's accelerator type, such as `H100`."""
     node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(max_length=8)] = {}
-    """Ray labels that the workers' nodes must have. `{ray.io/market-type: on-demand}` keeps a job
-    off spot nodes, if the nodes are labelled."""
+    """Ray labels that the workers' nodes must have. For example, `{ray.io/market-type: on-demand}`
+    keeps a job off spot nodes if the nodes are labelled."""
     required_topology: LabelKey | None = None
-    """Level of the cluster's topology, such as `rack`: all workers run within one domain of this
-    level, and with `node` on one node. Unset, workers are placed as near each other as free slots
-    allow."""
+    """Level of the cluster's topology, such as `rack`. All workers run within one domain of this
+    level; with `node`, they run on one node. If unset, workers are placed as close together as the
+    free slots allow."""
 
 
 class RoleResources(Document):
-    """Resources of each rank of one role, which has no GPU."""
+    """Resources of each rank of one role. These ranks have no GPU."""
 
     cpus: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores."""
     memory_bytes: Size | None = None
-    """Memory, as Ray accounts for it; a number, or a size such as `8GiB`."""
+    """Memory that Ray reserves. A number of bytes, or a size such as `8GiB`."""
 
     @model_validator(mode="before")
     @classmethod
     def _names_of_the_jobs_resources(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "cpus_per_worker" in given:
-            raise ValueError("has cpus_per_worker, which is called cpus here")
+            raise ValueError("has no field cpus_per_worker: use cpus")
         if isinstance(given, Mapping) and "gpus_per_worker" in given:
             raise ValueError(
-                "has gpus_per_worker, and ranks with resources of their own have no GPU: leave "
-                "the resources of roles with GPUs out, and give these as the job's resources"
+                "has no field gpus_per_worker, because ranks of roles with their own resources "
+                "have no GPU: for roles with GPUs, leave resources out, and use the job's "
+                "resources"
             )
         return given
 
 
 class RoleRanks(NamedTuple):
-    """The ranks of a role that has resources of its own."""
+    """The ranks of a role with its own resources."""
 
     role: str
     ranks: range
@@ -67,18 +68,19 @@ class RoleRanks(NamedTuple):
 
 
 class Elastic(Document):
-    """Allows a group that is smaller than `resources.num_workers`: the group starts with the free
-    slots, goes on without lost workers, and grows again when slots are free. The batch size and the
-    order of the samples do not change. For recipes on CPU, and scripts on CPU that call
+    """Allows the group to be smaller than `resources.num_workers`: it starts on the slots that are
+    free, continues without lost workers, and grows again when slots become free. The batch size and
+    the order of the samples do not change. For recipes on CPU, and scripts on CPU that call
     `train.prepare`."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """Least number of workers to start and to go on with; at most `resources.num_workers`."""
+    """Minimum number of workers to start or continue with. Must not exceed
+    `resources.num_workers`."""
     exact: StrictBool = False
-    """Whether the weights are bitwise equal at any size of the group, at some cost in speed: on any
-    number of workers, gradients are computed in `resources.num_workers` shares and added in a fixed
-    order."""
+    """Whether the weights are bitwise identical for every size of the group, at some cost in speed.
+    Gradients are always computed in `resources.num_workers` shares and added in a fixed order,
+    however many workers there are."""
     by_speed: StrictBool = True
-    """Whether the size of a recipe's group is chosen by its reported step times: the job then gives
-    up slots, or stops for a while, when other elastic jobs gain more from the slots. If false, the
-    job gets and gives up slots by the same rules as jobs that are not elastic."""
+    """Whether the size of a recipe's group depends on its reported step times. If true, the job
+    gives up slots or pauses when other elastic jobs gain more from them. If false, the job acquires
+    and gives up slots by the same rules as jobs that are not elastic."""

@@ -1,5 +1,5 @@
-"""Sweeps: many jobs (trials) from one document, which differ in the values of some parameters and
-are compared by a metric."""
+"""Sweeps: many jobs (trials) created from one document, which differ in the values of some
+parameters and are compared by a metric."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ from dray.spec.program.recipes import MINIMISED
 
 MAX_PARAMETERS: Final = 32
 MAX_CHOICES: Final = 256
-"""Most values in all lists of one sweep together."""
+"""Maximum total number of values in all lists of a sweep."""
 MAX_LIST: Final = 64
-"""Most items of a value that is itself a list."""
+"""Maximum number of items if a value is itself a list."""
 MAX_ARGUMENTS: Final = 1 << 20
-"""Most characters of all arguments of a trial together. No system starts a program with many more,
-and a parameter that occurs a thousand times in the arguments could fill any memory."""
+"""Maximum total number of characters in the arguments of a trial. Operating systems do not allow
+many more, and a parameter that occurs a thousand times in the arguments could exhaust memory."""
 MAX_NUMBER: Final = 2**53
-"""Bounds and whole numbers are at most this: a double holds each of them exactly."""
+"""Limit for bounds and integers: a double represents all integers up to this one exactly."""
 SWEPT_PARTS: Final = ("train", "model", "sync", "federated")
-"""Parts of a recipe's document whose fields a sweep may vary."""
+"""Parts of a recipe's document whose fields a sweep can vary."""
 FIXED: Final = ("model.code", "model.import")
-"""Fields of SWEPT_PARTS that a sweep may not vary: they name code, which is checked only once, when
+"""Fields of SWEPT_PARTS that a sweep can't vary: they name code, which is checked only once, when
 the sweep is submitted."""
 RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
-"""Metrics that every recipe reports, besides the metrics of its evaluations."""
+"""Metrics that every recipe reports in addition to its evaluation metrics."""
 _LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
 
 _NEAR: Final = 1e-9
-"""Tolerance, in steps of a range, for values whose step was computed in binary fractions."""
+"""Tolerance for binary rounding errors, in units of a range's step."""
 
 Value = Any
-"""The value of a parameter in a trial: true, false, null, a number, a text, or a list of these."""
+"""The value of a parameter in a trial: a boolean, null, a number, a string, or a list of these."""
 Values = Mapping[str, Value]
-"""Name of a parameter -> its value."""
+"""Values of the parameters by name."""
 
 
 def _scalar(value: Any) -> Any:
     if isinstance(value, str):
         if (found := unfit(value)) is not None or len(value) > 4096:
-            raise ValueError(f"has a text with {found or 'more than 4096 characters'}")
+            raise ValueError(f"contains a string with {found or 'more than 4096 characters'}")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError("has a number that is not finite")
+            raise ValueError("contains a number that is not finite")
     elif isinstance(value, int):
         if abs(value) > MAX_NUMBER:
-            raise ValueError("has a whole number beyond 2**53")
+            raise ValueError("contains an integer beyond 2**53")
     elif value is not None:
-        raise ValueError("has an object as a value: list the values of one field each")
+        raise ValueError("contains a mapping as a value: list the values of each field separately")
     return value
 
 
@@ -73,13 +73,13 @@ def _choice(value: Any) -> Any:
     if not isinstance(value, list):
         return _scalar(value)
     if len(value) > MAX_LIST:
-        raise ValueError(f"has a list of more than {MAX_LIST} items as a value")
+        raise ValueError(f"contains a list of more than {MAX_LIST} items as a value")
     return [_scalar(item) for item in value]
 
 
 def _bound(value: Any) -> Any:
-    """Check a bound of a range. A whole number stays an int, since the values of the range are then
-    whole numbers too."""
+    """Check a bound of a range. An int remains an int, because the values of the range are then
+    integers too."""
     value = a_number(value)
     if not (isinstance(value, int) or math.isfinite(value)):
         raise ValueError("must be a finite number")
@@ -99,25 +99,25 @@ Bound = Annotated[int | float, BeforeValidator(_bound), WithJsonSchema({"type": 
 
 
 class Parameter(Document):
-    """The values that one field, or argument, may have: a list of `choices`, or a range."""
+    """The values of a field or an argument: a list of `choices`, or a range."""
 
     choices: Annotated[list[Choice], Field(min_length=1)] | None = None
-    """The values, each a number, text, true, false, null, or a list of these."""
+    """The values. Each is a number, a string, a boolean, null, or a list of these."""
     min: Bound | None = None
-    """Least value of a range."""
+    """Minimum of the range."""
     max: Bound | None = None
-    """Greatest value of a range."""
+    """Maximum of the range."""
     step: Bound | None = None
-    """Distance between the values of a range, from `min` on; unset, any number in the range, or any
-    whole number if the range has whole numbers."""
+    """Distance between the values of the range, starting at `min`. If unset, the values are all
+    numbers in the range, or all integers if it is a range of integers."""
     log: StrictBool = False
-    """Whether the logarithm of the value is drawn uniformly, for values of different magnitudes."""
+    """Whether to sample uniformly on a logarithmic scale, for values of different magnitudes."""
     type: Literal["int", "float"] | None = None
-    """Kind of the values of a range; unset, whole numbers if `min`, `max` and `step` are."""
+    """Type of the values of the range; by default int if `min`, `max` and `step` are integers."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the values of the range are whole numbers."""
+        """Whether the values of the range are integers."""
         bounds = [bound for bound in (self.min, self.max, self.step) if bound is not None]
         return self.type == "int" or (
             self.type is None and all(isinstance(bound, int) for bound in bounds)
@@ -133,36 +133,36 @@ class Parameter(Document):
         if self.step is None and not self.is_whole:
             return None
         steps = (self.max - self.min) / (self.step or 1)
-        # Rounding of decimal fractions could lose the last step.
+        # Without the tolerance, rounding errors could lose the last step.
         return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + _NEAR) + 1
 
     @property
     def extremes(self) -> list[Value]:
-        """The values to check: all choices, or the ends of the range."""
+        """The values to check: all choices, or both ends of the range."""
         return self.choices if self.choices is not None else [self.number(0.0), self.number(1.0)]
 
     def value(self, number: int) -> Value:
-        """Return one of the `num_values`, by its index from 0."""
+        """Return the value with this index, from 0 to `num_values` - 1."""
         if self.choices is not None:
             return self.choices[number]
         assert self.min is not None
         low, step = Fraction(str(self.min)), Fraction(str(self.step or 1))
-        found = low + number * step  # computed in decimal fractions, as written
+        found = low + number * step  # exact for decimal fractions
         return self._written(0.0 if abs(found) < step * _NEAR else float(found))
 
     def number(self, share: float) -> float | int:
-        """Return the number at this share, 0 to 1, of a range without `step`."""
+        """Return the number at this fraction (0 to 1) of a range without `step`."""
         assert self.min is not None
         assert self.max is not None
         low, high = float(self.min), float(self.max)
-        if self.log and self.is_whole:  # each number gets the interval that is rounded to it
+        if self.log and self.is_whole:  # each integer gets the interval of numbers that round to it
             ends = math.log(low - 0.5), math.log(high + 0.5)
             return round(min(max(math.exp(ends[0] + share * (ends[1] - ends[0])), low), high))
         if self.log:
             found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             found = low + share * (high - low)
-        # Six figures read well, and distinguish the numbers of all but narrow ranges.
+        # Six digits are easy to read, and sufficient for all but very narrow ranges.
         figures = 6 if high - low > 1e-3 * max(abs(low), abs(high)) else 15
         return self._written(min(max(float(f"{found:.{figures}g}"), low), high))
 
@@ -174,11 +174,11 @@ class Parameter(Document):
         ranges = (self.min, self.max, self.step, self.type)
         if self.choices is not None:
             if self.log or any(one is not None for one in ranges):
-                raise ValueError("has choices, which have no min, max, step, log or type")
+                raise ValueError("must not have min, max, step, log or type together with choices")
             texts = [json.dumps(choice, sort_keys=True) for choice in self.choices]
             twice = next((text for text, number in Counter(texts).items() if number > 1), None)
             if twice is not None:
-                raise ValueError(f"lists the value {twice} twice")
+                raise ValueError(f"contains the value {twice} twice")
             return self
         if self.min is None or self.max is None:
             raise ValueError("needs a list of values, or a range: {min: 0.1, max: 1.0}")
@@ -187,32 +187,31 @@ class Parameter(Document):
 
     def _check_range(self, low: float, high: float) -> None:
         if low >= high:
-            raise ValueError(f"has a min of {low}, which must be below max, {high}")
+            raise ValueError(f"has a min of {low}, which must be less than its max of {high}")
         if self.log and low <= 0:
-            raise ValueError(f"has log with a min of {low}: a logarithm needs a min above 0")
+            raise ValueError(f"has log and a min of {low}: log requires a min greater than 0")
         if self.log and self.step is not None:
-            raise ValueError("has log and step, which exclude each other: list the values instead")
+            raise ValueError("must not have both log and step: list the values instead")
         if self.step is not None and self.step <= 0:
-            raise ValueError(f"has a step of {self.step}, which must be above 0")
+            raise ValueError(f"has a step of {self.step}, which must be greater than 0")
         whole = (low, high, self.step or 0)
         if self.type == "int" and any(number != round(number) for number in whole):
-            raise ValueError("has the type int, and min, max and step must be whole numbers too")
+            raise ValueError("has the type int, so min, max and step must be integers")
         if self.is_whole and max(map(abs, whole)) > MAX_NUMBER:
-            raise ValueError("has whole numbers, and min, max and step must be at most 2**53")
+            raise ValueError("is a range of integers, so min, max and step must be at most 2**53")
 
 
 class SuccessiveHalving(Document):
-    """Early stopping of trials that are worse than others at the same step: asynchronous successive
-    halving (ASHA, arXiv:1810.05934)."""
+    """Early stopping of trials that perform worse than others at the same step, by asynchronous
+    successive halving (ASHA, arXiv:1810.05934)."""
 
     min_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
-    """Steps after which a trial is first compared with others; it is compared again after `eta`
-    times as many steps, and so on."""
+    """Number of steps after which a trial is first compared with others. It is compared again after
+    `eta` times as many steps, and so on."""
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Steps from which a trial is not compared any more; unset, there is no such limit."""
+    """Number of steps from which a trial is no longer compared; if unset, there is no limit."""
     eta: Annotated[Int, Field(ge=2, le=100)] = 3
-    """Reduction factor: at each comparison the best trial out of `eta` goes on, and the others are
-    stopped."""
+    """Reduction factor: at each comparison, the best one in `eta` trials continues."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -233,29 +232,28 @@ ParameterName = Annotated[
 
 
 class Sweep(Document):
-    """Makes many jobs (trials) from this document, which differ in the values of `parameters`, and
-    finds the best trial by a metric."""
+    """Creates many jobs (trials) from this document that differ in the values of `parameters`, and
+    determines the best trial by a metric."""
 
     metric: MetricKey
-    """Metric of rank 0 by which trials are compared, such as `val/loss`."""
+    """Metric by which trials are compared, such as `val/loss`; reported by rank 0."""
     mode: Literal["min", "max"] | None = None
-    """Whether a lower (min) or a higher (max) value is better; needed for metrics that dray does
-    not know."""
+    """Whether lower (min) or higher (max) is better; required for metrics unknown to dray."""
     by: Literal["best", "last"] = "best"
     """Which reported value of a trial counts: the best or the last."""
     sampler: Literal["grid", "random", "optuna"] = "random"
-    """grid: all combinations; the last parameter changes fastest. random: values are drawn
-    independently. optuna: Optuna (TPE) suggests the values when a trial starts, based on the
-    results of earlier trials."""
+    """How values are chosen. grid: all combinations; the last parameter changes fastest. random:
+    values are sampled independently. optuna: Optuna (TPE) suggests values when a trial starts,
+    based on the results of earlier trials."""
     trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
-    """Number of trials, for random and optuna."""
+    """Number of trials; only for random and optuna."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the sampler: the same seed draws the same values."""
+    """Seed of the sampler; the same seed gives the same values."""
     max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
-    """Most trials that may run at a time; unset, as many as there are slots for."""
+    """Maximum number of trials that run at the same time; if unset, there is no limit."""
     max_failed: Annotated[Int, Field(ge=0, le=10**9)] | None = None
-    """Most trials that may fail; if one more fails, the waiting trials are cancelled. Unset, any
-    number."""
+    """Maximum number of trials that are allowed to fail; if another one fails, the waiting trials
+    are cancelled. If unset, there is no limit."""
     parameters: Annotated[
         dict[
             ParameterName,
@@ -266,11 +264,11 @@ class Sweep(Document):
         ],
         Field(min_length=1, max_length=MAX_PARAMETERS),
     ]
-    """Values of each parameter by its name, as a list or a range. For a recipe, the name is the
-    path of a field, such as `train.optimizer.lr`. For a script, `NAME` replaces `${NAME}` in
-    `script.args`. All ranks have the value as the environment variable `DRAY_PARAM_NAME`."""
+    """Values of each parameter by name, as a list or a range. For a recipe, the name is the path of
+    a field, such as `train.optimizer.lr`. For a script, the value of `NAME` replaces `${NAME}` in
+    `script.args`. All ranks get the value in the environment variable `DRAY_PARAM_NAME`."""
     early_stopping: SuccessiveHalving | None = None
-    """Early stopping of trials that are worse than others; unset, each trial trains to its end."""
+    """Early stopping of trials that perform worse than others; by default, there is none."""
 
     @property
     def maximises(self) -> bool:
@@ -299,16 +297,20 @@ class Sweep(Document):
             self._check_grid()
         elif self.trials is None:
             raise wrong(
-                "/sweep/trials", f"is missing: give the number of trials for {self.sampler}"
+                "/sweep/trials", f"is missing: {self.sampler} requires the number of trials"
             )
         if sum(len(one.choices or ()) for one in self.parameters.values()) > MAX_CHOICES:
-            message = f"list more than {MAX_CHOICES} values together: give ranges, as {{min, max}}"
+            message = (
+                f"have more than {MAX_CHOICES} values in total: use ranges, such as {{min, max}}"
+            )
             raise wrong("/sweep/parameters", message)
         named: dict[str, str] = {}
         for name in self.parameters:
             other = named.setdefault(variable(name), name)
             if other != name:
-                message = f"and {other} would both be the variable {variable(name)}: rename one"
+                message = (
+                    f"and {other} would both set the variable {variable(name)}: rename one of them"
+                )
                 raise wrong(_place(name), message)
         return self
 
@@ -316,24 +318,23 @@ class Sweep(Document):
         if self.trials is not None:
             raise wrong(
                 "/sweep/trials",
-                "is for random and optuna: a grid makes a trial of each combination",
+                "is only for random and optuna: a grid runs one trial per combination",
             )
         for name, parameter in self.parameters.items():
             if parameter.log or parameter.num_values is None:
                 raise wrong(
                     _place(name),
-                    "has no single values for a grid: list them, or give a range a step, without "
-                    "log",
+                    "has no discrete values, which a grid requires: list the values, or give the "
+                    "range a step and no log",
                 )
 
     @property
     def longest(self) -> dict[str, int]:
-        """Name of a parameter -> most characters that its value has as an argument."""
+        """The length in characters of each parameter's longest value as an argument, by name."""
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
-        """Return the most characters that these arguments have together, with the longest values in
-        the place of `${NAME}`."""
+        """Return the number of characters in these arguments with the longest values inserted."""
         longest = self.longest
         return sum(
             len(argument)
@@ -349,28 +350,28 @@ class Sweep(Document):
         self, recipe: str | None, metrics: tuple[str, ...], arguments: Sequence[str]
     ) -> None:
         """Raise the error of `wrong` if the sweep does not fit the recipe, whose evaluations report
-        these metrics, or, without a recipe, the script with these arguments."""
+        `metrics`, or if `recipe` is None, the script with these arguments."""
         if recipe is None:
             self._check_script()
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
                 raise wrong(
                     "/script/args",
-                    f"could have {number:,} characters with the values of the sweep, and may have "
-                    f"{MAX_ARGUMENTS:,} together",
+                    f"could have {number:,} characters in total with the values of the sweep, but "
+                    f"at most {MAX_ARGUMENTS:,} are allowed",
                 )
             return
         known = (*metrics, *RECIPE_METRICS)
         if self.metric not in known:
             raise wrong(
                 "/sweep/metric",
-                f"is {self.metric}, which {recipe} never reports: take one of {', '.join(known)}",
+                f"is {self.metric}, which {recipe} never reports: use one of {', '.join(known)}",
             )
         for name in self.parameters:
             part, dot, _ = name.partition(".")
             if not dot or part not in SWEPT_PARTS or name in FIXED:
                 raise wrong(
                     _place(name),
-                    f"is no field of {', '.join(SWEPT_PARTS)} that a sweep may vary, such as "
+                    f"is not a field of {', '.join(SWEPT_PARTS)} that a sweep can vary, such as "
                     "train.optimizer.lr",
                 )
 
@@ -378,13 +379,14 @@ class Sweep(Document):
         if self.mode is None and self.metric not in _LESS_IS_BETTER:
             raise wrong(
                 "/sweep/mode",
-                f"is missing: dray does not know whether a lower {self.metric} is better, so write "
+                f"is missing: dray does not know whether a lower {self.metric} is better, so set "
                 "mode: min or mode: max",
             )
         dotted = next((name for name in self.parameters if "." in name), None)
         if dotted is not None:
             raise wrong(
-                _place(dotted), "is a field of recipes: a script's parameters have names without ."
+                _place(dotted),
+                "is a name for recipes: names of a script's parameters must not contain a dot",
             )
 
 
@@ -396,12 +398,12 @@ def _place(name: str) -> str:
 
 
 def variable(name: str) -> str:
-    """Return the name of the environment variable with the value of a parameter."""
+    """Return the name of the environment variable for the value of a parameter."""
     return f"DRAY_PARAM_{re.sub('[.-]', '_', name).upper()}"
 
 
 _LONGEST_NUMBER = 32
-"""Most characters of a number between the ends of a range."""
+"""Maximum number of characters of a number between the ends of a range."""
 
 
 def _length(value: Value) -> int:
@@ -409,14 +411,13 @@ def _length(value: Value) -> int:
 
 
 def as_text(value: Value) -> str:
-    """Return a value as it is written in an argument or a variable: a text unchanged, other values
-    as JSON."""
+    """Return a value as text for an argument or a variable: a string unchanged, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Return a copy of a job document in which a recipe's fields, or `${NAME}` in a script's
-    arguments, have these values."""
+    """Return a copy of a job document with these values in a recipe's fields or in place of
+    `${NAME}` in a script's arguments."""
     script = document.get("script")
     if script is None:
         changed = dict(document)

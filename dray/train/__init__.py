@@ -4,10 +4,10 @@
 
     checkpoint = train.load_checkpoint()            # None in the first attempt
     train.report(step, {"train/loss": loss.item()}, total_steps=1000)
-    train.save_checkpoint("state", step)            # by one rank; "state" is a folder
+    train.save_checkpoint("state", step)            # on one rank; "state" is a folder
     train.save_artifact("model.safetensors")
 
-The same script runs without dray: then `report` does nothing, `save_artifact` and
+The same script runs without dray. Then `report` does nothing, `save_artifact` and
 `save_checkpoint` leave files in place, and there is no checkpoint to load.
 """
 

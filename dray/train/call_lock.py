@@ -1,4 +1,4 @@
-"""A lock for calls that threads make, and that signal handlers must not make within each other."""
+"""A lock for calls that several threads can make, but not a signal handler inside another call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 class CallLock:
     """Lets one call run at a time. Threads wait for each other.
 
-    A signal handler runs in the main thread, within the call that the signal interrupts, and would
-    wait for itself: it gets RuntimeError. A forked process begins without the calls of its parent.
+    A signal handler runs in the main thread. If the signal interrupted a call, the handler would
+    wait for itself, so it gets RuntimeError instead. A forked process starts with a free lock.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,15 @@ class CallLock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        # A handler that comes before the next line finds no call, and ends before this one begins.
+        # A handler that runs before the next line sees no call, and finishes before this one
+        # starts.
         self._depth += 1
         if self._depth > 1:
             self._depth -= 1
             self._lock.release()
             raise RuntimeError(
-                "a signal handler called dray.train within another call of it: have the handler "
-                "take note of the signal, and make the call in the training loop"
+                "a signal handler called dray.train while another of its calls was running: in the "
+                "handler, only set a flag, and make the call in the training loop"
             )
 
     def __exit__(

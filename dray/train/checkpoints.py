@@ -1,8 +1,8 @@
-"""Checkpoints of users' scripts, with the parts that recipes share.
+"""Checkpoints of users' scripts, and functions that recipes share.
 
 `{checkpoint URL}/step-{step:012d}/` holds the files of a folder under their own names, and
-`manifest.json` with their hashes. The manifest is written last and commits the checkpoint; its own
-hash is reported to the service. Checkpoints of recipes have the same layout.
+`manifest.json` with their hashes. The manifest is written last and commits the checkpoint; the hash
+of the manifest is reported to the service. Checkpoints of recipes have the same layout.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MANIFEST = "manifest.json"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 """Exceptions raised while reading a malformed document."""
 KNOWN_WITHIN_S = 3.0
-"""Longest time to wait until the service has stored the reports; a running one needs less."""
+"""Maximum wait until the service has stored the reports; a running service needs less."""
 MAX_PASSED_OVER = 100
 MAX_WHY_CHARS = 1000
 
 Report = Callable[[str, Mapping[str, Any]], float]
-"""Appends a frame to the spool; returns the offset of its end, infinite if it was dropped."""
+"""Appends a frame to the spool; returns the offset of its end, or infinity if it was dropped."""
 
 
 class BrokenCheckpoint(Exception):
@@ -62,7 +62,7 @@ class Checkpoint:
 
     step: int
     path: Path
-    """A folder with the files as they were saved, for reading only."""
+    """Folder with the files as they were saved. Do not write to it."""
 
 
 # Retention.
@@ -71,12 +71,12 @@ class Checkpoint:
 def staying(
     in_order: Sequence[str], *, keep: int, reported: Mapping[str, float], known: Known
 ) -> set[str]:
-    """URLs of the checkpoints to keep: the `keep` newest, the `keep` newest that the service knows,
-    and the `keep` newest that it may know. If the node is lost before it has reported the others,
-    only the known ones can be found.
+    """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest that the
+    service knows, and the `keep` newest that it may know. If the node is lost before it has
+    reported the others, only the known checkpoints can be found.
 
-    in_order: URLs, the newest last. reported: end of each checkpoint's report on the spool; the
-    service knows every checkpoint that is not listed.
+    in_order: URLs, oldest first. reported: offset in the spool at which each checkpoint's report
+    ends; the service knows every checkpoint that is not listed.
     """
     kept = set(in_order[-keep:])
     for limit in known:
@@ -85,7 +85,7 @@ def staying(
 
 
 def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> None:
-    """Return when the service has stored the reports with these ends, or after KNOWN_WITHIN_S."""
+    """Wait until the service has stored the reports with these ends, for up to KNOWN_WITHIN_S."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
     while known().stored < max(report_ends, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -95,12 +95,12 @@ def await_known(report_ends: Collection[float], known: Callable[[], Known]) -> N
 
 
 class ScriptCheckpoints:
-    """The checkpoints of one job in one of its processes."""
+    """The checkpoints of one job, as one of its processes sees them."""
 
     def __init__(
         self, earlier: Sequence[CheckpointRef], report: Report, known: Callable[[], Known]
     ) -> None:
-        """earlier: checkpoints of earlier attempts, the newest last."""
+        """earlier: checkpoints of earlier attempts, oldest first."""
         self._earlier = earlier
         self._report = report
         self._known = known
@@ -110,18 +110,18 @@ class ScriptCheckpoints:
         self._saved: dict[int, SavedCheckpoint] = {}
         self._keep = 1
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        """Local copies of a remote checkpoint's files, deleted when the process ends."""
+        """Local copies of the files of remote checkpoints, deleted when the process ends."""
 
     def save(
         self, folder: Path, base_url: str, step: int, metrics: Mapping[str, float], keep: int
     ) -> SavedCheckpoint | None:
-        """Save a checkpoint; logs a line and returns None if the storage fails."""
+        """Save a checkpoint. If the storage fails, log a line and return None."""
         if step in self._saved:
             return self._saved[step]
         try:
             ref, size = commit(folder, base_url, step, metrics)
         except Exception as error:  # storage clients raise many types
-            _log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
+            _log(f"the checkpoint of step {step} could not be saved: {error}. Training continues")
             return None
         body = {"step": step, "url": ref.url, "size_bytes": size, "metrics": dict(metrics)}
         body["manifest_sha256"] = ref.manifest_sha256
@@ -133,9 +133,9 @@ class ScriptCheckpoints:
         return self._saved[step]
 
     def load(self, *, leaves_receipt: bool) -> Checkpoint | None:
-        """The newest intact checkpoint of the earlier attempts; raises StorageError if the storage
-        can't be reached."""
-        self._kept = []  # damaged ones no longer count, so that they supersede nothing
+        """Return the newest intact checkpoint of the earlier attempts, or None. Raises StorageError
+        if the storage can't be reached."""
+        self._kept = []  # damaged checkpoints must not supersede others
         passed_over = []
         receipt: dict[str, Any] = {"step": 0, "url": ""}
         found: Checkpoint | None = None
@@ -143,7 +143,7 @@ class ScriptCheckpoints:
             try:
                 found = Checkpoint(ref.step, fetch(ref, self._folder_for(ref)))
             except BrokenCheckpoint as error:
-                _log(f"passing over the checkpoint of step {ref.step}: {error}")
+                _log(f"skipping the checkpoint of step {ref.step}: {error}")
                 passed_over.append({"step": ref.step, "why": str(error)[:MAX_WHY_CHARS]})
                 continue
             self._kept = list(self._earlier[: at + 1])
@@ -154,8 +154,8 @@ class ScriptCheckpoints:
         return found
 
     def tidy(self) -> None:
-        """At the end of a process that saved: delete superseded checkpoints once the service knows
-        the newest."""
+        """Delete superseded checkpoints once the service knows the newest. Called at the end of a
+        process that has saved checkpoints."""
         if self._saved and len(self._kept) > self._keep:
             await_known(self._report_ends.values(), self._known)
             self._drop_superseded()
@@ -181,9 +181,9 @@ class ScriptCheckpoints:
 def commit(
     folder: Path, base_url: str, step: int, metrics: Mapping[str, float]
 ) -> tuple[CheckpointRef, int]:
-    """Copy a folder's files and commit them; returns the checkpoint and its bytes.
+    """Copy a folder's files and commit them; returns the checkpoint and its size in bytes.
 
-    An error leaves no checkpoint.
+    If an error occurs, no checkpoint is left.
     """
     url = f"{base_url.rstrip('/')}/step-{step:012d}"
     try:
@@ -213,23 +213,23 @@ def _commit(
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Every file below a folder, sorted. Raises ValueError if there is none, or one with a name
-    that can't be listed."""
+    """Return every file below a folder, sorted. Raises ValueError if there is none, or if the name
+    of a file can't be listed."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     if not found:
         raise ValueError(f"save_checkpoint() found no file in {folder.absolute()}")
     for path in found:
         if (character := unfit(str(path.relative_to(folder)))) is not None:
-            raise ValueError(f"a file of a checkpoint has {character} in its name: {str(path)!r}")
+            raise ValueError(f"a checkpoint file has {character} in its name: {str(path)!r}")
     if folder / MANIFEST in found:
-        raise ValueError(f"a file of a checkpoint can't be called {MANIFEST}: dray writes that")
+        raise ValueError(f"a checkpoint file can't be called {MANIFEST}: dray writes it")
     return found
 
 
 def fetch(ref: CheckpointRef, scratch: Path) -> Path:
-    """A local folder with the checkpoint's files, copied into `scratch` if they are remote.
+    """Return a local folder with the checkpoint's files, copied into `scratch` if they are remote.
 
-    Raises BrokenCheckpoint if a file differs from what was committed, and StorageError if the
+    Raises BrokenCheckpoint if a file differs from the committed file, and StorageError if the
     storage can't be reached.
     """
     local = files.local_path(ref.url)
@@ -240,11 +240,11 @@ def fetch(ref: CheckpointRef, scratch: Path) -> Path:
         for entry in json.loads(text)["files"]:
             _check(entry, ref.url, scratch, local)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise BrokenCheckpoint(f"a file of it is missing: {error}") from error
+        raise BrokenCheckpoint(f"a file is missing: {error}") from error
     except OSError as error:
         raise StorageError(f"the checkpoint {ref.url} can't be read: {error}") from error
     except MALFORMED as error:
-        raise BrokenCheckpoint(f"its manifest names no files: {error!r}") from error
+        raise BrokenCheckpoint(f"its manifest is malformed: {error!r}") from error
     return local or scratch
 
 
@@ -259,13 +259,13 @@ def _check(entry: Mapping[str, Any], url: str, scratch: Path, local: Path | None
 
 
 def drop(ref: CheckpointRef) -> None:
-    """Delete a checkpoint, its manifest first, so that an interrupted deletion leaves no
+    """Delete a checkpoint, starting with its manifest, so that an interrupted deletion leaves no
     checkpoint."""
     files.remove_file(f"{ref.url}/{MANIFEST}")
     files.remove_folder(ref.url)
 
 
 def _log(sentence: str) -> None:
-    """Write a line to the job's log, which is standard output."""
+    """Write a line to the job's log (standard output)."""
     sys.stdout.write(f"dray: {sentence}\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Files of a training by URL: copied atomically, and verified by hash.
+"""Reads and writes files by URL. Local writes are atomic, and copies return a hash.
 
-Any URL that fsspec supports is allowed. The package belongs to the workers, not to the client, so
-the import happens only for a URL that needs it.
+All URLs that fsspec supports are allowed. fsspec is a dependency of the workers, not of the client,
+so it is imported only for URLs that need it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _Writable(Protocol):
 
 class _Sink:
     def write(self, data: bytes, /) -> None:
-        """Discard the data, of which only the hash is needed."""
+        """Discard the data; only its hash is needed."""
 
 
 def local_path(url: str) -> Path | None:
-    """The path that a `file://` URL or a plain path names; None for any other scheme."""
+    """Return the path of a `file://` URL or a plain path; None for any other scheme."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -41,13 +41,13 @@ def local_path(url: str) -> Path | None:
 
 
 def measure(path: Path) -> tuple[int, str]:
-    """(bytes, sha256) of a file."""
+    """Return (size in bytes, SHA-256) of a file."""
     with path.open("rb") as source:
         return _copy(source, _Sink())
 
 
 def store(source: Path, url: str) -> tuple[int, str]:
-    """Copy a file to a URL atomically; returns (bytes, sha256).
+    """Copy a file to a URL, atomically if it is local; returns (size in bytes, SHA-256).
 
     Raises StorageError if the storage fails.
     """
@@ -83,7 +83,7 @@ def _store_local(file: Any, path: Path) -> tuple[int, str]:
 
 
 def fetch(url: str, target: Path) -> tuple[int, str]:
-    """Copy the file at a URL to `target`; returns (bytes, sha256)."""
+    """Copy the file at a URL to `target`; returns (size in bytes, SHA-256)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if local_path(url) is None and _is_asked_for():
         size, sha256 = _ask("fetch", url, target)
@@ -93,7 +93,7 @@ def fetch(url: str, target: Path) -> tuple[int, str]:
 
 
 def read(url: str) -> bytes:
-    """The content of a file; raises FileNotFoundError if there is none."""
+    """Return the content of a file. Raises FileNotFoundError if it does not exist."""
     if local_path(url) is None and _is_asked_for():
         with tempfile.TemporaryDirectory(prefix="dray-read-") as folder:
             fetch(url, copy := Path(folder, "file"))
@@ -104,7 +104,7 @@ def read(url: str) -> bytes:
 
 
 def remove_file(url: str) -> None:
-    """Remove a file, if there is one."""
+    """Remove a file if it exists."""
     path = local_path(url)
     if path is not None:
         path.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def remove_file(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Remove a folder with all its content, if there is one."""
+    """Remove a folder and its content if it exists."""
     path = local_path(url)
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -134,14 +134,14 @@ def remove_folder(url: str) -> None:
 
 
 def sync_names(url: str) -> None:
-    """Sync a folder and its parent, which makes renames and new folders durable."""
+    """Sync a folder and its parent, so that renames and new folders are durable."""
     path = local_path(url)
     if path is not None:
         _sync_folder(path)
         _sync_folder(path.parent)
 
 
-# Storage that needs the node's credentials, which a script accesses through another process.
+# Storage that needs the node's credentials: a script accesses it through another process.
 
 _asking = CallLock()
 _numbers = itertools.count(1)
@@ -153,12 +153,12 @@ def _is_asked_for() -> bool:
 
 
 def _ask(op: str, url: str, path: Path | None = None) -> Any:
-    """Let the process at the other end of the socket do the operation
+    """Have the process at the other end of the socket perform the operation
     (`ray_workers.node.folders.storage_access`)."""
     global _answers
     owner = os.environ.get("DRAY_SPOOL_PID", str(os.getpid()))
     if owner != str(os.getpid()):
-        raise OSError(f"{url} is reached from the training process alone, and this is a child")
+        raise OSError(f"{url} can be accessed only by the training process, not by its children")
     fd = int(os.environ["DRAY_STORAGE_FD"])
     number = next(_numbers)
     request = {"op": op, "url": url, "path": path and str(path.absolute())}
@@ -168,9 +168,9 @@ def _ask(op: str, url: str, path: Path | None = None) -> Any:
             left = left[os.write(fd, left) :]
         _answers = _answers or os.fdopen(fd, "rb", closefd=False)
         answered = 0
-        while answered != number:  # an earlier wait was left, by an error of a signal handler
+        while answered != number:  # skip answers that a signal handler's exception left
             if not (line := _answers.readline()):
-                raise StorageError(f"{url}: the process that reaches the storage is gone")
+                raise StorageError(f"{url}: the process that accesses the storage has exited")
             answered, answer = json.loads(line)
     if "missing" in answer:
         raise FileNotFoundError(answer["missing"])
@@ -196,11 +196,11 @@ def _fsspec(url: str) -> Any:
     try:
         return importlib.import_module("fsspec")
     except ImportError as error:
-        raise ImportError(f"{url} needs the package fsspec, which is absent") from error
+        raise ImportError(f"{url} needs the package fsspec, which is not installed") from error
 
 
 def _copy(source: Any, target: _Writable) -> tuple[int, str]:
-    """Copy in pieces; (bytes, sha256)."""
+    """Copy in pieces; returns (size in bytes, SHA-256)."""
     digest = hashlib.sha256()
     size = 0
     while piece := source.read(_COPY_BYTES):

@@ -1,4 +1,4 @@
-"""Calls a function that `dray.functions` has packed, on one rank of its job."""
+"""Runs a function that `dray.functions` has packed, on a rank of its job."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dray.train.reporting import context, save_artifact
 
 
 def call(path: str, *, python: Sequence[int]) -> None:
-    """Call the function in a file; what it returns on rank 0 becomes an artifact of the job.
+    """Call the function in a file. Its result on rank 0 becomes an artifact of the job.
 
-    python: major and minor version of the interpreter that packed it. SystemExit with the reason
-    for another one, whose bytecode differs.
+    python: major and minor version of the Python that packed the function. Exits with an error
+    message if this process runs another version, whose bytecode differs.
     """
     here = list(sys.version_info[:2])
     if list(python) != here:
         theirs, ours = (".".join(map(str, version)) for version in (python, here))
         sys.exit(
-            f"the function was sent by Python {theirs}, and this node has Python {ours}: a pickled "
-            "function runs on the same minor version alone"
+            f"the function was packed by Python {theirs}, but this node has Python {ours}: a "
+            "pickled function runs only on the same minor version"
         )
     import cloudpickle
 
@@ -33,10 +33,10 @@ def call(path: str, *, python: Sequence[int]) -> None:
         return
     try:
         data = cloudpickle.dumps(result)
-    except Exception as error:  # whatever the objects' own methods raise
+    except Exception as error:  # the objects' own methods can raise anything
         raise TypeError(
             f"the function returned a {type(result).__name__} that can't be pickled: {error}; "
-            "return plain values, and save files by dray.train.save_artifact"
+            "return plain values, and save files with dray.train.save_artifact"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, RESULT)

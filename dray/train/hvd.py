@@ -1,4 +1,4 @@
-"""Horovod's calls over torch.distributed: a script for Horovod needs one import changed.
+"""Horovod's calls, implemented with torch.distributed. A Horovod script changes only its import::
 
     import dray.train.hvd as hvd            # instead of: import horovod.torch as hvd
 
@@ -7,8 +7,8 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-The script runs as a job of dray, under torchrun, and alone, as rank 0 of 1. torch is imported by
-the first call.
+The script runs as a job of dray, under torchrun, or on its own as rank 0 of 1. The first call
+imports torch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 State = TypeVar("State", bound="TorchState")
 BUCKET_BYTES = 32 << 20
-"""Most bytes of gradients in one exchange."""
+"""Maximum size of the gradients in one exchange."""
 COMMIT_FILE = "state.pt"
 
 
 class ReduceOp(Enum):
-    """The operation of an allreduce, by Horovod's names."""
+    """The operation of an allreduce, with Horovod's names."""
 
     AVERAGE = "average"
     SUM = "sum"
@@ -63,8 +63,8 @@ _is_initialized = False
 
 
 def init() -> None:
-    """Join the group of this job, by the variables that dray or torchrun set; without them the
-    process is alone. Calls after the first do nothing."""
+    """Join the job's group, using the variables that dray or torchrun have set. Without them, the
+    process is a group of its own. Further calls do nothing."""
     global _is_initialized
     import torch
     from torch import distributed
@@ -92,27 +92,27 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's number in the group, from 0. ValueError before `init`."""
+    """Return this process's rank in the group. Raises ValueError before `init`."""
     from torch import distributed
 
     return distributed.get_rank() if _is_grouped() else 0
 
 
 def size() -> int:
-    """The number of processes in the group. ValueError before `init`."""
+    """Return the number of processes in the group. Raises ValueError before `init`."""
     from torch import distributed
 
     return distributed.get_world_size() if _is_grouped() else 1
 
 
 def local_rank() -> int:
-    """The index of this process's GPU: its number among the group's processes on its node, and 0
-    where each of them sees only its own GPU. ValueError before `init`."""
+    """Return the index of this process's GPU: its number among the group's processes on its node,
+    or 0 if each process sees only its own GPU. Raises ValueError before `init`."""
     return int(os.environ.get("LOCAL_RANK", "0")) if _is_grouped() else 0
 
 
 def local_size() -> int:
-    """The number of the group's processes on this node. ValueError before `init`."""
+    """Return the number of the group's processes on this node. Raises ValueError before `init`."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _is_grouped() else 1
 
 
@@ -120,17 +120,17 @@ def _is_grouped() -> bool:
     from torch import distributed
 
     if not _is_initialized:
-        raise ValueError("the process is in no group yet: call hvd.init() first")
+        raise ValueError("this process is not in a group yet: call hvd.init() first")
     return distributed.is_initialized()
 
 
 def allreduce(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp = Average
 ) -> Tensor:
-    """The average, or another `op`, of a tensor over all ranks, of the tensor's own shape.
+    """Return the average (or the result of another `op`) of a tensor over all ranks.
 
-    average: Horovod's older name for `op`. name: not needed, since calls are matched by their
-    order. The mean of integers is rounded towards zero.
+    average: Horovod's older form of `op`. name: ignored, because calls are matched by their order.
+    The mean of integers is rounded towards zero.
     """
     return allreduce_(tensor.detach().clone(), average, name, op)
 
@@ -156,8 +156,8 @@ def allreduce_(
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """The tensors of all ranks, one after the other along the first dimension, which may differ
-    from rank to rank; the others must be equal."""
+    """Concatenate the tensors of all ranks along the first dimension. Only the size of the first
+    dimension can differ between ranks."""
     import torch
     from torch import distributed
 
@@ -172,7 +172,7 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
 
 
 def allgather_object(value: R, name: str | None = None) -> list[R]:
-    """The objects of all ranks, by rank. Each is pickled."""
+    """Return the objects of all ranks, ordered by rank. Each object is pickled."""
     from torch import distributed
 
     found: list[Any] = [value] * size()
@@ -182,7 +182,7 @@ def allgather_object(value: R, name: str | None = None) -> list[R]:
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """The tensor of `root_rank`, on every rank; of the same shape on all."""
+    """Return the tensor of `root_rank` on every rank. It must have the same shape on all ranks."""
     return broadcast_(tensor.detach().clone(), root_rank, name)
 
 
@@ -197,7 +197,7 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def broadcast_object(value: R, root_rank: int = 0, name: str | None = None) -> R:
-    """The object of `root_rank`, on every rank. It is pickled."""
+    """Return the object of `root_rank` on every rank. The object is pickled."""
     from torch import distributed
 
     found: list[Any] = [value]
@@ -210,8 +210,8 @@ def broadcast_object(value: R, root_rank: int = 0, name: str | None = None) -> R
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Tensor]], root_rank: int
 ) -> None:
-    """Give every rank the tensors of `root_rank`, such as `model.state_dict()` or
-    `model.named_parameters()`, in place."""
+    """Copy the tensors of `root_rank` to every rank, in place. params: for example
+    `model.state_dict()` or `model.named_parameters()`."""
     import torch
 
     for _, tensor in params.items() if isinstance(params, Mapping) else params:
@@ -220,7 +220,7 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int) -> None:
-    """Give every rank the optimizer's state and options of `root_rank`."""
+    """Copy the optimizer's state and options from `root_rank` to every rank."""
     state = broadcast_object(optimizer.state_dict() if rank() == root_rank else None, root_rank)
     if rank() != root_rank and state is not None:
         optimizer.load_state_dict(state)
@@ -233,14 +233,14 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
 ) -> Any:
-    """Have the optimizer exchange the gradients of all ranks before each `step`; returns it.
+    """Make the optimizer exchange the gradients of all ranks before each `step`; returns it.
 
-    named_parameters, backward_passes_per_step: not needed. The parameters are the optimizer's own,
-    and gradients of several backward passes add up until `step`. A parameter without a gradient
-    on some rank counts as zero there.
+    named_parameters, backward_passes_per_step: ignored. The optimizer's own parameters are used,
+    and the gradients of several backward passes accumulate until `step`. A parameter without a
+    gradient on some rank counts as zero there.
 
-    The optimizer has Horovod's `synchronize()`, to have the gradients exchanged before `step`, such
-    as for clipping them, and `skip_synchronize()`, a context in which `step` leaves that out.
+    The optimizer gets two methods of Horovod's. `synchronize()` exchanges the gradients before
+    `step`, for example to clip them. In the context `skip_synchronize()`, `step` does not exchange.
     """
     exchange = _GradientExchange(optimizer, compression, op)
     optimizer.register_step_pre_hook(exchange.before_step)
@@ -257,7 +257,8 @@ class _GradientExchange:
         self._skips = False
 
     def before_step(self, _: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """A closure computes the gradients within the step, so they are exchanged after it."""
+        """Exchange the gradients. A closure computes them within the step, so they are exchanged
+        after it."""
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None:
             if not self._skips:
@@ -321,7 +322,7 @@ class _GradientExchange:
 
 @contextlib.contextmanager
 def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor's values as gloo and NCCL take them; written back at the end."""
+    """Yield the tensor's values in the layout that gloo and NCCL need, and write them back."""
     sent = tensor.contiguous()
     yield sent
     if sent.data_ptr() != tensor.data_ptr():
@@ -329,10 +330,10 @@ def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
 
 
 class TorchState:
-    """The state of a training that `elastic.run` goes on with after a rank was lost.
+    """The state of a training from which `elastic.run` continues after a rank was lost.
 
-    Given by name: a model, an optimizer and whatever else has a `state_dict`, and plain values such
-    as `epoch=0`, which are attributes afterwards.
+    The arguments are models, optimizers and other objects with a `state_dict`, and plain values
+    such as `epoch=0`. Each becomes an attribute.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -348,13 +349,13 @@ class TorchState:
         def __getattr__(self, name: str) -> Any: ...
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these once the state of an earlier attempt is loaded, as after a change of the
-        group's size."""
+        """Call these functions once the state of an earlier attempt is loaded, for example after
+        the group's size has changed."""
         self._reset_callbacks += callbacks
 
     def commit(self) -> None:
-        """Save the state as a checkpoint of the job, by rank 0. An attempt that follows goes on
-        from the newest, so commit as often as steps may be lost. Does nothing outside of dray."""
+        """Save the state on rank 0 as a checkpoint of the job. The next attempt continues from the
+        newest commit, and repeats the steps after it. Does nothing outside of dray."""
         self._commits += 1
         if rank() == 0 and context().job_id is not None:
             import torch
@@ -364,7 +365,7 @@ class TorchState:
                 save_checkpoint(folder, self._commits)
 
     def load(self) -> bool:
-        """Take rank 0's newest commit of an earlier attempt, on rank 0; False if there is none."""
+        """Load the newest commit of an earlier attempt on rank 0; False if there is none."""
         checkpoint = load_checkpoint() if rank() == 0 else None
         if checkpoint is not None:
             import torch
@@ -373,7 +374,7 @@ class TorchState:
         return broadcast_object(checkpoint is not None)
 
     def sync(self) -> None:
-        """Give every rank the state of rank 0."""
+        """Copy rank 0's state to every rank."""
         given = broadcast_object(self._taken() if rank() == 0 else None)
         if rank() != 0 and given is not None:
             self._take(given)
@@ -398,10 +399,10 @@ class TorchState:
 
 
 def _run(train: Callable[Concatenate[State, P], R]) -> Callable[Concatenate[State, P], R]:
-    """Have a training function begin with the state of the newest commit, on every rank.
+    """Make a training function start from the state of the newest commit, on every rank.
 
-    A lost rank ends its peers in their next collective; dray starts the script again then, and it
-    goes on from that commit.
+    A lost rank makes its peers fail in their next collective. dray then restarts the script, which
+    continues from that commit.
     """
 
     @functools.wraps(train)
@@ -417,7 +418,7 @@ def _run(train: Callable[Concatenate[State, P], R]) -> Callable[Concatenate[Stat
 
 
 class elastic:  # noqa: N801  (Horovod's name)
-    """Horovod's module of this name."""
+    """Horovod's module of the same name."""
 
     TorchState = TorchState
     run = staticmethod(_run)

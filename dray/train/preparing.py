@@ -1,4 +1,4 @@
-"""`init`, `prepare` and the calls of a prepared script; see docs/guides/recover-in-place.md."""
+"""`prepare` and the other calls of a prepared script; see docs/guides/recover-in-place.md."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TrainingProgress:
     """The progress of a prepared script."""
 
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     epoch: int
     """Epoch of the current batch, from 0."""
     batch: int
-    """Index of the current batch in its epoch, from 0. In a process that began in the middle of an
-    epoch, `enumerate(loader)` counts from 0 as well, but `batch` does not."""
+    """Index of the current batch in its epoch, from 0. In a process that started in the middle of
+    an epoch, `enumerate(loader)` also starts from 0, but `batch` does not."""
     total_steps: int | None
-    """Steps of the whole training, if they are known."""
+    """Number of steps of the whole training, if known."""
 
 
 @dataclass
@@ -59,10 +59,10 @@ class _Prepared:
 
 @dataclass
 class _State:
-    """The calls of this process so far."""
+    """The settings and objects that the calls of this process have passed so far."""
 
     new_group: Callable[[], Group] | None = None
-    """Given by dray in a process that it starts; unset alone and under torchrun."""
+    """Set by dray in a process that it starts; None otherwise, as under torchrun."""
     options: InitOptions | None = None
     tracked: dict[str, Any] | None = None
     prepared: _Prepared | None = None
@@ -75,8 +75,8 @@ _state = _State()
 
 
 def drive(new_group: Callable[[], Group], parallel: Mapping[str, Any] | None = None) -> None:
-    """Set the group that `prepare` joins, and the document's `parallel`; dray calls this before it
-    runs a script."""
+    """Set the group that `prepare` joins, and the job document's `parallel`. dray calls this before
+    it runs a script."""
     global _state
     _state = _State(new_group=new_group, parallel=parallel)
 
@@ -88,24 +88,25 @@ def init(
     checkpoint_every_s: float | None = CHECKPOINT_EVERY_S,
     keep: int = 2,
 ) -> Context:
-    """Have this script recover in place: call it first, and `prepare` before the loop.
+    """Make this script recover in place. Call it first, and call `prepare` before the loop.
 
-    seed: the order of the data and all random numbers follow from it: the global generators of
-    Python, NumPy and torch are seeded here by the seed and the rank, and at each batch again; by
-    default the order follows from torch's initial seed. checkpoint_every_steps,
-    checkpoint_every_s: steps or seconds, whichever come first, after which a checkpoint is saved
-    while the training goes on; None for never. keep: the newest checkpoints to keep.
+    seed: determines the order of the data and all random numbers. This call seeds the global
+        generators of Python, NumPy and torch from the seed and the rank, and each batch seeds them
+        again. By default, the order of the data is derived from torch's initial seed.
+    checkpoint_every_steps, checkpoint_every_s: save a checkpoint after this many steps or seconds,
+        whichever comes first, while the training continues; None for never.
+    keep: how many of the newest checkpoints to keep.
 
-    Raises ValueError for a number that makes no sense, RuntimeError if it is called twice.
+    Raises ValueError for a number that is out of range, and RuntimeError if called twice.
     """
     if _state.options is not None:
-        raise RuntimeError("init() was called before: one call belongs to a process")
+        raise RuntimeError("init() was called twice: call it once per process")
     if checkpoint_every_steps is not None and checkpoint_every_steps < 1:
-        raise ValueError(f"checkpoint_every_steps is {checkpoint_every_steps}: give 1 or more")
+        raise ValueError(f"checkpoint_every_steps is {checkpoint_every_steps}: must be at least 1")
     if checkpoint_every_s is not None and not checkpoint_every_s > 0:
-        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: give seconds above 0")
+        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: must be above 0")
     if keep < 1:
-        raise ValueError(f"keep is {keep}: give 1 or more")
+        raise ValueError(f"keep is {keep}: must be at least 1")
     _state.options = InitOptions(seed, checkpoint_every_steps, checkpoint_every_s, keep)
     context = reporting.context()
     if seed is not None:
@@ -114,11 +115,11 @@ def init(
 
 
 def track(name: str, tracked: Any) -> None:
-    """Have an object with `state_dict` and `load_state_dict` come along in checkpoints and to
-    processes that take another's place; call it before `prepare`."""
+    """Save an object with `state_dict` and `load_state_dict` in checkpoints, and hand its state to
+    processes that replace others. Call this before `prepare`."""
     _check_init("track")
     if _state.prepared is not None:
-        raise RuntimeError("track() comes before prepare(), which restores what is tracked")
+        raise RuntimeError("call track() before prepare(), which restores tracked objects")
     for method in ("state_dict", "load_state_dict"):
         if not callable(getattr(tracked, method, None)):
             raise ValueError(f"track() was given {name}, which has no {method}()")
@@ -199,42 +200,42 @@ def prepare(
     compile_blocks: bool = False,
     **tracked: Any,
 ) -> tuple[Any, Any, PreparedLoader | None]:
-    """Join the other ranks and restore the newest state: a peer's, a checkpoint's, or none.
+    """Join the other ranks and restore the newest state, from a peer or from a checkpoint.
 
-    Returns the model and the optimizer themselves, and a loader that hands out this rank's share of
-    each global batch: the loader's `batch_size` is the total over all ranks. From here on the
-    gradients are averaged over the ranks at the end of each backward pass.
+    Returns the model and the optimizer themselves, and a loader that yields this rank's share of
+    each global batch: the loader's `batch_size` is the total over all ranks. From now on, gradients
+    are averaged over the ranks at the end of each backward pass.
 
-    model, optimizer: one of each, or a list of each. Called again before the loop, it adds others;
-        one of the calls gives the loader. Every optimizer that steps parameters of these models
-        must be among them.
-    broadcast_buffers: whether all ranks take the buffers of rank 0, such as running means, as in
-        DDP. If they do not, a replacement gets the buffers of another rank.
-    blocks: a pattern of the names of the model's blocks, such as `layers.*`: the units that are
-        sharded (FSDP2), and with `recompute` recomputed in the backward pass, with
-        `compile_blocks` compiled.
-    tensor_plan: torch's parallel styles by names of modules, for ranks that divide each layer.
-    shard, tensor: how many ranks hold one model, and compute each layer together; further ranks are
-        replicas. A job document sets them by `parallel`. Outside of dray, `shard` defaults to the
-        number of ranks divided by `tensor` if there are blocks.
+    model, optimizer: one of each, or a list of each. Call `prepare` again before the loop to add
+        more; pass the loader to only one of the calls. Every optimizer that updates parameters of
+        these models must be passed.
+    broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
+        DDP. If not, a replacement gets the buffers of another rank.
+    blocks: a pattern for the names of the model's blocks, such as `layers.*`. Blocks are the units
+        that are sharded (FSDP2), recomputed in the backward pass if `recompute` is set, and
+        compiled if `compile_blocks` is set.
+    tensor_plan: torch's parallel styles by module name, for ranks that divide each layer.
+    shard, tensor: how many ranks a model is sharded among, and how many compute each layer
+        together; further ranks are replicas. A job document sets both in `parallel`. Outside of
+        dray, if there are blocks, `shard` defaults to the number of ranks divided by `tensor`.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
         `scaler=`; a list of several is tracked as `scheduler.0`, `scheduler.1` and so on.
 
-    A model is divided in place, and the optimizer, which must not have taken a step, goes on with
-    its options and the divided parameters. Raises ValueError for a model without parameters, a
-    loader or model that can't be divided, and names that match no module. RuntimeError for a call
-    that comes after the first batch, or brings a second loader.
+    A model is divided in place. Its optimizer must not have taken a step; it keeps its options and
+    gets the divided parameters. Raises ValueError for a model without parameters, a loader or model
+    that can't be divided, and names that match no module. Raises RuntimeError if called after the
+    first batch, or with a second loader.
     """
     _check_init("prepare")
     models, optimizers = _listed(model), _listed(optimizer)
     is_divided = any((blocks, tensor_plan, shard, tensor, recompute, compile_blocks))
     if is_divided and len(models) + len(optimizers) != 2:
-        raise ValueError("prepare() divides one model with one optimizer: give it these alone")
+        raise ValueError("prepare() can divide only one model with one optimizer")
     if _state.prepared is not None:
         if is_divided or tracked:
             raise ValueError(
-                "prepare() was called again: only the first call takes objects to track, and "
-                "divides a model"
+                "prepare() was called again: only the first call can track objects or divide a "
+                "model"
             )
         return model, optimizer, _prepare_more(_state.prepared, models, optimizers, loader)
     for name, given in tracked.items():
@@ -280,17 +281,17 @@ def _prepare_more(
     optimizers: list[Optimizer],
     loader: DataLoader[Any] | None,
 ) -> PreparedLoader | None:
-    """Add what another call of `prepare` brings; returns its loader, prepared."""
+    """Add the arguments of another `prepare` call; returns the prepared loader, if any."""
     from dray.train.prepared.divided_session import DividedSession
     from dray.train.prepared.loader import PreparedLoader
 
     session = prepared.session
     if isinstance(session, DividedSession):
-        raise ValueError("prepare() was called before: a model that is divided is trained alone")
+        raise ValueError("prepare() was called again, but a divided model must be the only model")
     if session.has_begun:
         raise RuntimeError("prepare() was called after the first batch: call it before the loop")
     if loader is not None and prepared.loader is not None:
-        raise RuntimeError("prepare() was given a second loader: positions belong to one loader")
+        raise RuntimeError("prepare() was given a second loader: a script can have only one")
     session.add(models, optimizers)
     if loader is None:
         return None
@@ -299,25 +300,25 @@ def _prepare_more(
 
 
 def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
-    """The sizes of the axes: the document's, which the supervision of the job goes by."""
+    """Return the sizes of the axes. The document's sizes win, since the supervision uses them."""
     document = _state.parallel
     if document is None:
         return shard, tensor
     for name, given in (("shard", shard), ("tensor", tensor)):
         if given not in (None, document[name]):
             raise ValueError(
-                f"prepare() was given {name}={given}, and the job document has parallel.{name} "
-                f"{document[name]}: set it there, or leave it out here"
+                f"prepare() was given {name}={given}, but the job document has parallel.{name} "
+                f"{document[name]}: change the document, or leave {name} out of the call"
             )
     return document["shard"], document["tensor"]
 
 
 def epochs(number: int) -> Iterator[int]:
-    """Count epochs from the one at which the job is up to `number`, for `for epoch in epochs(3)`
-    around the loop over the loader."""
+    """Count epochs from the job's current epoch up to `number`. Use it around the loop over the
+    loader, as in `for epoch in epochs(3)`."""
     prepared = _check_prepared("epochs")
     if prepared.loader is None:
-        raise RuntimeError("epochs() counts passes over a loader, and prepare() was given none")
+        raise RuntimeError("epochs() counts passes over a loader, but prepare() was given none")
     _state.num_epochs = number
     first = prepared.session.position.epoch
     for epoch in range(first, number):
@@ -328,8 +329,8 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
-    """The progress of the training. total_steps: steps of the whole training, from which the
-    remaining time is computed, and after which the loader ends; unnecessary with `epochs`."""
+    """Return the progress of the training. total_steps: steps of the whole training, after which
+    the loader ends; the remaining time is computed from them. Not needed with `epochs`."""
     prepared = _check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
@@ -339,14 +340,14 @@ def progress(*, total_steps: int | None = None) -> TrainingProgress:
 
 
 def no_sync() -> AbstractContextManager[None]:
-    """A context whose backward passes add gradients up without exchanging them; the next pass
-    outside of it exchanges the sum."""
+    """Return a context in which backward passes accumulate gradients without exchanging them. The
+    next pass outside of it exchanges the sum."""
     return _check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
-    """Have a checkpoint saved before the next batch, while the training goes on. To be called by
-    every rank or by rank 0."""
+    """Save a checkpoint before the next batch, while the training continues. Call this on every
+    rank or on rank 0."""
     _check_prepared("checkpoint").saver.ask()
 
 
@@ -375,14 +376,14 @@ def report(
 ) -> None:
     """Record metrics of one step of this rank, which the API serves as the job's metrics.
 
-    step: optimizer steps done, 1 for the first. Report a key once for a step. A prepared script
-        gives the values alone: the step, the epoch and the total are known.
-    values: real numbers by key; NaN and infinities are kept. A key has 1 to 128 printable
-        characters, such as `val/accuracy`.
-    epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
+    step: number of optimizer steps done, 1 after the first. Report each key only once per step. In
+        a prepared script, pass only the values: the step, the epoch and the total are known.
+    values: real numbers by key; NaN and infinities are allowed. A key has 1 to 128 printable
+        characters, for example `val/accuracy`.
+    epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.
 
-    A call costs one small write to a file on this node and never waits for the network. Raises
-    ValueError for a key or value that cannot be stored. Does nothing outside of dray.
+    A call makes one small write to a local file, and never waits for the network. Raises ValueError
+    for a key or value that can't be stored. Does nothing outside of dray.
     """
     if isinstance(step, Mapping):
         if values is not None:
@@ -402,7 +403,7 @@ def is_prepared() -> bool:
 
 
 def finish() -> None:
-    """At the end of a script that ended well: wait for the last checkpoint and the other ranks."""
+    """Wait for the last checkpoint and the other ranks, at the end of a successful script."""
     prepared = _state.prepared
     if prepared is not None:
         prepared.session.finish()
@@ -410,12 +411,12 @@ def finish() -> None:
 
 
 def _report_values(values: Mapping[str, SupportsFloat]) -> None:
-    """Record metrics of the step that was just done, with the progress."""
+    """Record metrics of the step that was just completed, with the progress."""
     prepared = _check_prepared("report")
     session = prepared.session
     if session.is_void or session.is_skipping:
-        return  # the step is done again, or another process has reported it
-    # A loss with a gradient is as good as one without.
+        return  # the step will be repeated, or was reported by another process
+    # Accept a loss that requires a gradient.
     numbers = {
         key: value.detach() if hasattr(value, "detach") else value for key, value in values.items()
     }
@@ -433,17 +434,17 @@ def _total_steps(prepared: _Prepared) -> int | None:
     if not session.steps:
         return None
     per_epoch = len(prepared.loader)
-    # Several batches may make a step.
+    # A step can consist of several batches.
     batches = position.epoch * per_epoch + min(position.batch + 1, per_epoch)
     return max(session.steps, round(_state.num_epochs * per_epoch * session.steps / batches))
 
 
 def _check_init(call: str) -> None:
     if _state.options is None:
-        raise RuntimeError(f"{call}() needs train.init(), which comes first")
+        raise RuntimeError(f"call train.init() before {call}()")
 
 
 def _check_prepared(call: str) -> _Prepared:
     if _state.prepared is None:
-        raise RuntimeError(f"{call}() needs train.prepare(), which comes first")
+        raise RuntimeError(f"call train.prepare() before {call}()")
     return _state.prepared

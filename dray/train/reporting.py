@@ -1,4 +1,4 @@
-"""Reports of a training process through its spool: metrics, artifacts and checkpoints."""
+"""Reports of a training process, sent through its spool: metrics, artifacts and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
 MAX_KEY_CHARS = 128
 MAX_KEYS = 1024
 MAX_STEP = 2**53
-"""Larger integers are not exact in every reader of JSON."""
+"""Not all JSON readers represent larger integers exactly."""
 RESERVED_KEY = "@time"
-"""Name of the service's series of times."""
+"""Name of the series in which the service stores times."""
 
 _ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -52,10 +52,10 @@ class Context:
     artifact_url: str | None
     """The folder to which `save_artifact` copies files."""
     checkpoint_url: str | None
-    """A folder for the checkpoints of this attempt alone."""
+    """Folder for the checkpoints of this attempt only."""
     resume_url: str | None
-    """The newest checkpoint of an earlier attempt, if there is one. `load_checkpoint` loads it, or
-    if it is damaged the one before."""
+    """The newest checkpoint of an earlier attempt, if any. `load_checkpoint` loads it, or an older
+    checkpoint if it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SavedArtifact:
 
 
 def context() -> Context:
-    """Read the job and rank from the environment that dray or torchrun set."""
+    """Read the job and rank from the environment that dray or torchrun has set."""
     env = os.environ
     return Context(
         job_id=env.get("DRAY_JOB_ID"),
@@ -90,10 +90,12 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """Like `dray.train.report` with a step."""
+    """Like `dray.train.report`, with the step given."""
     number = _checked_count("step", step)
     if len(values) > MAX_KEYS:
-        raise ValueError(f"report() was given {len(values)} keys; at most {MAX_KEYS} fit a step")
+        raise ValueError(
+            f"report() was given {len(values)} keys; a step can have at most {MAX_KEYS}"
+        )
     body: dict[str, Any] = {
         "step": number,
         "values": {_checked_key(key): _checked_number(key, value) for key, value in values.items()},
@@ -110,14 +112,14 @@ def report(
 
 
 def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
-    """Keep a file as a result of the job, under `name` (the file's own name if not given).
+    """Keep a file as a result of the job, under `name` (by default the file's own name).
 
-    Saving a name again replaces it, whichever rank saved it first, so give ranks names of their
-    own. Raises FileNotFoundError if `path` is no file and ValueError for a name that is not a
-    relative path of letters, digits, `.`, `_` and `-`, or if the artifacts that this rank saves are
-    larger together than the operator allows. If the storage is full or does not answer,
-    the call waits for at most ten minutes and then raises StorageError, which counts as a fault of
-    the cluster. Outside of dray the file stays in place, and the result names that path.
+    Saving a name again replaces the artifact, whichever rank saved it before, so use different
+    names on different ranks. Raises FileNotFoundError if `path` is not a file. Raises ValueError if
+    the name is not a relative path of letters, digits, `.`, `_` and `-`, or if the artifacts of
+    this rank exceed the operator's limit on their total size. If the storage is full or does not
+    answer, the call waits for up to ten minutes and then raises StorageError, which counts as a
+    fault of the cluster. Outside of dray, the file stays in place, and the result has its URL.
     """
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
@@ -134,8 +136,8 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     target = source.name if name is None else name
     if not all(_ARTIFACT_PART.fullmatch(part) for part in target.split("/")):
         raise ValueError(
-            f"artifact name {target!r} must be a relative path whose parts begin with a letter, "
-            "digit or _ and go on with letters, digits, ., _ or -"
+            f"artifact name {target!r} must be a relative path whose parts start with a letter, "
+            "digit or _ and contain only letters, digits, ., _ and -"
         )
     base = os.environ.get("DRAY_ARTIFACT_URL")
     if base is None:
@@ -148,21 +150,21 @@ def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> Sav
     _saved_bytes[target] = size
     body = {"path": target, "url": url, "size_bytes": size, "sha256": sha256}
     if math.isinf(append("artifact", body)) or not _is_written():
-        raise StorageError(f"the disk of this node has no room to report the artifact {target}")
+        raise StorageError(f"this node's disk has no space to report the artifact {target}")
     saved_files.note(saved_files.version_of(before))
     return SavedArtifact(target, url, size, sha256)
 
 
 def _check_room(target: str, size: int) -> None:
-    """ValueError if the artifacts that this process saves would be too large together. A file
-    counts with its length, since the storage gets the holes of a sparse file as zeros."""
+    """Raise ValueError if the artifacts of this process would be too large in total. A file counts
+    with its full length, because the storage receives the holes of a sparse file as zeros."""
     limit = int(os.environ.get("DRAY_OUTPUT_LIMIT_BYTES", 0))
     others = sum(saved for name, saved in _saved_bytes.items() if name != target)
     if limit and others + size > limit:
         before = f" after {others:,} bytes of other artifacts" if others else ""
         raise ValueError(
-            f"the artifact {target} has {size:,} bytes{before}; all artifacts of a rank may "
-            f"have {limit:,} together (DRAY_OUTPUT_LIMIT_BYTES)"
+            f"the artifact {target} has {size:,} bytes{before}; all artifacts of a rank can have "
+            f"at most {limit:,} bytes in total (DRAY_OUTPUT_LIMIT_BYTES)"
         )
 
 
@@ -176,20 +178,20 @@ def save_checkpoint(
     """Copy the files of a folder as the job's checkpoint of a step, which the job's next attempt
     can load (`load_checkpoint`).
 
-    One rank calls this, when no process writes into the folder any more. The call returns when the
-    checkpoint is written, hashed and committed. The `keep` newest checkpoints of all attempts are
-    kept, and until the service knows them also the `keep` newest that it knows.
+    Call this on one rank, once no process writes to the folder any more. The call returns after the
+    checkpoint has been written, hashed and committed. The `keep` newest checkpoints of all attempts
+    are kept. Until the service knows them, so are the `keep` newest that it does know.
 
-    step: optimizer steps done; a step that this process saved before is not saved again. metrics:
-    metrics of this step, which are listed with the checkpoint.
+    step: number of optimizer steps done; a step that this process has already saved is not saved
+    again. metrics: metrics of this step, which are listed with the checkpoint.
 
-    Returns None, and logs a line, if the storage could not take it: training can go on. Raises
-    ValueError for a folder without files. Outside of dray the files stay in place, and the result
-    names that folder.
+    If the storage fails, returns None and logs a line, so that training can continue. Raises
+    ValueError for a folder without files. Outside of dray, the files stay in place, and the result
+    has the folder's URL.
     """
     number = _checked_count("step", step)
     if keep < 1:
-        raise ValueError(f"keep is {keep}; at least one checkpoint is kept")
+        raise ValueError(f"keep is {keep}: must be at least 1")
     source = Path(folder)
     values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
     found = files_of(source)
@@ -202,24 +204,24 @@ def save_checkpoint(
 
 
 def load_checkpoint() -> Checkpoint | None:
-    """The newest intact checkpoint of the job's earlier attempts; None if there is none.
+    """Return the newest intact checkpoint of the job's earlier attempts, or None.
 
-    Each rank may call this before its first step; rank 0's call leaves a receipt with the job. A
-    checkpoint whose files differ from what was committed is skipped for the one before. Raises
-    StorageError if the storage can't be reached, since another attempt may reach it.
+    Each rank can call this before its first step; rank 0's call is also reported to the service. A
+    checkpoint whose files differ from what was committed is skipped, and the previous one is used.
+    Raises StorageError if the storage can't be reached, since another attempt may reach it.
     """
     with _storing():
         return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
 
 
 class Observer(Protocol):
-    """Measures where a script's time goes; called in the thread of the script."""
+    """Measures where a script's time goes. Its methods are called in the script's thread."""
 
     def stepped(self, step: int) -> None:
-        """The script reported this step."""
+        """Called when the script has reported this step."""
 
     def storing(self) -> AbstractContextManager[None]:
-        """The script saves or loads files of the job within this context."""
+        """Return a context in which the script saves or loads files of the job."""
 
 
 def observe(observer: Observer) -> None:
@@ -233,7 +235,8 @@ def _storing() -> AbstractContextManager[None]:
 
 
 def emit(kind: str, body: Mapping[str, Any]) -> bool:
-    """Append one frame to this process's spool; False if it was dropped or there is no spool.
+    """Append one frame to this process's spool. Returns False if it was dropped, or if there is no
+    spool.
 
     This is for dray's own loop; scripts use `report` and `save_artifact`.
     """
@@ -241,8 +244,8 @@ def emit(kind: str, body: Mapping[str, Any]) -> bool:
 
 
 def append(kind: str, body: Mapping[str, Any]) -> float:
-    """Like `emit`, but returns the offset of the frame's end on the spool (see `known`), infinite
-    if the frame was dropped, 0 if there is no spool."""
+    """Like `emit`, but return the offset of the frame's end in the spool (see `known`): infinity if
+    the frame was dropped, 0 if there is no spool."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     if directory is None:
         return 0.0
@@ -256,27 +259,27 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
 
 
 def wait_until_written(waiting: Callable[[], None]) -> None:
-    """Wait until every report of this process is on its node's disk; raises StorageError if the
-    disk has no room within `storage_room.WAIT_S` seconds.
+    """Wait until all reports of this process are on its node's disk. Raises StorageError if the
+    disk has no space for them within `storage_room.WAIT_S` seconds.
 
-    waiting: called before each pause. This is for the end of a rank.
+    waiting: called before each pause. Used at the end of a rank.
     """
 
     def write() -> None:
         if not _is_written():
-            raise StorageError("the disk of this node has no room for it")
+            raise StorageError("this node's disk has no space for it")
 
     wait_for_room("the rank's last report", write, waiting=waiting)
 
 
 def _is_written() -> bool:
-    """Whether every report of this process is on its node's disk."""
+    """Whether all reports of this process are on its node's disk."""
     with _lock:
         return _open_writer is None or _open_writer[2].flush()
 
 
 def known() -> Known:
-    """How far the service knows the reports of this process."""
+    """Return how far the service knows this process's reports."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 
@@ -297,14 +300,14 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
         refs = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
         earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
         _job_checkpoints = ScriptCheckpoints(earlier, append, known)
-        # The writer may be closed first, but still writes frames that are appended later.
+        # If the writer is closed first, it still writes frames that are appended later.
         atexit.register(_tidy, os.getpid(), _job_checkpoints)
     return _job_checkpoints
 
 
 def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
-    """Tidy at the end of the process that saved; a child may end with the handlers of its
-    parent."""
+    """Tidy up at the end of the process that saved. A child process can end with its parent's
+    handlers."""
     if os.getpid() != pid:
         return
     with _storing():
@@ -312,8 +315,8 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
 
 
 def _writer(directory: str) -> SpoolWriter:
-    """The one writer of this process. A spool has one writer, so a child process, which inherits
-    the environment, is refused: its writes would tear the file."""
+    """Return the one writer of this process. A spool has only one writer, so a child process, which
+    inherits the environment, is refused: its writes would corrupt the file."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):
@@ -322,7 +325,7 @@ def _writer(directory: str) -> SpoolWriter:
     if owner is not None and owner != str(pid):
         raise RuntimeError(
             f"dray.train was called in process {pid}, a child of the training process {owner}; "
-            "hand the values back to the training process and report them there"
+            "return the values to the training process and report them there"
         )
     limit = int(os.environ.get("DRAY_SPOOL_LIMIT_BYTES", DEFAULT_SPOOL_LIMIT_BYTES))
     if _open_writer is not None and _open_writer[0] == pid:
@@ -334,8 +337,8 @@ def _writer(directory: str) -> SpoolWriter:
 
 
 def _close(pid: int, writer: SpoolWriter) -> None:
-    """Close a spool at the end of the process that opened it; a child may end with the handlers of
-    its parent."""
+    """Close a spool at the end of the process that opened it. A child process can end with its
+    parent's handlers."""
     if os.getpid() != pid:
         return
     with _lock:
@@ -345,10 +348,10 @@ def _close(pid: int, writer: SpoolWriter) -> None:
 
 
 def _log_missing(number: int) -> None:
-    """Note in the job's log that this many reports were dropped since the last such note."""
+    """Log that this many reports were dropped since the last such line, if any."""
     if number:
         are = "1 report is" if number == 1 else f"{number} reports are"
-        log(f"{are} missing here: the node of rank {context().rank} had no room for more")
+        log(f"{are} missing here: the node of rank {context().rank} had no space for more")
 
 
 def _checked_key(key: str) -> str:
@@ -356,8 +359,8 @@ def _checked_key(key: str) -> str:
         return key
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
         raise ValueError(
-            f"metric key {key!r} must be a text of 1 to {MAX_KEY_CHARS} printable characters, such "
-            "as train/loss"
+            f"metric key {key!r} must be a string of 1 to {MAX_KEY_CHARS} printable characters, "
+            "such as train/loss"
         )
     if key == RESERVED_KEY:
         raise ValueError(f"metric key {key!r} is reserved for dray")
@@ -370,16 +373,16 @@ def _checked_count(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise TypeError(f"{name} is {value!r}; give it as an integer") from error
+        raise TypeError(f"{name} is {value!r}, but must be an integer") from error
     if not 0 <= number <= MAX_STEP:
-        raise ValueError(f"{name} is {number}; it counts from 0 upwards, up to 2**53")
+        raise ValueError(f"{name} is {number}, but must be from 0 to 2**53")
     return number
 
 
 def _checked_number(key: str, value: SupportsFloat) -> float:
     if isinstance(value, str | bytes):
-        raise ValueError(f"metric {key} is the text {value!r}; give it as a number")
+        raise ValueError(f"metric {key} is the string {value!r}, but must be a number")
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"metric {key} is not one real number: {error}") from error
+        raise ValueError(f"metric {key} is not a single real number: {error}") from error

@@ -1,7 +1,7 @@
-"""The files that were given to `save_artifact`, noted on the node until the end of the attempt.
+"""Notes, on the node, of the files that were passed to `save_artifact`, until the attempt ends.
 
-The end of an attempt names the results that no storage keeps; a file that is as it was when it was
-saved is none of these.
+At the end of an attempt, dray lists the results that are not in any storage. A file that has not
+changed since it was saved is not listed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import stat
 from pathlib import Path
 
 Version = tuple[int, int, int, int]
-"""(device, inode, bytes, time of change): equal as long as a file is not changed."""
+"""(device, inode, size in bytes, time of change): equal as long as a file does not change."""
 MAX_BYTES = 4 << 20
-"""The most bytes of notes that are read."""
+"""Maximum number of bytes of notes to read."""
 _NAME = "saved"
 
 
@@ -23,7 +23,8 @@ def version_of(found: os.stat_result) -> Version:
 
 
 def note(version: Version) -> None:
-    """Note a file that the storage has. Without a folder for it, as outside of dray, do nothing."""
+    """Note a file that the storage has. Do nothing if there is no folder for it, as outside of
+    dray."""
     output = os.environ.get("DRAY_OUTPUT_DIR")
     if output is not None:
         line = " ".join(map(str, version)) + "\n"
@@ -32,7 +33,7 @@ def note(version: Version) -> None:
 
 
 def noted(folder: Path) -> frozenset[Version]:
-    """The files that were noted. folder: that of DRAY_OUTPUT_DIR, which a script may write to."""
+    """Return the noted files. folder: the parent of DRAY_OUTPUT_DIR, which scripts can write to."""
     try:
         opened = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,8 +1,8 @@
-"""Seeds of the generators that a script draws from: Python's, NumPy's and torch's.
+"""Seeds the generators that a script draws from: Python's, NumPy's and torch's.
 
-A prepared script draws random numbers by position: each batch starts every generator from a seed of
-its own, which is a function of the job's seed, the batch and the rank. So a process that takes a
-dead one's place draws the same numbers, and no generator's state has to be kept or handed over.
+In a prepared script, random numbers depend on the position: each batch seeds every generator from
+the job's seed, the batch and the rank. So a process that replaces a lost one draws the same
+numbers, and no generator's state has to be saved or handed over.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**63) from the parts, independent of Python's hash randomisation."""
+    """Return a seed in [0, 2**63) for the parts, independent of Python's hash randomisation."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def seed_from(*parts: int | str) -> None:
-    """Seed the global generators, on every device, by a function of the parts alone."""
+    """Seed the global generators, on every device, from the parts alone."""
     seed = derive_seed(*parts)
     random.seed(seed)
-    # Imported here if they are installed: NumPy seeds itself when it is imported later.
+    # Imported here if they are installed: NumPy seeds itself on import, which must not come later.
     if (numpy := _installed("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
     if (torch := _installed("torch")) is not None:
@@ -32,12 +32,12 @@ def seed_from(*parts: int | str) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python's, torch's and, where the script has imported it, NumPy's global generators. For
-    a process that has imported torch."""
+    """Seed the global generators of Python, torch and, if the script has imported it, NumPy. torch
+    must have been imported."""
     random.seed(seed)
     torch: Any = sys.modules["torch"]
-    # Not `torch.manual_seed`: as long as CUDA is not initialised, each call of it is queued for the
-    # time when that happens, with its stack.
+    # Not `torch.manual_seed`: until CUDA is initialised, torch queues each call, with its stack, to
+    # run it at that time.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

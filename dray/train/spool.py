@@ -1,15 +1,15 @@
 """The spool: files on a node in which a process leaves frames until they are delivered.
 
-A spool is a directory of segment files named by the byte offset of their first frame. One
-process appends; a frame is one line of JSON, written by a single `write`, so that a reader that
-stops at the last newline never sees half a frame, whenever the writer is killed. The reader
-deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
-frames that are not vital are dropped and counted. While the disk takes nothing, the writer keeps
-frames itself: the vital ones, and of the others up to `WAITING_BYTES`.
+A spool is a directory of segment files, named after the byte offset of their first frame. One
+process appends frames. A frame is one line of JSON, written by a single `write`: a reader that
+stops at the last newline never sees half a frame, even if the writer is killed. The reader deletes
+segments that have been delivered. The size of a spool is limited: beyond `limit_bytes` undelivered
+bytes, non-vital frames are dropped and counted. While the disk is full, the writer keeps frames in
+memory: all vital frames, and up to `WAITING_BYTES` of others.
 
-A file next to the segments holds two offsets. The service has stored the frames up to the first;
-frames up to the second were sent to it and may be stored. A writer reads it before it deletes a
-file that a newer one supersedes. Without a reader there is no such file."""
+A file next to the segments holds two offsets. The service has stored the frames up to the first
+offset; the frames up to the second have been sent to it and may be stored. A writer reads this file
+before it deletes a file that a newer one supersedes. Without a reader, the file does not exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITING_BYTES = 1 << 20
 KNOWN = "known"
 _COUNTS = struct.Struct("<QQ")
 
-# One encoder for all frames: `json.dumps` with separators builds one for every call.
+# One encoder for all frames: `json.dumps` with separators creates one for every call.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -39,7 +39,8 @@ def segment_path(directory: Path, offset: int) -> Path:
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """(first offset, path) of each segment, oldest first; empty if there is no such spool."""
+    """Return (first offset, path) of each segment, oldest first; empty if there is no such
+    spool."""
     try:
         names = [path.name for path in directory.iterdir()]
     except FileNotFoundError:
@@ -49,19 +50,19 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 class Known(NamedTuple):
-    """How far the service knows a spool, in bytes."""
+    """How many bytes of a spool the service knows."""
 
     stored: float
     sent: float
-    """Bytes sent to the service, which may have stored them by now."""
+    """Bytes sent to the service, which may have stored them already."""
 
 
 EVERYTHING = Known(math.inf, math.inf)
-"""The value for a spool whose delivery is not counted."""
+"""The value for a spool whose delivery is not tracked."""
 
 
 def begin_count(directory: Path) -> None:
-    """Start counting how far the service knows the spool, if the disk has room."""
+    """Start to track how far the service knows the spool, if the disk has space."""
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / KNOWN).open("xb") as file:
@@ -69,7 +70,7 @@ def begin_count(directory: Path) -> None:
 
 
 def note_known(directory: Path, stored: int, sent: int) -> None:
-    """Record how far the service knows the spool, if that is counted."""
+    """Record how far the service knows the spool, if this is tracked."""
     before = known(directory)
     if before == EVERYTHING or before == (max(stored, before.stored), sent):
         return
@@ -88,27 +89,27 @@ def known(directory: Path) -> Known:
 
 
 class SpoolWriter:
-    """Appends frames to one spool, in one thread of one process."""
+    """Appends frames to one spool, from one thread of one process."""
 
     def __init__(self, directory: Path, *, limit_bytes: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._fd = -1
-        self._offset = 0  # bytes ever appended
+        self._offset = 0  # total bytes appended
         self._segment_start = 0
         self._num_dropped = 0
         self._is_full = False
-        """Whether too much was undelivered when a segment was last to begin."""
+        """Whether too much was undelivered when a segment last had to begin."""
         self._waiting: deque[bytes] = deque()
-        """Frames that found no room on the disk, oldest first."""
+        """Frames for which the disk had no space, oldest first."""
 
     def append(
         self, kind: str, body: Mapping[str, Any], *, vital: bool = False, at: float | None = None
     ) -> bool:
-        """Add one frame; False if it was dropped for lack of room on the disk and in memory.
+        """Add one frame. Returns False if it was dropped because disk and memory had no space.
 
-        vital: this frame is never dropped. Such frames are few. at: its Unix seconds; None is now.
+        vital: the frame must never be dropped. Such frames are rare. at: Unix time; None for now.
         """
         at = time.time() if at is None else at
         line = _encode({"kind": kind, "time": at, "body": body}).encode() + b"\n"
@@ -120,17 +121,17 @@ class SpoolWriter:
         return True
 
     def take_num_dropped(self) -> int:
-        """Number of frames that were dropped since the last call."""
+        """Return the number of frames dropped since the last call."""
         number, self._num_dropped = self._num_dropped, 0
         return number
 
     @property
     def num_waiting(self) -> int:
-        """Number of frames kept in memory because the disk had no room."""
+        """Number of frames kept in memory because the disk had no space."""
         return len(self._waiting)
 
     def flush(self) -> bool:
-        """Write the frames that wait for room on the disk; returns whether all are written."""
+        """Write the frames that wait for disk space. Returns whether all have been written."""
         while self._waiting and self._add(self._waiting[0], vital=True):
             self._waiting.popleft()
         return not self._waiting
@@ -148,12 +149,12 @@ class SpoolWriter:
         return True
 
     def _may_wait(self, line: bytes) -> bool:
-        """Whether the disk, not the spool, is full, and memory has room for the frame."""
+        """Whether the disk is full, and not the spool, and memory has space for the frame."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 
     def _write(self, line: bytes) -> bool:
-        """Write the whole line or nothing: half a frame would spoil the next one."""
+        """Write the whole line or nothing: half a frame would corrupt the next frame."""
         try:
             written = os.write(self._fd, line)
         except OSError:
@@ -163,7 +164,7 @@ class SpoolWriter:
         return written == len(line)
 
     def _roll(self, next_bytes: int, *, vital: bool) -> bool:
-        """Begin a segment, unless undelivered frames leave no room for one."""
+        """Begin a segment, unless undelivered frames leave no space for it."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
         needed = undelivered + max(next_bytes, SEGMENT_BYTES)

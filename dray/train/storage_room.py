@@ -1,7 +1,7 @@
-"""Storage faults: recognising them, and waiting until the storage takes a result.
+"""Recognises storage faults, and waits until the storage accepts a result.
 
-A full or failing disk, or a store that does not answer, is a fault of the machine and never of the
-training code, so it is not charged to `max_retries`.
+A full or failing disk, or a storage that does not answer, is a fault of the machine and never of
+the training code, so it does not count towards `max_retries`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable
 
 WAIT_S = 600.0
-"""Seconds that a result waits for room before the attempt ends; a later attempt writes it again."""
+"""Seconds to wait for space before the attempt ends; a later attempt writes the result again."""
 PAUSE_S = 2.0
 
 _FAULTS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
         *(errno.EROFS, errno.ENXIO, errno.ENODEV),
-        getattr(errno, "EREMOTEIO", errno.EIO),  # Linux alone has it
+        getattr(errno, "EREMOTEIO", errno.EIO),  # only Linux has it
     }
 )
 _FAULTS_OF_FILES = frozenset({errno.ENOTCONN, errno.ETIMEDOUT})
-"""Faults where the error names a file; without one, a socket raised them."""
-# Libraries that write files by themselves (safetensors, torch.save) raise errors of their own.
+"""Storage faults if the error names a file; without a file, a socket raised the error."""
+# Libraries that write files themselves (safetensors, torch.save) raise their own errors.
 _STORAGE_ERROR = re.compile(
     r"no space left on device|disk quota exceeded|input/output error|stale file handle"
     r"|file too large|StorageFull|PytorchStreamWriter failed writing"
@@ -37,11 +37,11 @@ _RAISED_BY_LIBRARIES = ("RuntimeError", "SafetensorError")
 
 
 class StorageError(OSError):
-    """The storage did not take or give a file."""
+    """The storage failed to read or write a file."""
 
 
 def is_storage_fault(error: BaseException) -> bool:
-    """Whether an error, or an error that caused it, is a fault of a disk or a store."""
+    """Whether an error, or an error that caused it, is a fault of a disk or a storage."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, StorageError):
@@ -59,9 +59,9 @@ def is_storage_fault(error: BaseException) -> bool:
 def wait_for_room(
     what: str, write: Callable[[], None], *, waiting: Callable[[], None] = lambda: None
 ) -> None:
-    """Call `write` until it succeeds; raises StorageError after `WAIT_S` seconds.
+    """Call `write` until it succeeds. Raises StorageError after `WAIT_S` seconds.
 
-    what: name of the result for the log. waiting: called before each pause. Errors other than
+    what: name of the result, for the log. waiting: called before each pause. Errors other than
     storage faults are raised at once.
     """
     began = time.monotonic()
@@ -77,7 +77,7 @@ def wait_for_room(
                     f"{what} could not be written within {WAIT_S:g} s: {error}"
                 ) from error
             if not is_logged:
-                log(f"{what} can't be written and waits for room, {WAIT_S:g} s at most: {error}")
+                log(f"{what} can't be written, retrying for up to {WAIT_S:g} s: {error}")
                 is_logged = True
         else:
             break
@@ -88,7 +88,7 @@ def wait_for_room(
 
 
 def log(sentence: str) -> None:
-    """Write a line to the job's log, which is standard output, unless the script closed it or
-    redirected it to a disk that is full."""
+    """Write a line to the job's log (standard output), unless the script has closed it or
+    redirected it to a full disk."""
     with contextlib.suppress(OSError, ValueError):
         print(f"dray: {sentence}", flush=True)  # noqa: T201

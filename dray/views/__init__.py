@@ -1,8 +1,8 @@
-"""The answers of the API, which server and clients share.
+"""The responses of the API, used by both the server and the clients.
 
 Times are RFC 3339 in UTC. A metric value that JSON cannot represent (NaN, infinities) is sent as
 the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore unknown fields, so that they can
-read the answers of a newer server. Every class of the modules below is exported here.
+read responses from a newer server. This package exports every class of its modules.
 """
 
 from dray.drills import DrillKind as DrillKind

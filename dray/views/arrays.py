@@ -1,4 +1,4 @@
-"""Arrays of jobs, and sweeps, which are arrays of trials."""
+"""Views of job arrays and of sweeps, which are arrays of trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dray.views.jobs import JobState
 
 
 class JobArray(View):
-    """The jobs that were made from one document with `array`."""
+    """The jobs that were created from one document with `array`."""
 
     id: str
     name: str
@@ -19,19 +19,19 @@ class JobArray(View):
     project: str
     queue: str
     size: int
-    """Number of jobs that were made. `counts` leaves out jobs that have been deleted since."""
+    """Number of jobs that were created. `counts` does not include jobs that were deleted later."""
     max_running: int | None = None
     counts: dict[JobState, int]
-    """Number of jobs in each state; states without jobs are left out."""
+    """Number of jobs in each state; states without jobs are omitted."""
     is_sweep: bool = False
     """Whether the jobs are the trials of a sweep."""
     stopped_early: int = 0
-    """Number of trials that were stopped because others are better; their state is CANCELLED."""
+    """Number of trials that were stopped early because others were better; they are CANCELLED."""
     created_at: datetime
 
     @property
     def state(self) -> str:
-        """The number of jobs in each state as text, such as `4 RUNNING, 96 QUEUED`."""
+        """The number of jobs in each state, such as `4 RUNNING, 96 QUEUED`."""
         return ", ".join(f"{n} {state}" for state in JobState if (n := self.counts.get(state)))
 
     @property
@@ -41,7 +41,7 @@ class JobArray(View):
         return bad > self.stopped_early
 
     def is_settled(self, states: Collection[JobState] = ()) -> bool:
-        """Whether each job is over, or in one of these states."""
+        """Whether every job has ended or is in one of the given states."""
         return all(state.is_terminal or state in states for state in self.counts)
 
 
@@ -53,15 +53,15 @@ class Trial(View):
     state: JobState
     reason: Reason
     parameters: dict[str, Any] | None = None
-    """Name of a parameter -> its value; null until the sampler has chosen the values."""
+    """Values of the parameters by name; null until the sampler has chosen them."""
     value: float | None = None
-    """Value by which the trial is compared; null until a finite number is reported."""
+    """Value by which trials are compared; null until the trial has reported a finite number."""
     step: int | None = None
     """Step at which the value was reported."""
     last_step: int | None = None
     """Highest step at which the metric was reported."""
     is_best: bool = False
-    """Whether this is the best trial of all that have neither failed nor been stopped early."""
+    """Whether this is the best of all trials that neither failed nor were stopped early."""
 
 
 class TrialPage(View):
@@ -70,7 +70,7 @@ class TrialPage(View):
 
 
 class JobSweep(JobArray):
-    """The trials of a sweep, as an array, and the best trial."""
+    """A sweep: the array of its trials, and the best trial."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -79,6 +79,6 @@ class JobSweep(JobArray):
     """Which reported value of a trial counts: the best or the last."""
     sampler: str
     sweep: dict[str, Any]
-    """The part `sweep` of the document."""
+    """The field `sweep` of the job document."""
     best: Trial | None = None
-    """The best trial so far; null while no trial has a value."""
+    """The best trial so far; null if no trial has a value yet."""

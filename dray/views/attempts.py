@@ -1,4 +1,4 @@
-"""Attempts of a job, and the checkpoints that they resumed from."""
+"""Views of a job's attempts and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class Position(View):
     """Number of completed epochs."""
     step_in_epoch: int
     samples: int
-    """Number of the epoch's samples that have been used. Their order is the same at any world
-    size."""
+    """Number of samples of the epoch that have been used. The order of samples does not depend on
+    the world size."""
 
 
 class Receipt(View):
-    """The state that an attempt resumed from."""
+    """The state from which an attempt resumed."""
 
     step: int
     """Step of the checkpoint; 0 for a fresh start."""
     url: str
-    """URL of the checkpoint; empty if none was intact."""
+    """URL of the checkpoint; empty if no intact checkpoint was found."""
     sha256: str | None = None
-    """Hash of the manifest, which has the hashes that every file was verified against."""
+    """Hash of the manifest, which contains the hashes against which every file was verified."""
     size_bytes: int | None = None
     position: Position | None = None
-    """Position in the data."""
+    """Position in the training data."""
     world_size: int | None = None
-    """World size of the group that saved the checkpoint."""
+    """Number of ranks in the group that saved the checkpoint."""
     optimizer_restored: bool = False
     rng: str | None = None
-    """How the random number generators continue."""
+    """How the state of the random number generators was restored."""
     loss_before: MetricValue | None = None
-    """Training loss of the saved step; null if the loss was not a number."""
+    """Training loss of the saved step; null if it was not a number."""
     loss_after: MetricValue | None = None
-    """Training loss of the first step after the saved one."""
+    """Training loss of the first step after the saved step."""
     passed_over: list[PassedOver] = []
 
 
@@ -53,12 +53,12 @@ class Attempt(View):
     state: str
     world_size: int
     resume_step: int
-    """Optimizer steps done before the attempt; 0 for a fresh start."""
+    """Number of optimizer steps completed before the attempt; 0 for a fresh start."""
     receipt: Receipt | None = None
     """Unset for a fresh start."""
     reason: Reason | None = None
     cost: Cost | None = None
-    """Cost of the attempt up to its newest report; unset if slots have no prices."""
+    """Cost of the attempt up to its latest report; unset if slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -73,7 +73,7 @@ class Checkpoint(View):
     step: int
     size_bytes: int
     sha256: str
-    """Hash of the manifest, which has the hash of each file."""
+    """Hash of the manifest, which contains the hash of each file."""
     created_at: datetime
     is_latest: bool
     is_best: bool
@@ -94,4 +94,5 @@ class CheckpointFile(View):
 
 class CheckpointFilePage(View):
     items: list[CheckpointFile]
-    """Files of the checkpoint; the last is the manifest, which has the hashes of the others."""
+    """Files of the checkpoint. The last one is the manifest, which contains the hashes of the
+    others."""

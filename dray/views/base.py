@@ -1,4 +1,4 @@
-"""Types that many answers contain."""
+"""Types that are used in many responses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 class View(BaseModel):
-    """Base of every answer."""
+    """Base class of all responses."""
 
-    # Each class is built at its first use, not when the command line starts.
+    # Validators are built on first use, to keep the start of the command line fast.
     model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class Reason(View):
-    """A reason, as a code for programs and a sentence for people."""
+    """A reason, as a code for programs and a message for people."""
 
     code: str
     message: str
 
 
 class Problem(View):
-    """RFC 9457 problem+json with a stable code."""
+    """An error in the format of RFC 9457 (problem+json), with a stable code."""
 
     type: str
     title: str
@@ -33,8 +33,8 @@ class Problem(View):
     detail: str
     code: str
     pointer: str | None = None
-    """JSON pointer to the field at fault, such as `/resources/num_workers`."""
+    """JSON pointer to the invalid field, such as `/resources/num_workers`."""
     hint: str | None = None
     instance: str | None = None
     request_id: str | None = None
-    """Id of the request in the answer's `X-Request-Id` and in the server's log."""
+    """Id of the request, as in the `X-Request-Id` header and in the server's log."""

@@ -1,4 +1,4 @@
-"""The nodes of the cluster, its storage and its autoscaler."""
+"""Views of the cluster's nodes, storage and autoscaler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dray.views.base import View
 
 
 class QuarantinedSlots(View):
-    """Slots that are not used yet, because processes or files of their last job still exist."""
+    """Slots that can't be used yet, because processes or files of their previous job still
+    exist."""
 
     slots: int
     reason: str
@@ -22,39 +23,39 @@ class NodeSlots(View):
     alive: bool
     resources: dict[str, float]
     labels: dict[str, str] = {}
-    """Ray labels of the node, by which its slots may be priced."""
+    """The node's Ray labels, which can determine the price of its slots."""
     held: dict[str, float]
-    """Resources on the node that live attempts of dray hold."""
+    """Resources of the node that are held by dray's live attempts."""
     accepted: bool
     reason: str | None = None
-    """Why the node is refused; or, for an accepted node, why its disk accepts no files, or a note
-    that it accepts only ranks of silos."""
+    """Why the node is refused. For an accepted node: why its disk accepts no files, or a note that
+    it accepts only ranks of silos."""
     quarantined: list[QuarantinedSlots] = []
-    """Slots in quarantine, which are checked every few seconds and returned when clean."""
+    """Quarantined slots, which are checked every few seconds and released once they are clean."""
     jobs: list[str]
 
 
 class StorageState(View):
-    """Use of the storage, by the newest measurement."""
+    """Usage of the storage according to the latest measurement."""
 
     used_bytes: int | None = None
-    """Bytes of checkpoints, artifacts and logs; only with a quota."""
+    """Bytes used by checkpoints, artifacts and logs; measured only if there is a quota."""
     quota_bytes: int | None = None
     free_bytes: int | None = None
-    """Free bytes of the storage's disk; only with `DRAY_MIN_FREE_BYTES`."""
+    """Free bytes on the disk of the storage; measured only if `DRAY_MIN_FREE_BYTES` is set."""
     min_free_bytes: int | None = None
     problem: str | None = None
-    """Why no job is accepted or started; unset while there is free space."""
+    """Why jobs are neither accepted nor started; unset while there is enough space."""
 
 
 class AutoscalingState(View):
-    """The request to Ray's autoscaler. Whether an autoscaler runs is unknown until nodes are
-    added."""
+    """The current request to Ray's autoscaler. It is not known whether an autoscaler is running
+    until it adds nodes."""
 
     max_nodes: int
-    """Most nodes of the types that may be added, including existing nodes of these types."""
+    """Maximum number of nodes of the types that can be added, including existing nodes."""
     num_nodes: int = 0
-    """Number of nodes that were requested and are not in the cluster yet."""
+    """Number of requested nodes that have not joined the cluster yet."""
     asked_at: datetime | None = None
     """When the nodes were requested."""
 
@@ -67,5 +68,5 @@ class Cluster(View):
     nodes: list[NodeSlots]
     storage: StorageState = StorageState()
     autoscaling: AutoscalingState | None = None
-    """Unset if no nodes may be added."""
+    """Unset if autoscaling is not configured."""
     updated_at: datetime | None = None

@@ -1,4 +1,4 @@
-"""Hangs of a job, and faults that were injected into it."""
+"""Views of hangs and of injected faults."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from dray.views.base import View
 
 
 class HangRank(View):
-    """Position of one rank."""
+    """Where a rank was during a hang."""
 
     rank: int
     step: int | None = None
     phase: str | None = None
     collective: int | str | None = None
-    """The last collective that the rank entered."""
+    """The last collective operation that the rank entered."""
     since_s: float | None = None
-    """Seconds that the rank had been in its phase."""
+    """Seconds since the rank entered the phase."""
     stack: str | None = None
 
 
 class Hang(View):
-    """A hang, with the position of every rank."""
+    """A hang, and where each rank was at that time."""
 
     seq: int
-    """Number of the hang within the job, from 1; only the newest hangs are kept."""
+    """Number of the hang within the job, starting at 1. Only the most recent hangs are kept."""
     attempt: int
     time: datetime
     culprits: list[int]
-    """Ranks that the other ranks were waiting for."""
+    """Ranks for which the other ranks were waiting."""
     step: int | None = None
     phase: str | None = None
     """Phase of the culprits, such as `data_wait` or `forward`."""
     waited_s: float | None = None
     limit_s: float | None = None
-    """Seconds without progress after which a rank hangs, derived from the job's step time."""
+    """Seconds without progress after which a rank counts as hanging, derived from the job's step
+    time."""
     ranks: list[HangRank]
 
 
@@ -44,19 +45,19 @@ class HangPage(View):
 
 
 class Drill(View):
-    """A fault injected on request, and the recovery of the job."""
+    """A fault that was injected on request, and the job's recovery."""
 
     id: str
     kind: DrillKind
     rank: int
     at_step: int | None = None
-    """Optimizer steps after which the fault is injected; unset, it is injected immediately."""
+    """Number of optimizer steps after which the fault is injected; if unset, immediately."""
     attempt: int
     state: DrillState
     step: int | None = None
-    """Optimizer steps done when the fault was injected."""
+    """Number of optimizer steps completed when the fault was injected."""
     recovery_s: float | None = None
-    """Seconds from the injection until the job trained again."""
+    """Seconds from the injection until the job resumed training."""
     steps_lost: int | None = None
     message: str
     created_at: datetime

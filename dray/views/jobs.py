@@ -1,4 +1,4 @@
-"""Jobs: state, progress, use of slots and cost."""
+"""Views of jobs: state, progress, slot usage and cost."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Progress(View):
     total_steps: int | None = None
     epoch: int | None = None
     samples_per_s: float | None = None
-    """Samples per second; null, like the times of the end, while the job is not RUNNING."""
+    """Samples per second. Null, like the estimated end times, unless the job is RUNNING."""
     earliest_end_at: datetime | None = None
     latest_end_at: datetime | None = None
-    """The job ends between these two times at its measured speeds. Both are null until enough steps
-    have been measured, and for a job that reports no total number of steps."""
+    """At its measured speeds, the job ends between these two times. Both are null until enough
+    steps have been measured, and if the job does not report a total number of steps."""
 
 
 class Links(View):
@@ -48,42 +48,43 @@ class Links(View):
 
 
 class SlotSeconds(View):
-    """Use of slots in slot-seconds; each second of each slot is counted in one class."""
+    """Slot usage in slot-seconds. Each second of each slot counts in exactly one class."""
 
     useful: float
     recomputed: float
-    """Time of steps that were repeated because their first results were lost."""
+    """Time spent on repeating steps whose results were lost."""
     starting: float
     data_wait: float
     recovering: float
     checkpointing: float
     idle: float
-    """Time without a known use."""
+    """Time that belongs to none of the other classes."""
     unreported: float = 0.0
-    """Time of a script that has reported no step, so that its use is unknown."""
+    """Time of a script that has reported no steps, so that its use is unknown."""
 
 
 class Goodput(View):
-    """How a job used its slots, over all its attempts."""
+    """How a job used its slots, summed over all attempts."""
 
     slot_seconds: SlotSeconds
     total: float
-    """Sum of all classes: the time for which slots were held."""
+    """Sum of all classes, which is the time for which slots were held."""
     useful_share: float | None = None
-    """Share of the total that was useful, 0 to 1; unset before slots are held, and while a script
-    has reported no step."""
+    """Useful share of the total, from 0 to 1; unset before any slots are held, and while a script
+    has reported no steps."""
 
 
 class Cost(View):
-    """The cost of slots, divided into the same classes as their time in `Goodput`; the classes add
-    up to the total."""
+    """The cost of slots, by what their time was used for (see `Goodput`). `total` is the sum of the
+    other three."""
 
     currency: str
     total: float
     useful: float
     wasted: float
     unreported: float
-    """Cost of time whose use is unknown, such as that of a script that has reported no step."""
+    """Cost of time whose use is unknown, such as the time of a script that has reported no
+    steps."""
 
 
 class Job(View):
@@ -93,42 +94,42 @@ class Job(View):
     project: str
     labels: dict[str, str]
     tags: list[str] = []
-    """Words that users marked the job with, sorted."""
+    """Tags that users added to the job, sorted."""
     state: JobState
     reason: Reason
     queue: str
     priority: int
     held_by: str | None = None
-    """Name of the caller who holds the waiting job; a held job does not start."""
+    """Name of the user who put the waiting job on hold. A held job does not start."""
     spec: dict[str, Any]
     array_id: str | None = None
-    """Id of the array that the job belongs to; unset, like `array_index`, for a job without an
-    array."""
+    """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""
     array_index: int | None = None
-    """Index of the job in its array, from 0."""
+    """Index of the job in its array, starting at 0."""
     attempt: int
-    """Number of the newest attempt; 0 before the first."""
+    """Number of the latest attempt; 0 before the first attempt."""
     world_size: int
-    """Number of workers that the job has or last had; while it waits, the requested number."""
+    """Number of workers that the job has or last had; while the job waits, the requested number."""
     position: int | None = None
-    """Position in the queue, from 1, as of the scheduler's last round; only while the job waits."""
+    """Position in the queue as of the scheduler's last round, starting at 1; set only while the job
+    waits."""
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""
     warnings: list[Reason] = []
-    """Problems that did not end the job, such as a loss that was not finite."""
+    """Problems that did not end the job, such as a non-finite loss."""
     recoveries: int = 0
-    """Number of times that the group lost a rank and recovered in place."""
+    """Number of times that the job lost a rank and recovered in place."""
     goodput: Goodput | None = None
-    """Use of the slots; unset until an attempt has reported it."""
+    """Slot usage; unset until an attempt has reported it."""
     cost: Cost | None = None
-    """Cost of all attempts up to their newest reports; unset if slots have no prices."""
+    """Cost of all attempts up to their latest reports; unset if slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     """When the first attempt was launched."""
     first_step_at: datetime | None = None
-    """When the first optimizer step of the job was reported, by the worker's clock; unset for a
-    script that reports no steps."""
+    """When the job's first optimizer step was reported, by the worker's clock; unset for a script
+    that reports no steps."""
     finished_at: datetime | None = None
     links: Links
 

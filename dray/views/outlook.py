@@ -1,4 +1,4 @@
-"""Why a job waits and until when, and what the scheduler decided."""
+"""Views of forecasts, explanations and scheduling decisions."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from dray.views.planner import SyncPlan
 
 
 class Forecast(View):
-    """The expected time of a start or an end."""
+    """The expected time of a job's start or end."""
 
     at: datetime | None = None
-    """The expected time; for an end, the middle of the range. Null if the time is unknown; `reason`
-    then has the reason."""
+    """The expected time; for an end, the middle of the range. Null if the time is unknown, for the
+    reason in `reason`."""
     earliest_at: datetime | None = None
     latest_at: datetime | None = None
-    """The range, by the fastest and the slowest speeds at which the jobs are likely to go on. Null
-    if `at` is null; `latest_at` is also null if a start has no latest time."""
+    """The range of the expected time, for the fastest and slowest speeds that are likely for the
+    jobs involved. Both are null if `at` is null; `latest_at` is also null if there is no latest
+    start."""
     not_before: datetime | None = None
-    """If `at` is null, a time before which the start or end is impossible."""
+    """If `at` is null, the earliest time at which the start or end is possible."""
     reason: Reason | None = None
     num_assumed: int = 0
-    """Number of jobs with unknown duration, for which the forecast assumes the duration of other
+    """Number of jobs whose duration is unknown, so that the forecast assumes the duration of other
     recent jobs."""
     made_at: datetime
     first_at: datetime | None = None
-    """The first forecast, whose error is measured."""
+    """The first forecast of this time, used to measure the error of forecasts."""
 
 
 class ForecastError(View):
-    """The error of first forecasts."""
+    """The error of first forecasts, over the last 7 days."""
 
     count: int
-    """Number of forecasts of the last 7 days whose start or end has happened."""
+    """Number of first forecasts whose start or end has happened."""
     median_s: float | None = None
     """Median of the absolute error, in seconds."""
     p90_s: float | None = None
     """90th percentile of the absolute error, in seconds."""
     median_ahead_s: float | None = None
-    """Median of the seconds between a forecast and its start or end."""
+    """Median number of seconds by which forecasts preceded the start or end."""
 
 
 class ForecastErrors(View):
@@ -50,19 +51,19 @@ class ForecastErrors(View):
 
 
 class Counterfactual(View):
-    """A change of a waiting job, and the time at which the job would then start."""
+    """A change to a waiting job, and when the job would start after this change."""
 
     message: str
     """`starts now with 4 workers`, `starts earlier at priority 70`, `not on the cluster as it is:
     each worker needs 16 GPU ...`."""
     at: datetime | None = None
-    """When the job would start; null if never, or if the time is unknown."""
+    """When the job would start; null if it never would, or if the time is unknown."""
     num_workers: int | None = None
     queue: str | None = None
     priority: int | None = None
-    """The change, which may be another queue with a lower priority. All three fields are null for a
-    job that could never start unchanged, and for changes that only the message names: less of a
-    resource for each worker, `elastic.min_workers`, and no `required_topology`."""
+    """The changed values, such as another queue together with a lower priority. All three fields
+    are null for a job that could never start unchanged, and for changes that only the message
+    describes: less of a resource per worker, `elastic.min_workers`, or no `required_topology`."""
 
 
 class Explanation(View):
@@ -71,36 +72,36 @@ class Explanation(View):
     state: JobState
     reason: Reason
     position: int | None = None
-    """Position, from 1, in the order in which the scheduler considers jobs; only while the job
-    waits."""
+    """Position in the order in which the scheduler considers jobs, starting at 1; set only while
+    the job waits."""
     queue_length: int | None = None
-    """Number of waiting jobs, including this job; only while it waits."""
+    """Number of waiting jobs, including this one; set only while the job waits."""
     blocked_by: list[str] = []
-    """Ids of the jobs that hold the slots that this job waits for, or of the jobs and arrays that
-    must end before it starts."""
+    """Ids of the jobs whose slots this job is waiting for, or of the jobs and arrays that must end
+    before it can start."""
     ahead: list[OtherJob] = []
     """The first 20 jobs ahead in the queue, in the order in which they start."""
     running: list[OtherJob] = []
-    """The first 20 jobs that hold slots, beginning with the jobs in `blocked_by`."""
+    """The first 20 jobs that hold slots, starting with the jobs in `blocked_by`."""
     favoured: list[Reason] = []
-    """Rules by which jobs of other users or queues start before this job: quotas of other queues,
-    and use beyond the share of this job's queue or user."""
+    """Reasons why jobs of other users or queues start before this job: the quotas of other queues,
+    or because this job's queue or user has exceeded its share."""
     expected_start_at: datetime | None = None
-    """Equal to `start.at`."""
+    """Same as `start.at`."""
     start: Forecast | None = None
-    """Forecast of the start; only while the job waits, from the first forecast on."""
+    """Forecast of the start; set while the job waits, once a first forecast was made."""
     end: Forecast | None = None
-    """Forecast of the end; only while the job has slots."""
+    """Forecast of the end; set only while the job has slots."""
     counterfactuals: list[Counterfactual] = []
-    """Changes with which a waiting job would start, or start earlier."""
+    """Changes that would make a waiting job start, or start earlier."""
     forecast_error: ForecastError | None = None
-    """Error of earlier forecasts of starts; while the job has slots, of ends."""
+    """Error of earlier forecasts: of starts, or of ends while the job has slots."""
     sync: SyncPlan | None = None
-    """The choice that `sync: auto` made when the job was submitted; null if the document gave
-    another `sync`, or none."""
+    """The choice that `sync: auto` made when the job was submitted; null if the document has a
+    different `sync` or none."""
     round: OpenRound | None = None
-    """The open round of a federated job. Rounds of silos are shown once they have been open for
-    some seconds."""
+    """The open round of a federated job. Rounds of silos appear after they have been open for some
+    seconds."""
 
 
 class Decision(View):
@@ -109,14 +110,15 @@ class Decision(View):
     number: int
     made_at: datetime
     started: list[str] = []
-    """Ids of the started jobs; this list and the lists below have only the first 20 jobs."""
+    """Ids of the jobs that were started. This list and the following lists contain at most 20
+    jobs."""
     grew: list[str] = []
     shrank: list[str] = []
     """Jobs whose groups were asked to release slots."""
     left: list[str] = []
     """Running jobs that were asked to leave their slots."""
     failed: list[str] = []
-    """Jobs that could not run even if the cluster were empty."""
+    """Jobs that could not run even on an empty cluster."""
     num_changes: int
     num_waiting: int
     num_running: int
@@ -126,7 +128,7 @@ class DecisionPage(View):
     items: list[Decision]
     """The rounds, newest first."""
     next_before: int | None = None
-    """Pass as `before` to get older rounds; null if there are none."""
+    """Pass this as `before` to get older rounds; null if there are none."""
 
 
 class DecisionOnJob(View):
@@ -139,23 +141,24 @@ class DecisionOnJob(View):
     num_workers: int | None = None
     node_ids: list[str] = []
     because_of: str | None = None
-    """The job for which this job had to leave or release slots."""
+    """Id of the job for which this job had to leave or release slots."""
     queue: str | None = None
     owner: str | None = None
     priority: int | None = None
     left_s: float | None = None
-    """Remaining seconds of the job, by its progress and earlier runs; null if unknown."""
+    """Estimated remaining seconds of the job, from its progress and earlier runs; null if
+    unknown."""
     waited_s: float | None = None
 
 
 class ReplayedDecision(Decision):
-    """A round of the scheduler, and the present policy's decision from the same state."""
+    """A round of the scheduler, and what the current policy decides from the same state."""
 
     nodes: dict[str, dict[str, float]]
     """Resources of each node that jobs could use."""
     is_same: bool
-    """Whether the present policy makes the same decision."""
+    """Whether the current policy makes the same decision."""
     decided: list[DecisionOnJob]
-    """Decisions in the order in which the jobs were considered. Waiting jobs that no decision
-    depended on are left out."""
+    """Decisions in the order in which the jobs were considered. Waiting jobs that did not affect
+    any decision are omitted."""
     replayed: list[DecisionOnJob]

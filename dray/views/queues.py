@@ -1,4 +1,4 @@
-"""Queues with their rules and users, and the prices of slots."""
+"""Views of queues, prices and costs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dray.views.jobs import Cost
 
 
 class QueueUser(View):
-    """Jobs of one user in a queue."""
+    """One user's jobs in a queue."""
 
     owner: str
     weight: float
-    """The user's share of the queue's use, relative to the weights of the other users."""
+    """The user's share of the queue, relative to the weights of the other users."""
     num_waiting: int
     num_held: int
-    """Number of waiting jobs that are held."""
+    """Number of waiting jobs that are on hold."""
     num_running: int
     """Number of jobs that hold slots."""
     holds: dict[str, float]
-    """Resources that the running jobs hold, by Ray's names."""
+    """Resources held by the running jobs, with Ray's resource names."""
 
 
 class Queue(View):
@@ -29,7 +29,7 @@ class Queue(View):
     name: str
     weight: float
     user_weights: dict[str, float]
-    """Weights of users; other users have the weight 1."""
+    """Weights of users by name; all other users have weight 1."""
     quota: dict[str, float]
     limit: dict[str, float]
     user_limit: dict[str, float]
@@ -39,11 +39,11 @@ class Queue(View):
     max_queued_per_user: int | None = None
     max_priority: int
     budget: float | None = None
-    """Most that all jobs of the queue may cost; once it is spent, no more jobs start."""
+    """Maximum cost of all jobs in the queue; once it is spent, no more jobs start."""
     monthly_budget: float | None = None
     spent: float | None = None
-    """Cost of all jobs of the queue, up to their newest reports; unset, like the next two fields,
-    if slots have no prices."""
+    """Cost of all jobs in the queue up to their latest reports. Unset, like the next two fields, if
+    slots have no prices."""
     spent_this_month: float | None = None
     currency: str | None = None
     num_waiting: int
@@ -51,7 +51,7 @@ class Queue(View):
     num_running: int
     holds: dict[str, float]
     users: list[QueueUser]
-    """Users with jobs in the queue that have not ended, by name."""
+    """Users who have unfinished jobs in the queue, sorted by name."""
     warnings: list[Reason] = []
     """Rules that the cluster can't satisfy, such as a quota above its resources."""
 
@@ -61,7 +61,7 @@ class QueuePage(View):
 
 
 class Price(View):
-    """The price of a resource for one hour, on nodes that have all of these labels."""
+    """The hourly price of a resource on nodes that have all of these labels."""
 
     resource: str
     """`CPU`, `GPU`, `memory` per GiB, or `slot` per worker."""
@@ -71,17 +71,17 @@ class Price(View):
 
 
 class CostItem(View):
-    """The cost of the jobs of one user or one queue, in one currency."""
+    """The cost of the jobs of one user or queue, in one currency."""
 
     name: str
     cost: Cost
     slot_hours: float
     num_jobs: int
-    """Number of jobs that held slots in this time, including jobs that were deleted since."""
+    """Number of jobs that held slots in the period, including jobs that were deleted later."""
 
 
 class CostReport(View):
-    """The costs of users or queues in a period, highest first."""
+    """The costs of users or queues in a period, from highest to lowest."""
 
     by: str
     """`user` or `queue`."""
@@ -89,6 +89,6 @@ class CostReport(View):
     until: datetime
     items: list[CostItem]
     prices: list[Price] = []
-    """The current prices. For each resource on a node, the first price whose labels match the node
+    """The current prices. For each resource, the first price whose labels match the node
     applies."""
     warnings: list[Reason] = []

@@ -1,4 +1,4 @@
-"""Reports of a job: metrics, log lines and events; and its files."""
+"""Views of a job's metrics, logs, events and files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Series(View):
     steps: list[int]
     values: list[MetricValue]
     times: list[float] | None = None
-    """Unix time in seconds at which rank 0 first reported each step; unset if it was not requested,
-    and for jobs that an older server ran."""
+    """Unix time in seconds at which rank 0 first reported each step; unset if times were not
+    requested, or if the job ran on an older server."""
 
 
 class Metrics(View):
     series: dict[str, Series]
     next_step: int
-    """Pass as `after_step` to get later points. While the job is live, its newest step is sent
-    again, because more values of that step may follow: merge points by step."""
+    """Pass this as `after_step` to get later points. While the job is live, its latest step is sent
+    again, because it might get more values: merge points by step."""
 
 
 class Point(View):
@@ -31,7 +31,7 @@ class Point(View):
     step: int
     value: MetricValue
     time: float | None = None
-    """Time of the report, as in `Series.times`."""
+    """When the value was reported, as in `Series.times`."""
 
 
 class SystemSeries(View):
@@ -41,12 +41,12 @@ class SystemSeries(View):
 
 
 class SystemMetrics(View):
-    """The use of processors, memory, disks, network and GPUs by one rank, and by its node if it is
-    the node's lowest rank."""
+    """CPU, memory, disk, network and GPU usage of one rank, and of its node if the rank is the
+    lowest on the node."""
 
     series: dict[str, SystemSeries]
     next_time: int
-    """Pass as `after_time` to get later points."""
+    """Pass this as `after_time` to get later points."""
 
 
 class RankSample(View):
@@ -55,10 +55,10 @@ class RankSample(View):
 
 
 class SystemSample(View):
-    """The newest system metrics of every rank."""
+    """The latest system metrics of every rank."""
 
     time: int | None
-    """Unix time in seconds; unset for a job without samples."""
+    """Unix time in seconds; unset if the job has no samples."""
     ranks: list[RankSample]
 
 
@@ -72,14 +72,14 @@ class LogLine(View):
 class LogPage(View):
     items: list[LogLine]
     next_cursor: str
-    """Pass as `cursor` to get later lines, even if `items` is empty."""
+    """Pass this as `cursor` to get later lines, even if `items` is empty."""
     complete: bool
-    """Whether the job is over and this page reaches the end of its log."""
+    """Whether the job has ended and this page reaches the end of its log."""
 
 
 class Event(View):
     seq: int
-    """Number of the event within the job, from 1, without gaps."""
+    """Number of the event within the job, starting at 1, without gaps."""
     time: datetime
     type: str
     from_state: JobState | None = None
@@ -88,8 +88,8 @@ class Event(View):
     code: str
     message: str
     actor: str | None = None
-    """Name of the caller's token; `anonymous` if the server has no tokens, unset for events without
-    a caller."""
+    """Name of the user who caused the event; `anonymous` if the server has no tokens, unset if no
+    user caused it."""
     data: dict[str, Any] = {}
 
 
@@ -99,7 +99,7 @@ class EventPage(View):
 
 
 class Reset(View):
-    """Data of the event `reset`, after which a stream begins again with the first event."""
+    """Data of the `reset` event, after which a stream starts over with the first event."""
 
     code: str
     message: str
@@ -119,16 +119,16 @@ class ArtifactPage(View):
 
 
 class Code(View):
-    """Uploaded code, or the missing parts of an upload."""
+    """Uploaded code, or the parts that are still missing."""
 
     id: str
-    """`code-` and a hash of all files: the same files have the same id."""
+    """`code-` followed by a hash of all files, so the same files always have the same id."""
     num_files: int
     size_bytes: int
     is_complete: bool
-    """Whether the server has every part, so that a job may name the code."""
+    """Whether the server has all parts, so that jobs can use the code."""
     missing: list[str] = []
-    """The SHA-256 of each missing part."""
+    """SHA-256 of each missing part."""
 
 
 class CodeFile(View):
@@ -143,9 +143,9 @@ class CodeFilePage(View):
 
 
 class DownloadLink(View):
-    """A link for downloading one file of a job, once, without a token."""
+    """A link that can be used once to download a file of a job without a token."""
 
     url: str
-    """Path of the link on this server; anyone who has it can download the file."""
+    """Path of the link on this server. Anyone who has the link can download the file."""
     expires_at: datetime
-    """Time before which the download must begin."""
+    """When the link expires; the download must begin before this time."""

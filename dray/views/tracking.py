@@ -1,4 +1,4 @@
-"""Comparisons of jobs, experiments, and users' tags and notes."""
+"""Views of comparisons, experiments, tags and notes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dray.views.jobs import Cost, Goodput, JobState
 
 
 class Annotations(View):
-    """Tags and notes of a job, which may change at any time."""
+    """Tags and notes of a job. They can be changed at any time."""
 
     tags: list[str]
     notes: str
-    """Notes in Markdown; empty if there are none."""
+    """Notes in Markdown; empty if the job has none."""
     revision: int
-    """Number of changes so far, which is also the answer's ETag."""
+    """Number of changes so far; also the ETag of the response."""
     updated_at: datetime | None
     updated_by: str | None
 
 
 class FinalMetric(View):
-    """A series of rank 0: its newest value and its extremes, which are null if all values are
-    NaN."""
+    """The last value and the extremes of a series of rank 0. The extremes are null if all values
+    are NaN."""
 
     last: MetricValue
     last_step: int
@@ -43,7 +43,7 @@ class ComparedJob(View):
     world_size: int
     created_at: datetime
     waited_s: float
-    """Seconds from the submission to the first start, or until now."""
+    """Seconds from submission to the first start, or until now."""
     ran_s: float | None
     """Seconds from the first start to the end, or until now; null before the first start."""
     goodput: Goodput | None
@@ -51,24 +51,24 @@ class ComparedJob(View):
 
 
 class FieldDifference(View):
-    """A field in which the documents differ."""
+    """A field whose value differs between the job documents."""
 
     pointer: str
     values: list[Any]
-    """Value of each job, in the order of `jobs`; also null if a document has no such field."""
+    """Value in each document, in the order of `jobs`; null if it is null or missing."""
 
 
 class ComparedMetric(View):
     key: str
     values: list[FinalMetric | None]
-    """Values of each job, in the order of `jobs`; null for a job without this series."""
+    """Values of each job, in the order of `jobs`; null if the job does not have this series."""
     changes: list[float | None]
-    """Newest value minus the baseline's newest value; null if either is not a finite number, or if
-    there is no baseline."""
+    """Last value minus the baseline's last value, in the order of `jobs`; null if either is not a
+    finite number, or if there is no baseline."""
 
 
 class SyncFigures(View):
-    """The cost of keeping the ranks' copies of the model in sync. A figure is null if the job has
+    """The cost of keeping the ranks' copies of the model in sync. A field is null if the job has
     not reported it."""
 
     topology: str
@@ -76,42 +76,42 @@ class SyncFigures(View):
     steps: int
     """Number of completed steps."""
     samples_per_s: float | None
-    """Samples per second in the newest steps."""
+    """Samples per second in the most recent steps."""
     sent_bytes: float | None
-    """Bytes that all ranks together sent per step, averaged over the steps before the last
+    """Bytes sent per step by all ranks together, averaged over the steps before the last
     evaluation."""
     staleness_mean: float | None
-    """Mean number of updates by other ranks between a rank's reading of the weights and its own
+    """Mean number of updates by other ranks between the time a rank reads the weights and its own
     update; 0 if all ranks take each step together."""
     staleness_max: float | None
     consensus_distance: float | None
-    """Distance of the copies from their mean; 0 if all copies are equal."""
+    """Distance of the copies from their mean; 0 if all copies are identical."""
     loss: MetricValue | None
-    """The newest `val/loss`."""
+    """The last `val/loss`."""
 
 
 class Comparison(View):
     """A comparison of several jobs."""
 
     jobs: list[ComparedJob]
-    """The baseline, then the other jobs in the order of the request."""
+    """The baseline, followed by the other jobs in the order of the request."""
     baseline: str | None
-    """Id of the job that is pinned as the baseline of their experiment."""
+    """Id of the job that is pinned as the baseline of the experiment."""
     differences: list[FieldDifference]
     sync: list[SyncFigures | None]
-    """Figures of each job, in the order of `jobs`; null for a script, for a job with one rank, and
-    for a job whose ranks share a model or are clients."""
+    """Figures of each job, in the order of `jobs`; null for scripts, for jobs with a single rank,
+    and for jobs whose ranks share one model or are federated clients."""
     metrics: list[ComparedMetric]
 
 
 class Experiment(View):
-    """The jobs whose label `experiment` has this value."""
+    """The jobs that have the same value for the label `experiment`."""
 
     name: str
     num_jobs: int
     newest_job: str
     baseline: str | None
-    """Id of the job that the others are compared with."""
+    """Id of the job with which the others are compared."""
 
 
 class ExperimentPage(View):
@@ -120,7 +120,7 @@ class ExperimentPage(View):
 
 
 class MetricRange(View):
-    """The range of the newest values of a metric over jobs; null if no job has a number."""
+    """The range of a metric's last values over several jobs; null if no value is a number."""
 
     key: str
     num_jobs: int
@@ -132,7 +132,7 @@ class MetricRange(View):
 
 class ExperimentSummary(Experiment):
     states: dict[JobState, int]
-    """Number of jobs in each state; states without jobs are left out."""
+    """Number of jobs in each state; states without jobs are omitted."""
     num_summarised: int
-    """Number of the experiment's newest jobs that `metrics` covers."""
+    """Number of jobs, from the newest, that `metrics` covers."""
     metrics: list[MetricRange]

@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are notified when jobs enter a state, and the messages sent to them."""
+"""Views of webhooks and of the messages sent to them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dray.views.jobs import JobState
 
 
 class WebhookFormat(StrEnum):
-    """The format of the messages."""
+    """The format of a webhook's messages."""
 
     JSON = "json"
     SLACK = "slack"
-    """`{"text": ...}`, which Slack, Mattermost and others show in a channel."""
+    """`{"text": ...}`, which Slack, Mattermost and others display in a channel."""
 
 
 class DeliveryStatus(StrEnum):
     """The status of a message."""
 
     WAITING = "waiting"
-    """The message is sent at its `next_try_at`."""
+    """The message will be sent at `next_try_at`."""
     DELIVERED = "delivered"
     FAILED = "failed"
-    """The receiver did not accept the message within a day; a test message is tried only once."""
+    """The receiver did not accept the message within a day. Test messages are sent only once."""
     DROPPED = "dropped"
-    """The webhook was disabled while the message waited."""
+    """The webhook was disabled while the message was waiting."""
 
 
 class Webhook(View):
@@ -37,27 +37,27 @@ class Webhook(View):
     url: str
     format: WebhookFormat
     states: list[JobState]
-    """The webhook is notified of jobs that enter one of these states."""
+    """A notification is sent when a job enters one of these states."""
     queue: str | None = None
-    """If set, only jobs in this queue count."""
+    """If set, only jobs in this queue cause notifications."""
     labels: dict[str, str]
-    """Only jobs with all of these labels count."""
+    """Only jobs with all of these labels cause notifications."""
     all_users: bool
-    """Whether the webhook is notified of all users' jobs, instead of only its owner's."""
+    """Whether the jobs of all users cause notifications, instead of only the owner's jobs."""
     enabled: bool
     disabled_reason: Reason | None = None
     enabled_by: str | None = None
-    """The admin who last enabled the webhook, if that was not its owner. The webhook then works
-    while the admin's token is valid, even without the owner's token."""
+    """The admin who last enabled the webhook, if not its owner. The webhook then works as long as
+    the admin's token is valid, even if the owner's token is not."""
     failing_since: datetime | None = None
-    """Since when the receiver has accepted no message; unset while it accepts messages."""
+    """When the receiver stopped accepting messages; unset while it accepts them."""
     paused_until: datetime | None = None
-    """No message is sent to a failing receiver before this time."""
+    """Time until which no messages are sent, because the receiver is failing."""
     num_waiting: int
-    """Number of messages that are still to be sent."""
+    """Number of messages that have not been sent yet."""
     created_at: datetime
     secret: str | None = None
-    """The key of the signatures, which is only in the answer to the webhook's creation."""
+    """Key for the signatures; only returned when the webhook is created."""
 
 
 class WebhookPage(View):
@@ -65,14 +65,14 @@ class WebhookPage(View):
 
 
 class DeliveryAnswer(View):
-    """The receiver's answer to the newest attempt, or the reason why there was none."""
+    """The receiver's response to the latest attempt, or the reason why there was none."""
 
     status: int | None = None
-    """HTTP status of the answer."""
+    """HTTP status of the response."""
     body: str = ""
-    """Beginning of the answer's body."""
+    """Beginning of the response body."""
     error: str | None = None
-    """Why the message does not count as accepted."""
+    """Why the message was not accepted."""
     took_s: float
 
 
@@ -80,9 +80,9 @@ class WebhookDelivery(View):
     """A message to a webhook's address."""
 
     id: str
-    """Value of the header `webhook-id`, which is the same in each attempt."""
+    """Value of the `webhook-id` header, which is the same in every attempt."""
     type: str
-    """`job.` and the state, such as `job.failed`, or `webhook.test`."""
+    """`job.` followed by the state, such as `job.failed`; or `webhook.test`."""
     job_id: str | None = None
     status: DeliveryStatus
     tries: int

@@ -1,12 +1,12 @@
-"""Data sets by URL, as arrays that may be larger than memory.
+"""Open data sets by URL, as arrays that can be larger than memory.
 
-The files of a source are fetched once per node, checked, and converted to plain numpy files that
-all ranks of the node map into their memory. So any sample can be read directly by its number, and
-the order of samples is only arithmetic.
+The files of a source are downloaded once per node, validated, and converted to plain numpy files,
+which all ranks of the node memory-map. Therefore any sample can be read directly by its index, and
+the order of samples is just arithmetic.
 
-For a fault that would recur in another attempt, all functions raise
-`ray_workers.training.core.errors.DataError`, with one sentence that names the source, the file, the
-line or sample, and the fault.
+For errors that would recur in another attempt, all functions raise
+`ray_workers.training.core.errors.DataError`. Its message is one sentence that names the source, the
+file, the line or sample, and the error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
-    """Open a data set of format `images` or `npz`, or one of scikit-learn's sets of images."""
+    """Open a data set of format `images` or `npz`, or one of scikit-learn's image data sets."""
     if data.scheme == "sklearn":
         return toy_datasets.images(toy_datasets.name_of(data))
     return images.open_images(data, policy)
@@ -54,5 +54,5 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
 
 
 def preload() -> None:
-    """Load the data that the forkserver shares with its ranks. Starts no threads."""
+    """Load the data that the forkserver shares with its ranks. Does not start threads."""
     toy_datasets.images("digits")

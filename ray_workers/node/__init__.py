@@ -1,1 +1,1 @@
-"""The agent and the forkserver of a node, and the files and processes that they manage."""
+"""A node's agent and forkserver, and the files and processes they manage."""

@@ -1,7 +1,8 @@
 """The node agent: one detached actor per node, which keeps the node ready to start ranks.
 
-The agent runs the forkserver, which has torch imported, so that a rank starts in milliseconds. It
-serves the spool files of the node's ranks, even after the ranks and their supervisor are dead.
+The agent runs the forkserver, which has already imported torch, so that a rank starts in
+milliseconds. The agent also serves the spool files of the node's ranks, even after the ranks and
+their supervisor have died.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from ray_workers.shared.spool_reader import SpoolRead
 
 ORPHANS_BOUND_S = 10.0
-"""How long processes of dead nodes on this machine may take to end before this node is refused."""
+"""Seconds that processes of dead nodes on this machine may take to end before this node is
+refused."""
 QUARANTINE_PERIOD_S = 3.0
-"""Pause between two checks of the slots in quarantine."""
+"""Seconds between two checks of the slots in quarantine."""
 
 
 @dataclass(frozen=True)
@@ -95,34 +97,35 @@ class NodeReport:
     version: str
     python: str
     storage_nonce: str | None
-    """The contents of the storage's nonce file as this node reads it; None if it is unreadable."""
+    """The contents of the storage's nonce file as read by this node; None if it is unreadable."""
     problem: str | None
-    """Why ranks can't start here, such as a failed import of torch; None if they can."""
+    """Why ranks can't start on this node, such as a failed import of torch; None if they can."""
     full: str | None
-    """Why no file can be written to the folder for reports and temporary files; None if one can."""
+    """Why no file can be written to the folder for reports and temporary files; None if it is
+    possible."""
     quarantined: tuple[Quarantined, ...]
-    """Slots in quarantine, which no job gets."""
+    """Slots in quarantine, which are not given to any job."""
     idle_workers: int | None
-    """Number of Ray worker processes on the node that wait for an actor, or are starting."""
+    """Number of Ray worker processes on the node that are starting or waiting for an actor."""
     has_silo_source: bool
-    """Whether the node has the data of a silo, and so carries only ranks of silos."""
+    """Whether the node has a silo's data, and therefore runs only ranks of silos."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class NodeAgent:
-    """See the module's docstring. Methods run concurrently on one event loop."""
+    """The node agent (see the module's docstring). Methods run concurrently on one event loop."""
 
     def __init__(self, deployment_id: str, silence_limit_s: float) -> None:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # Files of this process and of its children are private to this user, however Ray was
+        # Make the files of this process and its children private to this user, however Ray was
         # started on this node.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._raylet = compat_ray.raylet_pid()
         self._parents = {self._raylet, os.getppid()}
-        """Parents of Ray's workers here, since workers may be forked (`worker_forks`)."""
+        """Parents of Ray's workers on this node, which may be forked (`worker_forks`)."""
         session_records.write_owner(self._directory, self._raylet)
         self._socket_path = socket_path(deployment_id, self._node_id)
         self._forkserver = ForkserverManager(
@@ -143,7 +146,7 @@ class NodeAgent:
         self._code_fetches = CodeFetches()
 
     def _begin(self) -> None:
-        """Start the background tasks at the first call."""
+        """Start the background tasks on the first call."""
         if not self._tasks:
             self._tasks = [
                 asyncio.ensure_future(self._forkserver.run()),
@@ -152,7 +155,7 @@ class NodeAgent:
             ]
 
     async def describe(self, nonce_path: Path | None) -> NodeReport:
-        """Answer once ranks can start here, or state why they can't."""
+        """Return once ranks can start on this node, or report why they can't."""
         self._begin()
         problem = await self._problem()
         return NodeReport(
@@ -170,27 +173,29 @@ class NodeAgent:
         )
 
     async def ping(self) -> float | None:
-        """Return since when the forkserver is silent. A stopped agent does not answer at all."""
+        """Return since when the forkserver has been silent. A stopped agent does not answer at
+        all."""
         return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
-        """Why ranks can't start here: no forkserver, or live processes of a dead node."""
+        """Return why ranks can't start on this node: no forkserver, or live processes of a dead
+        node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # This node need not wait for its own orphans; the slots of their attempts do.
+        # This node does not wait for its own orphans; only the slots of their attempts do.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
             print(f"removed the folder of a dead node, {folder}", flush=True)  # noqa: T201
         if left:
             pids = [pid for orphan in left for pid in orphan.pids]
-            return f"processes of a dead node on this machine can't be ended: {pids[:5]}"
+            return f"processes of a dead node on this machine can't be killed: {pids[:5]}"
         return await self._forkserver.problem()
 
     async def running(self, job_id: str, attempt: int, ranks: Sequence[int] | None = None) -> int:
-        """The number of processes of an attempt, or of these ranks of it, that are left here, plus
-        the number of GPUs with memory of dead processes."""
+        """Return the number of remaining processes of an attempt, or of these ranks of it, plus the
+        number of GPUs on which memory is still held for dead processes."""
         return len(await self._left(job_id, attempt, ranks))
 
     async def _left(
@@ -199,15 +204,15 @@ class NodeAgent:
         try:
             tasks = await list_tasks(self._socket_path)
         except ForkFailed:
-            tasks = []  # the ranks died with it; the records list processes that they started
+            tasks = []  # the ranks died with it; the records list the processes that they started
         directory = session_records.sessions_dir(self._directory)
         return await asyncio.to_thread(
             attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory, ranks
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """Return the remains of an attempt whose processes were asked to end. Kill processes that
-        the forkserver has not killed because the rank actor that holds them is stopped."""
+        """Return the remains of an attempt whose processes have been asked to end. Kill processes
+        that the forkserver has not killed because their rank actor is stopped."""
         left = await self._left(job_id, attempt)
         if left:
             with contextlib.suppress(ForkFailed):
@@ -218,8 +223,8 @@ class NodeAgent:
         return left
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
-        """Hold an attempt's slots on this node until nothing of the attempt is left, and then
-        release them. False if nothing is left already."""
+        """Hold an attempt's slots on this node until nothing of the attempt remains, then release
+        them. Return False if nothing remains already."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -246,7 +251,7 @@ class NodeAgent:
         ]
 
     async def _tend_quarantine(self) -> None:
-        """Release slots in quarantine once nothing of their attempt is left."""
+        """Release slots in quarantine once nothing of their attempt remains."""
         while True:
             for entry in self._book.entries():
                 try:
@@ -286,14 +291,15 @@ class NodeAgent:
     async def stacks(
         self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
     ) -> dict[int, str]:
-        """The stacks of all threads of these ranks, without ranks that write none in `wait_s`."""
+        """Return the stacks of all threads of these ranks, without ranks that write none within
+        `wait_s`."""
         directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
         try:
             found = await stack_collector.collect(
                 self._socket_path, directory, job_id, attempt, ranks, wait_s
             )
         except ForkFailed:
-            return {}  # every process died with it
+            return {}  # all ranks died with it
         masker = self._spools.masker(job_id, attempt)
         shown = {}
         for rank, text in found.items():
@@ -304,10 +310,10 @@ class NodeAgent:
     async def observe(
         self, job_id: str, attempt: int, with_pace: bool, with_system_metrics: bool
     ) -> NodeObservation:
-        """Observe the training processes of an attempt, including dead ones. Pace and system
-        metrics are included if requested."""
+        """Observe an attempt's training processes, including dead ones. Slowness and system metrics
+        are included if requested."""
         metrics: dict[int, dict[str, float]] = {}
-        if with_system_metrics:  # first, because the ranks make progress meanwhile
+        if with_system_metrics:  # first, because the ranks make progress in the meantime
             metrics = await self._system_metrics.sample(job_id, attempt)
             metrics = {
                 rank: values
@@ -322,14 +328,15 @@ class NodeAgent:
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
-        """The work of each live training process so far, by its rank and incarnation."""
+        """Return the work that each live training process has done so far, by rank and
+        incarnation."""
         seen = [one for one in self._observe_ranks(job_id, attempt) if one.state]
         found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """How many times slower than usual the slowest process of an attempt or of Ray runs here
-        because it waits for a CPU (`ray_workers.shared.processes.machine_pace`)."""
+        """Return how many times slower than usual the slowest process of an attempt or of Ray runs
+        on this node because it waits for a CPU (`ray_workers.shared.processes.machine_pace`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
@@ -338,16 +345,16 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to every process of a rank; False if none runs here."""
+        """Send a signal to every process of a rank. Return False if none runs on this node."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's folders, temporary files, pages and spools, also its spools on dead
-        nodes of this machine. All frames are stored. The spools are deleted last, since an attempt
-        is found by them."""
+        """Delete an attempt's folders, temporary files, pages and spools, including its spools on
+        dead nodes of this machine. Call it once all frames are stored. The spools are deleted last,
+        since attempts are found by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         self._system_metrics.forget(job_id, attempt)
@@ -358,21 +365,21 @@ class NodeAgent:
     async def put_code(
         self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
     ) -> CodeProblem | None:
-        """Put a job's code into its directory. Returns the problem if that fails, else None."""
+        """Put a job's code into its directory. Return the problem, or None if successful."""
         directory = work_root(self._deployment_id) / job_id
         try:
             await self._code_fetches.put_into(code, storage_url, directory)
         except (CodeRefused, CodeUnreachable) as error:
             return CodeProblem(str(error), is_final=isinstance(error, CodeRefused))
-        except Exception as error:  # whatever the client of a storage may raise
+        except Exception as error:  # storage clients can raise anything
             traceback.print_exc()
             return CodeProblem(f"{type(error).__name__}: {error}", is_final=False)
         return None
 
     async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
-        """Return the state of a job's needs on the node, and begin to prepare them if that has not
-        begun. Idempotent."""
-        if silo_gate.has_source(os.environ):  # a setup command is code of a user
+        """Return the state of a job's needs on the node, and start preparing them if necessary.
+        Idempotent."""
+        if silo_gate.has_source(os.environ):  # a setup command is user code
             need = JobNeed.CODE if needs.environment is None else JobNeed.ENVIRONMENT
             message = silo_gate.FOR_SILOS_ALONE
             return NodeEnvironment(need, BuildState.FAILED, message, (), (), log="")
@@ -389,8 +396,8 @@ class NodeAgent:
         return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def forget(self, needs: NodeNeeds) -> None:
-        """Stop preparing needs that no job has any more. `needs.policy.owner` has no job left with
-        these needs. Idempotent."""
+        """Record that `needs.policy.owner` has no more jobs with these needs, and stop preparing
+        needs that no job has any more. Idempotent."""
         if needs.code is not None:
             self._code_fetches.forget(needs.code, needs.policy.owner)
         if needs.environment is not None:
@@ -399,17 +406,17 @@ class NodeAgent:
             )
 
     async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:
-        """Create the folders of a script's attempt. Returns the reason if that fails, else None."""
+        """Create the folders of a script's attempt. Return the reason for a failure, or None."""
         return await self._folders.begin((job_id, attempt), plan)
 
     async def output_sizes(self, job_id: str, attempt: int) -> dict[str, int] | None:
-        """`FolderKeeper.sizes`. Call once nothing of the attempt runs here."""
+        """`FolderKeeper.sizes`. Call it once nothing of the attempt runs on this node."""
         return await self._folders.sizes((job_id, attempt))
 
     async def keep_output(
         self, job_id: str, attempt: int, taken: Sequence[str], num_bytes: int = 0
     ) -> FilesKept | str:
-        """`FolderKeeper.keep`. Call once nothing of the attempt runs here."""
+        """`FolderKeeper.keep`. Call it once nothing of the attempt runs on this node."""
         kept = await self._folders.keep((job_id, attempt), taken, num_bytes)
         masker = self._spools.masker(job_id, attempt)
         if isinstance(kept, str):
@@ -419,11 +426,11 @@ class NodeAgent:
         return replace(kept, problem=problem, left_out=left_out, left_behind=left_behind)
 
     async def kept_jobs(self) -> list[str]:
-        """The jobs that have a directory on this machine."""
+        """Return the jobs that have a directory on this machine."""
         return work_dir.jobs_in(work_root(self._deployment_id))
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
-        """Delete the directories of jobs that were deleted."""
+        """Delete the directories of deleted jobs."""
         await asyncio.to_thread(work_dir.remove, work_root(self._deployment_id), job_ids)
 
     async def spooled(self) -> list[tuple[str, int]]:

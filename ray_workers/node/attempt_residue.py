@@ -1,4 +1,4 @@
-"""The remains of an attempt on a node, whose slots are released once nothing remains."""
+"""The remains of an attempt on a node. Its slots are released once nothing remains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """Remains of an attempt; false if there are none."""
+    """Remains of an attempt. Falsy if there are none."""
 
     pids: tuple[int, ...]
     gpu_bytes: Mapping[str, int]
-    """Bytes that are still held for dead processes, by GPU."""
+    """Bytes still held for dead processes, by GPU."""
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.gpu_bytes)
@@ -27,16 +27,16 @@ class AttemptResidue:
         return len(self.pids) + len(self.gpu_bytes)
 
     def sentence(self) -> str:
-        """The reason why the slots are not free, for users."""
+        """Explain to users why the slots are not free."""
         reasons = []
         if self.pids:
             shown = ", ".join(_shown(pid) for pid in self.pids[:3])
             more = f" and {len(self.pids) - 3} more" if len(self.pids) > 3 else ""
-            reasons.append(f"not gone after SIGKILL: {shown}{more}")
+            reasons.append(f"still alive after SIGKILL: {shown}{more}")
         for gpu, amount in self.gpu_bytes.items():
             size = f"{amount / 2**20:.0f} MiB" if amount else "memory"
-            reasons.append(f"GPU {gpu}: {size} held for processes that are gone")
-        return "; ".join(reasons) or "nothing is left"
+            reasons.append(f"GPU {gpu}: {size} still held for dead processes")
+        return "; ".join(reasons) or "nothing remains"
 
 
 def _shown(pid: int) -> str:
@@ -52,10 +52,10 @@ def of_attempt(
     gpu_memory: GpuMemory,
     ranks: Sequence[int] | None = None,
 ) -> AttemptResidue:
-    """The processes and the GPU memory that remain of an attempt, or of these ranks of it.
+    """Return the processes and the GPU memory that remain of an attempt, or of these ranks of it.
 
-    directory: the records of the node's sessions. tasks: the forkserver's list, empty if the
-    forkserver is dead. Sends SIGKILL to processes that a dead forkserver left.
+    `directory` has the records of the node's sessions. `tasks` is the forkserver's list, which is
+    empty if the forkserver is dead. Processes left by a dead forkserver are sent SIGKILL.
     """
 
     def matches(one: tuple[str, int, int]) -> bool:

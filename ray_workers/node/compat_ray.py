@@ -1,8 +1,8 @@
-"""Every private name of Ray that dray uses, each behind a function of its own.
+"""All of Ray's private API that dray uses, each part behind a separate function.
 
-Each function's docstring states why no public name serves. All of them worked with Ray 2.54 to
-2.60; tests/unit/workers/node/test_compat_ray.py fails, and names the function, if Ray changed one.
-Functions import Ray when called, so that this module can be imported without Ray.
+Each function's docstring explains why the public API does not suffice. All functions work with Ray
+2.54 to 2.60; if Ray changes the API, tests/unit/workers/node/test_compat_ray.py fails and names the
+function. Functions import Ray when called, so that this module can be imported without Ray.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ RAYLET_PID = "RAY_RAYLET_PID"
 
 
 def actor_id_of(actor: Any) -> str:
-    """The id of an actor in hexadecimal digits. The handle has no public id, and the actor's own
-    runtime context exists only in its process."""
+    """Return the id of an actor in hexadecimal. The handle has no public id, and the actor's own
+    runtime context is only available in its process."""
     text: str = actor._actor_id.hex()
     return text
 
 
 def process_of(actor: Any) -> tuple[int, str] | None:
-    """(pid, node id) of the process that runs an actor; None if there is none. The state API
-    returns the same over HTTP, through the dashboard, which need not run."""
+    """Return (pid, node id) of the process that runs an actor; None if there is none. The state API
+    returns the same over HTTP, but requires the dashboard, which may not be running."""
     from ray._private.state import actors
 
     entry = actors(actor_id_of(actor))
@@ -40,7 +40,8 @@ def process_of(actor: Any) -> tuple[int, str] | None:
 
 
 def available_by_node() -> dict[str, dict[str, float]]:
-    """The free resources of each node. `ray.available_resources` is only the sum of all nodes."""
+    """Return the free resources of each node. `ray.available_resources` only returns the sum over
+    all nodes."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -48,8 +49,8 @@ def available_by_node() -> dict[str, dict[str, float]]:
 
 
 def drained_nodes() -> dict[str, float]:
-    """The Unix time at which each node that is being drained goes; inf if it has none. `ray
-    drain-node` is public, but no public function lists drained nodes."""
+    """Return the nodes that are being drained, with the Unix time of their deadline, or inf if they
+    have none. `ray drain-node` is public, but no public function lists drained nodes."""
     from ray._private.state import state
 
     found: dict[str, int] = state.get_draining_nodes()
@@ -57,8 +58,8 @@ def drained_nodes() -> dict[str, float]:
 
 
 def put_once(key: str, value: str, namespace: str) -> bool:
-    """Write a value into the cluster's key-value store unless the key has one; True if it had one.
-    Ray has no public store that accepts a value only once."""
+    """Write a value to the cluster's key-value store unless the key already has a value. Return
+    whether it had one. Ray has no public write-once store."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     existed: bool = _internal_kv_put(key, value, False, namespace=namespace)
@@ -66,8 +67,8 @@ def put_once(key: str, value: str, namespace: str) -> bool:
 
 
 def export_class(actor_class: Any) -> bytes:
-    """Write the code of an actor class into the cluster's function table, unless this process has
-    done so. Returns the code's key there, for `use_exported_class`."""
+    """Write the code of an actor class to the cluster's function table, unless this process has
+    already done so. Return the code's key in the table, for `use_exported_class`."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__
@@ -83,8 +84,8 @@ def export_class(actor_class: Any) -> bytes:
 
 def use_exported_class(actor_class: Any, place: bytes) -> None:
     """Create actors of the class from the code that another process of the same Ray job exported.
-    With public functions Ray exports a class once for each process that creates an actor, under a
-    key of its own, and keeps the code until the job ends."""
+    With the public API, Ray exports a class once per process that creates an actor, each time under
+    a different key, and keeps the code until the job ends."""
     from ray._private.worker import global_worker as worker
 
     meta = actor_class.__ray_metadata__
@@ -99,8 +100,9 @@ def prestart_workers(
     metadata: Sequence[tuple[str, str]],
     limit_s: float,
 ) -> None:
-    """Have a raylet start idle worker processes. Ray's own start calls the same RPC, and no public
-    function does. Raises ImportError or AttributeError if this Ray has no such RPC."""
+    """Make a raylet start idle worker processes. Ray itself calls this RPC at startup, but no
+    public function does. Raise ImportError or AttributeError if this version of Ray does not have
+    the RPC."""
     grpc: Any = importlib.import_module("grpc")
     messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
     stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
@@ -115,26 +117,27 @@ def prestart_workers(
 
 
 def start_workers_by(script: str) -> str | None:
-    """Have this process's `ray start` start Ray's workers by another script, in a Python with the
-    standard library alone. Returns the path of Ray's own script, or None, and changes nothing, if
-    this Ray does not support it: `ray start` has no option for it."""
+    """Make `ray start` in this process start Ray's workers with another script, in a Python that
+    only has the standard library; `ray start` has no option for this. Return the path of Ray's own
+    script. If this version of Ray does not support it, return None and change nothing."""
     from ray._private import services
     from ray._private.parameter import RayParams
     from ray._private.workers import default_worker
 
     if "worker_path" not in inspect.signature(RayParams).parameters:
         return None
-    services._site_flags = lambda: ["-I", "-S"]  # used by the command for workers alone
+    services._site_flags = lambda: ["-I", "-S"]  # used only in the command that starts workers
     changed = functools.partialmethod(RayParams.__init__, worker_path=script)
     RayParams.__init__ = changed  # type: ignore[method-assign,assignment]
     return default_worker.__file__
 
 
 def import_for_forks(modules: Iterable[str]) -> None:
-    """Import these modules and the imports of Ray's own worker script.
+    """Import these modules, and what Ray's own worker script imports.
 
-    Ray draws a random id for each class of actors from a generator. Forked processes would have
-    copies of its state and draw the same ids, so these ids come from the operating system.
+    Ray draws a random id for each actor class from a generator. Forked processes would have copies
+    of the generator's state and draw the same ids, so these ids are drawn from the operating system
+    instead.
     """
     import ray.actor
     from ray import ActorClassID
@@ -155,7 +158,7 @@ def import_for_forks(modules: Iterable[str]) -> None:
 
 
 def random_id() -> bytes:
-    """A random id, drawn in the same way as Ray's own ids."""
+    """Return a random id that is drawn in the same way as Ray's ids."""
     from ray import ActorClassID
 
     drawn: bytes = ActorClassID.from_random().binary()
@@ -163,11 +166,13 @@ def random_id() -> bytes:
 
 
 def raylet_pid() -> int:
-    """The pid of this Ray worker's raylet, which is not the parent of a forked worker. Ray passes
-    the pid to workers so that they end with the raylet, and has no public call for it."""
+    """Return the pid of this Ray worker's raylet, which is not the parent of a forked worker. Ray
+    passes the pid to workers so that they end with the raylet, but has no public function for
+    it."""
     return int(os.environ.get(RAYLET_PID) or os.getppid())
 
 
 def nvml() -> Any:
-    """NVIDIA's bindings in Ray, for a node without `pynvml`. ImportError if Ray has none."""
+    """Return Ray's copy of NVIDIA's bindings, for a node without `pynvml`. Raise ImportError if Ray
+    has none."""
     return importlib.import_module("ray._private.thirdparty.pynvml")

@@ -1,7 +1,7 @@
-"""The processes that hold memory on a GPU, by NVIDIA's management library (NVML).
+"""The processes that hold memory on a GPU, according to NVIDIA's management library (NVML).
 
-Memory may outlive its process, in a driver that hangs in the cleanup, or in a context that another
-process still has open. Without NVML nothing counts as held.
+Memory can outlive its process if the driver hangs during cleanup, or if another process still has
+the context open. Without NVML, no memory counts as held.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from ray_workers.node import compat_ray
 
 
 class GpuMemory(Protocol):
-    """Shows a node agent which GPU memory is held, before it releases a slot."""
+    """Lets a node agent check which GPU memory is held before it releases a slot."""
 
     def held(self, gpus: str) -> dict[int, int]:
-        """Bytes by pid on these GPUs, named as in CUDA_VISIBLE_DEVICES by index or UUID."""
+        """Return the bytes held on these GPUs, by pid. GPUs are named by index or UUID, as in
+        CUDA_VISIBLE_DEVICES."""
 
 
 class NvmlMemory:
-    """Reads NVML through nvidia-ml-py if it is installed, else through Ray's own copy of it."""
+    """Reads NVML through nvidia-ml-py if it is installed, otherwise through Ray's copy of it."""
 
     def __init__(self) -> None:
         self._nvml = load_nvml()
@@ -39,14 +40,14 @@ class NvmlMemory:
 
 
 def gpu_handle(nvml: Any, gpu: str) -> Any:
-    """NVML's handle of a GPU, named as in CUDA_VISIBLE_DEVICES."""
+    """Return NVML's handle for a GPU, which is named as in CUDA_VISIBLE_DEVICES."""
     if gpu.isdecimal():
         return nvml.nvmlDeviceGetHandleByIndex(int(gpu))
     return nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 def load_nvml() -> Any:
-    """The initialised bindings; None without an NVIDIA driver."""
+    """Return the initialised bindings; None without an NVIDIA driver."""
     for load in (lambda: importlib.import_module("pynvml"), compat_ray.nvml):
         try:
             nvml: Any = load()

@@ -1,4 +1,4 @@
-"""The address at which processes of other nodes reach this node."""
+"""The address at which processes on other nodes reach this node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ray_workers.node.rank_environment import NODE_ADDRESS
 
 
 def own_address() -> str:
-    """The address at which other nodes reach this node."""
+    """Return the address at which other nodes reach this node."""
     address: str = (
         os.environ.get(NODE_ADDRESS) or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     )

@@ -1,7 +1,7 @@
-"""The spools of a node: the reports of its ranks, masked so that they may leave the node.
+"""A node's spools, which contain its ranks' reports. Reports are masked before they leave the node.
 
-Spools outlive the ranks, their supervisor and their node. Spools of dead nodes of this machine are
-read too.
+Spools outlive the ranks, their supervisor and their node. Spools of dead nodes on this machine are
+also read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
-"""Shortest pause between two checks of the spools; each check is a few stat calls."""
+"""Minimum seconds between two checks of the spools. Each check makes a few stat calls."""
 MAX_POLL_S = 0.5
 POLL_SHARE = 0.1
-"""Longest pause as a share of the quiet time, since ranks with long steps need the processor."""
+"""Maximum pause as a share of the time without new frames, to leave the CPU to ranks with long
+steps."""
 
 
 class NodeSpools:
@@ -37,23 +38,23 @@ class NodeSpools:
         self._silos = SiloGate()
 
     def of(self, job_id: str, attempt: int) -> Path:
-        """The folder of the spools of an attempt."""
+        """Return the folder of an attempt's spools."""
         return spool_dir(self._deployment_id, self._node_id, job_id, attempt)
 
     def masker(self, job_id: str, attempt: int) -> Masker:
-        """Masks the secrets of an attempt."""
+        """Return the masker for an attempt's secrets."""
         return self._maskers.of(self.of(job_id, attempt))
 
     def silo(self, job_id: str, attempt: int, rank: int) -> SiloRules | None:
-        """The rules for reports of a silo's rank; None for other ranks."""
+        """Return the rules for the reports of a silo's rank; None for other ranks."""
         return self._silos.silo(self.of(job_id, attempt), rank)
 
     async def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> SpoolRead:
-        """Return new frames of each spool of an attempt; waits up to `wait_s` for the first.
+        """Return new frames from each of an attempt's spools, waiting up to `wait_s` for the first.
 
-        The service has stored all frames before `cursor`; they are deleted here.
+        Frames before `cursor`, which the service has already stored, are deleted.
         """
         directory = self.of(job_id, attempt)
         spool_reader.acknowledge(directory, _keys(directory), cursor)
@@ -74,7 +75,8 @@ class NodeSpools:
     def read_left(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
     ) -> dict[str, bytes]:
-        """Like `read`, return new frames of an attempt's spools on dead nodes of this machine."""
+        """Like `read`, but return new frames from an attempt's spools on dead nodes of this
+        machine."""
         found: dict[str, bytes] = {}
         for spools in self._of_dead_nodes():
             directory = spools / job_id / str(attempt)
@@ -85,7 +87,7 @@ class NodeSpools:
         return found
 
     def errors(self, job_id: str, attempt: int) -> list[Frame]:
-        """The ERROR frames that ranks of an attempt wrote here before they ended."""
+        """Return the ERROR frames that an attempt's ranks wrote on this node before they ended."""
         directory = self.of(job_id, attempt)
         return [
             frame
@@ -97,20 +99,20 @@ class NodeSpools:
         ]
 
     def attempts(self) -> list[tuple[str, int]]:
-        """(job, attempt) of the spools on this node, and on dead nodes of this machine."""
+        """Return (job, attempt) of the spools on this node, and on dead nodes of this machine."""
         roots = (spools_of(self._directory), *self._of_dead_nodes())
         jobs = [job for spools in roots for job in entries(spools)]
         return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
 
     def drop(self, job_id: str, attempt: int) -> None:
-        """Delete the spools of an attempt, also on dead nodes of this machine."""
+        """Delete an attempt's spools, including spools on dead nodes of this machine."""
         left = (spools / job_id / str(attempt) for spools in self._of_dead_nodes())
         for directory in (self.of(job_id, attempt), *left):
             spool_reader.remove(directory)
             self._maskers.forget(directory)
 
     def _let_out(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Whole lines of a spool, reduced to the content that may leave this node."""
+        """Reduce complete lines of a spool to the content that may leave this node."""
         return mask_frames(self._silos.frames(spools, key, data), self._maskers.of(spools))
 
     def _of_dead_nodes(self) -> list[Path]:

@@ -1,7 +1,8 @@
-"""Orphans: processes of dead forkservers on this machine, found by their records and ended.
+"""Orphans: processes of dead forkservers on this machine, which are found by their records and
+killed.
 
-A process is only killed because of its mark, or as a leader that a record names by pid and start
-time, since the same pid may belong to another process by now.
+A process is killed only if it has a session's mark, or if a record names it as a leader by pid and
+start time, since by now the same pid may belong to another process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Orphan:
 
 
 def reap(directory: Path) -> list[Orphan]:
-    """Send SIGKILL once to all processes of sessions whose forkserver is dead, and return them.
+    """Send SIGKILL once to all processes of sessions whose forkserver is dead, and return these
+    sessions.
 
     Records of empty sessions are removed, unless they name a GPU.
     """
@@ -55,7 +57,8 @@ def reap(directory: Path) -> list[Orphan]:
 
 
 def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
-    """End the orphans of the nodes with these folders; returns orphans not gone in time. Blocks."""
+    """Kill the orphans of the nodes with these folders, and return the orphans still alive after
+    `within_s`. Blocking."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
@@ -67,8 +70,9 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 
 def remove_folders(nodes: Iterable[Path]) -> list[Path]:
-    """Delete the folders of these nodes, which are gone, and return the deleted folders. If the
-    service has yet to read a node's spools, they stay, with the file that names the owner."""
+    """Delete the folders of these dead nodes, and return the deleted folders. If the service has
+    not yet read all of a node's spools, they are kept, together with the file that names the
+    owner."""
     removed = []
     for node in nodes:
         spools = spools_of(node)
@@ -83,7 +87,7 @@ def remove_folders(nodes: Iterable[Path]) -> list[Path]:
 
 
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
-    """Apply `remove_folders` to nodes whose raylet and processes are all gone."""
+    """Apply `remove_folders` to nodes whose raylet and processes have all ended."""
 
     def is_over(node: Path) -> bool:
         sessions = session_records.read_sessions(session_records.sessions_dir(node))

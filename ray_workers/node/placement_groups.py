@@ -1,7 +1,7 @@
-"""Releases the slots of an attempt, each once its processes are gone.
+"""Release of an attempt's slots, each once its processes have ended.
 
-Slots are placement groups whose lifetime does not depend on the supervisor, so that the sudden end
-of a supervisor does not offer a GPU to others while a process still holds it. The service finds a
+Slots are placement groups whose lifetime does not depend on the supervisor, so that when a
+supervisor dies, a GPU is not offered to others while a process still holds it. The service finds a
 group without a supervisor by the group's name and releases it.
 """
 
@@ -26,18 +26,18 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.names import agent_name
 
 EMPTY_BOUND_S = 20.0
-"""Seconds after which slots of an attempt whose processes are not gone are quarantined; longer than
+"""Seconds after which an attempt's slots are quarantined if its processes still exist; longer than
 the forkserver's own limit (`forkserver.server.STUCK_S`)."""
 RELEASE_TIMEOUT_S = 30.0
-"""Seconds in which Ray has to list slots as free before that is an error."""
+"""Seconds within which Ray must list slots as free."""
 ANSWER_LIMIT_S = 10.0
-"""Seconds in which a node agent has to search for processes of an attempt."""
+"""Seconds within which a node agent must have searched for an attempt's processes."""
 CHECK_S = 0.02
 
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """One placement group of an attempt, as Ray lists it."""
+    """A placement group of an attempt, as Ray lists it."""
 
     job_id: str
     attempt: int
@@ -48,12 +48,12 @@ class HeldSlots:
 
 
 def slots_name(job_id: str, attempt: int, number: int) -> str:
-    """The name of an attempt's placement group. No two groups of an attempt share a number."""
+    """Return the name of an attempt's placement group. Numbers are unique within an attempt."""
     return f"dray:{job_id}:{attempt}:slots:{number}"
 
 
 async def held_slots() -> list[HeldSlots]:
-    """Every placement group of an attempt that Ray still has."""
+    """Return every attempt's placement groups that Ray still has."""
     table = await asyncio.to_thread(placement_group_table)
     found = []
     for identity, entry in table.items():
@@ -74,11 +74,11 @@ async def held_slots() -> list[HeldSlots]:
 async def release(
     job_id: str, attempt: int, node_ids: Iterable[str], slots: Sequence[PlacementGroup]
 ) -> frozenset[str]:
-    """Release the slots of an attempt whose processes were asked to end, and return the nodes whose
-    slots are in quarantine.
+    """Release the slots of an attempt whose processes have been asked to end, and return the nodes
+    whose slots are in quarantine.
 
-    node_ids: every node that may run a process of the attempt. Raises TimeoutError if Ray does not
-    remove the slots in time; the call may be repeated.
+    `node_ids` are all nodes that may be running a process of the attempt. Raise TimeoutError if Ray
+    does not remove the slots in time; the call can be repeated.
     """
     busy = await busy_nodes(job_id, attempt, node_ids)
     kept = frozenset([node for node in busy if await _quarantine(job_id, attempt, node)])
@@ -92,8 +92,8 @@ async def release(
 async def busy_nodes(
     job_id: str, attempt: int, node_ids: Iterable[str], ranks: Sequence[int] | None = None
 ) -> set[str]:
-    """The nodes on which processes of the attempt are not gone after `EMPTY_BOUND_S`. ranks: check
-    only the processes of these ranks."""
+    """Return the nodes on which processes of the attempt still exist after `EMPTY_BOUND_S`. If
+    `ranks` is given, check only the processes of these ranks."""
     busy, deadline = set(node_ids), time.monotonic() + EMPTY_BOUND_S
     while busy and time.monotonic() < deadline:
         answers = await asyncio.gather(*(is_empty(job_id, attempt, node, ranks) for node in busy))
@@ -106,7 +106,8 @@ async def busy_nodes(
 async def is_empty(
     job_id: str, attempt: int, node_id: str, ranks: Sequence[int] | None = None
 ) -> bool:
-    """Whether no process of the attempt, or of these ranks, is left on the node, or it is gone."""
+    """Whether the node has no remaining process of the attempt, or of these ranks, or no longer
+    exists."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt, ranks))
@@ -115,13 +116,14 @@ async def is_empty(
 
 
 async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
-    """Have the node's agent keep the attempt's slots; False if nothing of it is left by then."""
+    """Make the node's agent keep the attempt's slots. Return False if nothing of the attempt
+    remains by then."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         call: Any = agent.quarantine.remote(job_id, attempt)
         return bool(await result_within(ANSWER_LIMIT_S, call))
     except (ValueError, RayActorError, TimeoutError):
-        # The agent does not answer. The slots stay taken, and are released later, like groups
+        # The agent does not respond. The slots stay taken, and are released later, like groups
         # without a supervisor.
         return node_id in await asyncio.to_thread(alive_nodes)
 

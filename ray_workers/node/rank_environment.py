@@ -1,8 +1,8 @@
-"""The allow-list of environment variables that reach a rank; without ray or torch.
+"""The allow-list of environment variables that are passed to a rank. Needs neither Ray nor torch.
 
-The forkserver is started with these variables alone, so that a rank finds no others in its own
-environment or its parent's /proc/PID/environ. A separate list has the node's credentials for
-storage: dray's own code gets them, also as a rank of a recipe, and a user's script does not.
+The forkserver is started with only these variables, so that a rank finds no others in its own
+environment or in its parent's /proc/PID/environ. The node's storage credentials are on a separate
+list: dray's own code, including ranks of recipes, gets them, but a user's script does not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 from ray_workers.shared.paths import NODE_TMPDIR
 
 RANK_ENV: Final = "DRAY_RANK_ENV"
-"""Names of additional variables, separated by commas."""
+"""Comma-separated names of additional variables."""
 NODE_ADDRESS: Final = "DRAY_NODE_ADDRESS"
-"""The address of the node. Set to loopback for an embedded Ray, which is one node; Ray itself would
-use the machine's address."""
+"""The address of the node. It is set to the loopback address for an embedded Ray, which has only
+one node; Ray itself would use the machine's address."""
 RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
-"""The mark of an embedded Ray, by which processes that a crash left are found; not a secret."""
+"""The mark of an embedded Ray, by which processes left by a crash are found. It is not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
-"""Niceness of ranks (nice(1)), if above that of Ray's workers. Set for an embedded Ray, where the
-processes that manage ranks must keep a higher priority."""
+"""Niceness of ranks (nice(1)), if higher than that of Ray's workers. It is set for an embedded Ray,
+in which the processes that manage ranks must keep a higher priority."""
 
 _NAMES: Final = frozenset(
     {
@@ -66,34 +66,35 @@ _SECRET: Final = re.compile(
     r"(KEY|TOKEN|SECRET|CRED|CREDENTIAL|PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|AUTH|COOKIE|\bPAT)"
     r"S?\d*\b"
 )
-"""Words, or ends of words, that exclude a name despite its prefix, such as NVIDIA_API_KEY."""
+"""Words, or ends of words, that exclude a name such as NVIDIA_API_KEY despite its prefix."""
 _CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
 """Prefixes of variables that fsspec's object stores read."""
 
 
 def _passes(name: str, value: str, added: Collection[str]) -> bool:
-    upper = name.upper()  # proxies are read in lower case too
+    upper = name.upper()  # proxy variables can also be in lower case
     if name in added or (upper in _NAMES and (name == upper or upper.endswith("_PROXY"))):
         return True
-    # A cache may also be a server, whose URL contains a password.
+    # A cache can also be a server, whose URL may contain a password.
     is_cache_folder = name.endswith(_CACHE_SUFFIXES) and value.startswith(("/", "~"))
     names_secret = _SECRET.search(upper.replace("_", " ")) is not None
     return (name.startswith(_PREFIXES) or is_cache_folder) and not names_secret
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a node's environment that a rank may see."""
+    """Return the variables in a node's environment that a rank may see."""
     added = {name.strip() for name in environment.get(RANK_ENV, "").split(",")}
     return {name: value for name, value in environment.items() if _passes(name, value, added)}
 
 
 def credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """The node's own variables for access to storage, for code of dray alone."""
+    """Return the node's own variables for storage access, which only dray's code may see."""
     return {k: value for k, value in environment.items() if k.startswith(_CREDENTIALS)}
 
 
 def of_node(environment: Mapping[str, str], rank_env: Collection[str]) -> dict[str, str]:
-    """The variables of the service that an embedded Ray gets, for its actors and ranks."""
+    """Return the service's variables that are passed to an embedded Ray, for its actors and
+    ranks."""
     found = {**environment, RANK_ENV: ",".join(rank_env)}
     rays = {name: value for name, value in environment.items() if name.startswith("RAY_")}
     return {**of_ranks(found), **credentials(environment), **rays, RANK_ENV: found[RANK_ENV]}

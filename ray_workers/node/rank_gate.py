@@ -1,6 +1,7 @@
-"""The gate of a rank that starts on a node: the task that the node allows, and what may leave.
+"""The gate of a rank that starts on a node: the task that the node allows, and what may leave the
+node.
 
-An ordinary rank gets and reports everything; a silo's data stay on their node (`silo_gate`).
+An ordinary rank receives and reports everything. A silo's data stay on their node (`silo_gate`).
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from ray_workers.shared.contracts import RankTask
 
 @dataclass(frozen=True)
 class RankGate:
-    """The gate of one rank."""
+    """The gate of a rank."""
 
     task: RankTask
-    """The task, as the node's owner allows it."""
+    """The task, to the extent that the node's owner allows it."""
     passes_output: bool
-    """Whether the rank's output may leave the node; otherwise the output is kept there."""
+    """Whether the rank's output may leave the node. Otherwise the output is kept on the node."""
     passes_progress: bool
-    """Whether the rank's actor may show its step, loss and speed elsewhere."""
+    """Whether the rank's actor may show its step, loss and speed outside the node."""
 
 
 def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
-    """Return the gate of a rank that is about to start, and note a silo for the node's agent.
-    Raises RuntimeError if the node accepts no such rank."""
+    """Return the gate of a rank that is about to start, and record a silo for the node's agent.
+    Raise RuntimeError if the node does not accept the rank."""
     if silo_gate.silo_of(task) is None:
-        if silo_gate.has_source(environ):  # the scheduler assigns no such rank to this node
+        if silo_gate.has_source(environ):  # the scheduler does not assign such a rank to this node
             raise RuntimeError(silo_gate.FOR_SILOS_ALONE)
         return RankGate(task, passes_output=True, passes_progress=True)
     task = silo_gate.at_home(task, environ)
@@ -43,8 +44,8 @@ def admit(task: RankTask, environ: Mapping[str, str]) -> RankGate:
 
 @contextlib.contextmanager
 def keeping_errors(task: RankTask) -> Iterator[None]:
-    """Raise errors of a start. The message of a silo's error is kept on the node, since it may
-    describe the node."""
+    """Reraise errors that occur at the start of a rank. A silo's error is replaced, and its message
+    kept on the node, since it may contain information about the node."""
     try:
         yield
     except Exception as error:
@@ -52,4 +53,6 @@ def keeping_errors(task: RankTask) -> Iterator[None]:
             raise
         silo_gate.keep(task, traceback.format_exc())
         kind = ForkFailed if isinstance(error, ForkFailed) else RuntimeError
-        raise kind("a silo could not be started: the reason is in its folder on its node") from None
+        raise kind(
+            "a silo could not be started; see the reason in the silo's folder on its node"
+        ) from None

@@ -1,4 +1,4 @@
-"""Helpers for calls of Ray: a time limit, errors in one line, and the end of an actor."""
+"""Helpers for calls to Ray: a time limit, one-line errors, and killing an actor."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ END_LIMIT_S = 20.0
 
 
 async def result_within(limit_s: float, ref: Any) -> Any:
-    """Return the result of a remote call. Raises TimeoutError if it takes longer, since a stopped
-    process never answers."""
+    """Return the result of a remote call. Raise TimeoutError if it takes longer than `limit_s`,
+    since a stopped process never answers."""
     async with asyncio.timeout(limit_s):
         return await ref
 
 
 def brief(error: BaseException) -> str:
-    """The last line of an error that contains words, without the module of the error's class.
-    Ray's messages contain whole remote tracebacks."""
+    """Return the last line of an error that contains words, without the module of the error's
+    class. Ray's messages contain entire remote tracebacks."""
     lines = [line for line in str(error).splitlines() if re.search(r"\w", line)]
     if not lines:
         return type(error).__name__
@@ -35,11 +35,12 @@ def brief(error: BaseException) -> str:
 
 
 # `ray.kill` asks the process to exit. If a raylet can't connect to the process, it considers the
-# process dead (seen with Ray 2.60), so a stopped process stays, with everything its children hold.
+# process dead (seen with Ray 2.60), so a stopped process stays alive, with everything its children
+# hold.
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:
-    """Have Ray abandon the actor, and kill its process. Blocks."""
+    """Make Ray abandon the actor, and kill its process. Blocking."""
     process = compat_ray.process_of(actor)
     ray.kill(actor, no_restart=not may_restart)
     if process is not None:
@@ -51,7 +52,8 @@ def end_actor(actor: Any, *, may_restart: bool = False) -> None:
 
 @ray.remote
 def _kill_worker(pid: int) -> None:
-    """SIGKILL a Ray worker process of this node, unless its pid now belongs to another process."""
+    """Send SIGKILL to a Ray worker process on this node, unless its pid now belongs to another
+    process."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""Masks a job's secrets in all text that leaves its node: frames, errors, stacks and names.
+"""Masking of a job's secrets in all text that leaves its node: frames, errors, stacks and names.
 
-A rank masks its reports where it can, but a script may put a value into a metric's name or a tag.
-The node agent, through which all text leaves the node, masks it again. The agent knows an attempt's
-secrets from a file next to the spools, which contains their names but no value.
+A rank masks its reports where it can, but a script can put a secret's value into a metric name or a
+tag. Therefore the node agent, through which all text leaves the node, masks it again. The agent
+learns an attempt's secrets from a file next to the spools, which contains their names but not their
+values.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ EXACT: Final = frozenset(
         *("state", "cause", "code", "then"),
     }
 )
-"""Fields of frames in which dray itself writes addresses, hashes and words of its own. A short
-secret may be in a hash by chance, and must stay there."""
+"""Fields of frames into which dray itself writes addresses, hashes and fixed words. A short secret
+can occur in a hash by chance, and must not be masked there."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def note_secrets(task: RankTask) -> None:
-    """Record, for the node's agent, the names of the secrets that a rank is about to get."""
+    """Record the names of the secrets that a rank is about to get, for the node's agent."""
     names = (task.spec.get("environment") or {}).get("secrets")
     path = Path(task.spool_dir).with_name(_NAMES)
     if not names or path.exists():
@@ -41,7 +42,7 @@ def note_secrets(task: RankTask) -> None:
 
 
 class Maskers:
-    """The maskers of attempts, by the folder of their spools; each is created once."""
+    """The maskers of attempts, by their spool folder. Each masker is created only once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Masker] = {}
@@ -51,7 +52,7 @@ class Maskers:
             try:
                 folder, names, owner = json.loads((spools / _NAMES).read_text())
             except FileNotFoundError:
-                return Masker({})  # the attempt's ranks get no secrets, or have not begun
+                return Masker({})  # the attempt's ranks get no secrets, or have not started yet
             self._known[spools] = Masker(_readable(folder, names, owner))
         return self._known[spools]
 
@@ -70,8 +71,8 @@ def _readable(folder: str, names: list[str], owner: str | None) -> dict[str, str
 
 
 def mask_frames(data: bytes, masker: Masker) -> bytes:
-    """Mask values of secrets in whole lines of a spool. Each line keeps its length, since offsets
-    count on it; spaces replace the removed text."""
+    """Mask the values of secrets in complete lines of a spool. Removed text is replaced by spaces,
+    so that each line keeps its length, on which offsets depend."""
     if not masker.longest:
         return data
     return b"".join(_masked_line(line, masker) for line in data.splitlines(keepends=True))

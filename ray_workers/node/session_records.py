@@ -1,8 +1,8 @@
 """Records of a node's processes, by which processes that outlive their parents are found.
 
-A killed forkserver takes its ranks with it, but not the processes that they started. When a whole
-node dies, no process of the node is left to end the others. So each forked session has a small file
-in the node's folder, and the node itself has a file that names its raylet.
+When a forkserver is killed, its ranks die with it, but not the processes they started. When an
+entire node dies, none of its processes is left to kill the others. Therefore each forked session
+has a small file in the node's folder, and the node itself has a file that names its raylet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OWNER = "owner.json"
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One session: its rank, and the forkserver that forked it."""
+    """A session, with its rank and the forkserver that forked it."""
 
     place: str
     boot_id: str
@@ -35,9 +35,9 @@ class SessionRecord:
     attempt: int
     rank: int
     gpus: str = ""
-    """CUDA_VISIBLE_DEVICES of the rank."""
+    """The rank's CUDA_VISIBLE_DEVICES."""
     shares_gpus: bool = False
-    """Whether other jobs may have memory on these GPUs too."""
+    """Whether other jobs may also have memory on these GPUs."""
 
     @property
     def is_of_this_place(self) -> bool:
@@ -58,8 +58,8 @@ class SessionRecord:
         return [name for name in self.gpus.split(",") if name]
 
     def session(self) -> Session:
-        """The session to search for when its forkserver is dead. Its number is used only while the
-        leader lives, since another session may have the number afterwards."""
+        """Return the session to search for when its forkserver is dead. Its number is used only
+        while the leader is alive, since another session may have the same number afterwards."""
         return Session(self.pid, self.started, self.mark, started_ticks(self.pid) != self.started)
 
 
@@ -80,12 +80,13 @@ def write_session(directory: Path, record: SessionRecord) -> None:
 
 
 def read_sessions(directory: Path) -> list[SessionRecord]:
-    """The records of a node. Records that are incomplete or removed meanwhile are skipped."""
+    """Return the records of a node. Records that are incomplete or have just been removed are
+    skipped."""
     return _read(sorted(_files(directory)))
 
 
 def sessions_of(directory: Path, job_id: str, attempt: int) -> list[SessionRecord]:
-    """The records of one attempt, oldest process first."""
+    """Return the records of an attempt, oldest process first."""
     paths = [p for p in entries(_folder(directory, job_id, attempt)) if p.suffix == ".json"]
     return sorted(_read(paths), key=lambda record: record.started)
 
@@ -115,7 +116,7 @@ def remove_session(directory: Path, record: SessionRecord) -> None:
 
 
 def write_owner(runtime_dir: Path, raylet: int) -> None:
-    """Record the raylet of this node, if the process is a raylet."""
+    """Record this node's raylet, if the process is a raylet."""
     raylet = raylet if command(raylet) == "raylet" else 0
     owner = {
         "place": place(),
@@ -129,7 +130,7 @@ def write_owner(runtime_dir: Path, raylet: int) -> None:
 
 
 def is_dead_node(runtime_dir: Path) -> bool:
-    """Whether the node of this folder is certainly gone; False if it has no record."""
+    """Whether the node with this folder is certainly dead; False if it has no record."""
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]
@@ -143,10 +144,10 @@ def is_dead_node(runtime_dir: Path) -> bool:
 
 
 def dead_nodes(deployment_root: Path, own: Path) -> Iterator[Path]:
-    """The folders of the other nodes that were on this machine and are certainly gone."""
+    """Yield the folders of other nodes that were on this machine and are certainly dead."""
     return (n for n in nodes_of(deployment_root) if n != own and is_dead_node(n))
 
 
 def nodes_of(deployment_root: Path) -> Iterator[Path]:
-    """The folders of the deployment's nodes on this machine, dead or alive."""
+    """Yield the folders of the deployment's nodes on this machine, dead or alive."""
     return (path for path in entries(deployment_root) if path.is_dir())

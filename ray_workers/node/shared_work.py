@@ -1,7 +1,7 @@
-"""Work of a node for which several jobs may wait, such as the build of an environment.
+"""Work on a node for which several jobs can wait, such as building an environment.
 
-Each piece of work is done once, however many jobs ask for its state. A failure is returned from
-memory for a while before another try.
+Each piece of work is done once, however many jobs ask for its state. After a failure, the
+remembered failure is returned for a while before another try.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from typing import Final
 from ray_workers.shared.node_needs import BuildState
 
 FIRST_ANSWER_S = 2.0
-"""Seconds that a request waits for running work, most of which ends by then."""
+"""Seconds that a request waits for running work, most of which is done by then."""
 FAILURE_KEPT_S = 10.0
-"""Seconds for which a final failure is returned from memory before another try."""
+"""Seconds for which a remembered final failure is returned before another try."""
 RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
-"""Pauses between tries of work whose server or disk is at fault."""
+"""Seconds between tries of work that failed because of a server or a disk."""
 
 
 KNOWN_S = 600.0
-"""Seconds for which a failure is remembered without requests."""
+"""Seconds for which a failure is remembered without further requests."""
 WANTED_S: Final = 60.0
-"""Seconds for which work continues without requests, such as during a restart of the service."""
+"""Seconds for which work continues without requests, such as while the service restarts."""
 
 Owner = str | None
 
 
 class NotDone(Exception):
-    """The work failed. UNREACHABLE: a server or a disk is at fault, and another try may help."""
+    """The work failed. UNREACHABLE means that a server or a disk is at fault, and another try may
+    help."""
 
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """most_tries: failures after which the state is `state`; until then it is UNREACHABLE."""
+        """`most_tries` is the number of failures after which the state is `state`; until then it is
+        UNREACHABLE."""
         super().__init__(message)
         self._state = state
         self._most_tries = most_tries
 
     def state_after(self, tries: int) -> BuildState:
-        """The state after this many failed tries."""
+        """Return the state after this many failed tries."""
         return BuildState.UNREACHABLE if tries < self._most_tries else self._state
 
 
 class Abandoned(Exception):
-    """The work was ended because no job needs it any more; this is a failure for no job."""
+    """The work was stopped because no job needs it any more. This does not count as a failure."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,20 @@ class _Failure:
     standing: Standing
     tries: int
     due: float
-    """When another try may begin, by `time.monotonic`."""
+    """When another try may begin, on the clock of `time.monotonic`."""
 
 
 class SharedWork:
-    """The work of one kind, by key. Use from one event loop."""
+    """The work of one kind, by key. Use it only from one event loop."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[Standing]] = {}
         self._failed: dict[str, _Failure] = {}
 
     async def standing(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
-        """Return the state of the work, and begin the work if that has not happened. Idempotent.
+        """Return the state of the work, and start the work if necessary. Idempotent.
 
-        work: raises NotDone if it fails, and Abandoned if it was ended. After any other error,
+        `work` raises NotDone if it fails, and Abandoned if it was stopped. After any other error,
         another try is assumed to help.
         """
         self._forget()
@@ -95,10 +97,10 @@ class SharedWork:
         try:
             await work()
         except Abandoned:
-            return Standing(BuildState.BUILDING, "")  # the next request begins another try
+            return Standing(BuildState.BUILDING, "")  # the next request starts another try
         except NotDone as error:
             failure = error
-        except Exception as error:  # a full disk, a folder of another user
+        except Exception as error:  # a full disk, another user's folder
             traceback.print_exc()
             failure = NotDone(f"{type(error).__name__}: {error}", BuildState.UNREACHABLE)
         else:
@@ -120,26 +122,26 @@ class SharedWork:
 
 
 class WantedWork:
-    """The users that want each piece of work, by key. Use from one event loop; `is_wanted` and
-    `owners` from any thread."""
+    """The users that want each piece of work, by key. Use it only from one event loop, except for
+    `is_wanted` and `owners`, which can be called from any thread."""
 
     def __init__(self) -> None:
         self._asked: dict[str, dict[Owner, float]] = {}
-        """When each user last asked, by key and user, by `time.monotonic`."""
+        """When each user last asked, by key and user, on the clock of `time.monotonic`."""
 
     def want(self, key: str, owner: Owner) -> None:
         self._asked = {one: asked for one, asked in self._asked.items() if self.is_wanted(one)}
         self._asked.setdefault(key, {})[owner] = time.monotonic()
 
     def forget(self, key: str, owner: Owner) -> None:
-        """Note that no job of the user needs the work any more."""
+        """Record that no job of the user needs the work any more."""
         self._asked.get(key, {}).pop(owner, None)
 
     def is_wanted(self, key: str) -> bool:
         return bool(self.owners(key))
 
     def owners(self, key: str) -> list[Owner]:
-        """The users that want the work, in the order of their first requests."""
+        """Return the users that want the work, in the order of their first requests."""
         now = time.monotonic()
         asked = tuple(self._asked.get(key, {}).items())
         return [owner for owner, at in asked if now - at < WANTED_S]

@@ -1,10 +1,10 @@
-"""The gate of a federated silo, which decides what data of its ranks may leave their node.
+"""The gate of a federated silo, which decides which data of its ranks may leave their node.
 
 A rank whose data must stay on its node writes its reports like any other rank. The node agent,
-through which all of them leave the node, passes what the owner of the node has opened, and the
+through which all reports leave the node, forwards only what the node's owner has opened, and the
 metrics that both the job and the owner name. The agent recognises a silo by a file next to the
-spools, so that nothing depends on the rank's code. The owner decides by variables of the node's
-Ray; a job can't change the decision.
+spools, so that nothing depends on the rank's code. The owner decides through environment variables
+of the node's Ray; a job can't change the decision.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from ray_workers.shared.spool_reader import parse_key
 OPENS: Final = "DRAY_SILO_OPENS"
 METRICS: Final = "DRAY_SILO_METRICS"
 SOURCE: Final = "DRAY_SILO_SOURCE"
-FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and takes ranks of silos alone"
+FOR_SILOS_ALONE: Final = f"the node has a silo's data ({SOURCE}), and only runs ranks of silos"
 OUTPUT: Final = "output.log"
-"""The output of a silo's ranks, and errors of their starts, unless they are opened."""
+"""File with the output of a silo's ranks, and with errors at their start, unless these are
+opened."""
 _NOTE: Final = ".silo-"
-"""Prefix of the file of a silo's rank, before the rank's number."""
+"""Prefix of the name of the file for a silo's rank, before the rank's number."""
 _AGGREGATOR: Final = 0
-"""The rank that may run on a silo's node without having its data."""
+"""The rank that can run on a silo's node without having its data."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Opening(StrEnum):
-    """A kind of data that the owner of a silo's node may open."""
+    """A kind of data that the owner of a silo's node can open."""
 
     LOGS = "logs"
-    """Lines of the ranks' output, and the messages and tracebacks of their errors."""
+    """The ranks' output, and the messages and tracebacks of their errors."""
     STACKS = "stacks"
-    """Stacks of the ranks' threads, in bundles of hangs."""
+    """Stacks of the ranks' threads, in reports of hangs."""
     FILES = "files"
     """Artifacts, sample pictures and checkpoints that the ranks save."""
     SYSTEM_METRICS = "system_metrics"
-    """Processors and memory that the ranks use."""
+    """The ranks' use of CPU and memory."""
 
 
 OPENED_BY: Final = {
@@ -56,20 +57,20 @@ OPENED_BY: Final = {
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }
-"""The opening that lets frames of a kind leave unchanged; frames of other kinds never do."""
+"""The opening that allows frames of a kind to leave unchanged. Frames of other kinds never do."""
 
 
 @dataclass(frozen=True)
 class SiloRules:
-    """A silo of an attempt on this node, and what its owner allows."""
+    """A silo of an attempt on this node, and what the node's owner allows."""
 
     name: str
     opens: Set[Opening]
     metrics: Set[str]
 
     def frames(self, data: bytes) -> bytes:
-        """Reduce whole lines of a spool to what may leave. Each line keeps its length, since
-        offsets count on it; spaces replace the removed text."""
+        """Reduce complete lines of a spool to what may leave the node. Removed text is replaced by
+        spaces, so that each line keeps its length, on which offsets depend."""
         return b"".join(self._line(line) for line in data.splitlines(keepends=True))
 
     def _line(self, line: bytes) -> bytes:
@@ -89,14 +90,14 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The part that may leave of a frame whose kind is not open; None if no part may."""
+        """Return the part that may leave of a frame whose kind is not open; None if nothing may."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
         return self._closed_error(body) if kind is FrameKind.ERROR else None
 
     def _closed_error(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        # Short, so that it fits into the line that it replaces.
+        # Keep this short, so that it fits into the line it replaces.
         numbers = ("raised_at", "seat", "incarnation")
         return {
             "cause": Cause(body["cause"]),
@@ -113,7 +114,7 @@ class SiloRules:
 
 
 def _number(value: Any) -> float:
-    """Return the number unchanged. Raises TypeError for anything else."""
+    """Return a number unchanged. Raise TypeError for anything else."""
     if type(value) not in (int, float):
         raise TypeError
     number: float = value
@@ -121,25 +122,25 @@ def _number(value: Any) -> float:
 
 
 def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
-    """The openings that the node's owner has set. Raises ValueError for an unknown word."""
+    """Return the openings that the node's owner has set. Raise ValueError for an unknown word."""
     words = (word.strip() for word in environ.get(OPENS, "").split(","))
     return frozenset(Opening(word) for word in words if word)
 
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
-    """The metrics of a job that may leave: all, unless the owner lists some."""
+    """Return the metrics of a job that may leave: all of them, unless the owner lists some."""
     if METRICS not in environ:
         return frozenset(asked)
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})
 
 
 def has_source(environ: Mapping[str, str]) -> bool:
-    """Whether the node's owner names a silo's data; the node then carries only ranks of silos."""
+    """Whether the node's owner names a silo's data. If so, the node only runs ranks of silos."""
     return bool(environ.get(SOURCE))
 
 
 def silo_of(task: RankTask) -> Mapping[str, Any] | None:
-    """The silo of the document whose rank this is; None if the rank is not a silo's."""
+    """Return the document's silo to which this rank belongs; None if it is not a silo's rank."""
     silos = (task.spec.get("federated") or {}).get("silos")
     if not silos or task.rank == _AGGREGATOR:
         return None
@@ -148,12 +149,12 @@ def silo_of(task: RankTask) -> Mapping[str, Any] | None:
 
 
 def folder_of(task: RankTask) -> Path:
-    """The folder in which the files of a silo stay until its job is deleted."""
+    """Return the folder in which a silo's files are kept until its job is deleted."""
     return Path(task.work_dir, "silo", f"attempt-{task.attempt}", f"rank-{task.rank}")
 
 
 def keep(task: RankTask, text: str) -> None:
-    """Append to the silo's output, which stays on its node, if the disk has space."""
+    """Append to the silo's output, which stays on its node, if there is disk space."""
     folder = folder_of(task)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -162,13 +163,16 @@ def keep(task: RankTask, text: str) -> None:
 
 
 def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
-    """The task of a silo as its node's owner allows it. Its files stay here unless they are opened,
-    it gets no other job's files, and it sends no metric that may not leave."""
+    """Return a silo's task, restricted to what its node's owner allows. The silo's files stay on
+    the node unless they are opened, it gets no files of other jobs, and it sends no metrics that
+    must not leave the node."""
     metrics = owner_metrics(environ, set(task.spec["federated"]["metrics"]))
     federated = {**task.spec["federated"], "metrics": sorted(metrics)}
     own = environ.get(SOURCE)
     if own and task.silo_source not in (None, "", own):
-        raise ValueError(f"{SOURCE} names other data than the job document: omit its `source`")
+        raise ValueError(
+            f"{SOURCE} and the job document name different data: remove `source` from the document"
+        )
     source = own or task.silo_source
     policy = task.data_policy
     if own:
@@ -193,7 +197,7 @@ def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
 
 
 def note_silo(task: RankTask) -> None:
-    """Record, for the node's agent, the facts about a silo that is about to start."""
+    """Record a silo that is about to start, for the node's agent."""
     silo = silo_of(task)
     if silo is None:
         return
@@ -205,14 +209,15 @@ def note_silo(task: RankTask) -> None:
 
 
 class SiloGate:
-    """The silos of attempts on this node, by the folder of their spools."""
+    """The silos of attempts on this node, by their spool folder."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
 
     def silo(self, spools: Path, rank: int) -> SiloRules | None:
-        """The rules of a rank; None if it is not a silo's, or has not begun. A rank that replaced
-        another may have a new number; if there is a silo, every rank but the aggregator is one."""
+        """Return the rules for a rank; None if it is not a silo's, or has not started. A
+        replacement may have a new rank number, so if there is a silo, every rank except the
+        aggregator counts as one."""
         notes = [path for path in entries(spools) if path.name.startswith(_NOTE)]
         if not notes or rank == _AGGREGATOR:
             return None
@@ -222,6 +227,6 @@ class SiloGate:
         return SiloRules(name, opens, owner_metrics(self._environ, set(metrics)))
 
     def frames(self, spools: Path, key: str, data: bytes) -> bytes:
-        """Reduce the data of a spool to what may leave the node."""
+        """Reduce a spool's data to what may leave the node."""
         silo = self.silo(spools, parse_key(key)[0])
         return data if silo is None else silo.frames(data)

@@ -1,6 +1,6 @@
-"""Collects the current stacks of all threads of an attempt's ranks.
+"""Collection of the current stacks of all threads of an attempt's ranks.
 
-On DUMP_SIGNAL each rank appends its stacks to a file next to its page
+On DUMP_SIGNAL, each rank appends its stacks to a file next to its page
 (`ray_workers.shared.processes.stack_writer`).
 """
 
@@ -18,7 +18,7 @@ from ray_workers.shared.processes.stack_writer import END
 
 STACK_LIMIT_BYTES = 64 << 10
 CHECK_S = 0.02
-"""Pause between two checks of a stack file."""
+"""Seconds between two checks of a stack file."""
 QUIET_S = 1.0
 """Seconds without growth after which a stack file counts as complete."""
 
@@ -60,9 +60,9 @@ async def collect(
     ranks: Iterable[int],
     wait_s: float,
 ) -> dict[int, str]:
-    """Return the stacks of the ranks that run here, without ranks that wrote none in time.
+    """Return the stacks of the ranks that run on this node, without ranks that wrote none in time.
 
-    A stopped rank is continued, and its handler runs first. Raises ForkFailed without a forkserver.
+    A stopped rank is continued, so that its handler can run. Raise ForkFailed without a forkserver.
     """
     incarnations: dict[int, int] = {}
     for task in await list_tasks(socket_path):

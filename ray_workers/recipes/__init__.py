@@ -1,4 +1,4 @@
-"""Ready-made jobs: a model, its data and its metrics, configured and never coded.
+"""Ready-made jobs: a model, its data and its metrics, configured without writing code.
 
 import dray
 
@@ -32,18 +32,19 @@ class BuildWorkload(Protocol):
     """A function that builds a workload."""
 
     def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
-        """Build model and data on the CPU, the same on every rank. own: take samples from this
-        data set; the document's data only determine the model. Raises DataError."""
+        """Build the model and the data on the CPU, identically on every rank. If `own` is given,
+        take the samples from this data set; the document's data then only determine the model.
+        Raise DataError."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     build: BuildWorkload
     load: Callable[[Path], Any]
-    """Loads the folder of a result and returns an object with `predict`."""
+    """Loads a result's folder, and returns an object with a `predict` method."""
     private_data: Callable[[Any, JobSpec, Path], PrivateData] | None = None
-    """Returns the data of a client outside of the cluster, given that object, the document and a
-    path. None if the recipe supports no such clients."""
+    """Returns the data of a client outside of the cluster, given the loaded object, the document
+    and a path. None if the recipe does not support such clients."""
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -57,13 +58,14 @@ RECIPES: Mapping[str, Recipe] = {
     "tabular_regression": Recipe(tabular.build_regression, tabular.load, private_data.of_table),
     "language_model": Recipe(language_model.build, language_model.load),
 }
-"""The recipes by the name that `recipe` has in a job document."""
+"""The recipes by their name in a job document."""
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
-    """The trained model in the folder of a job's artifacts: an `image_classification.Classifier`,
-    `image_segmentation.Segmenter`, `tabular.Predictor` or `language_model.Generator`. The docstring
-    of its `predict` describes its inputs. Raises FileNotFoundError if the folder has no result."""
+    """Load the trained model from the folder of a job's artifacts: an
+    `image_classification.Classifier`, `image_segmentation.Segmenter`, `tabular.Predictor` or
+    `language_model.Generator`. The docstring of its `predict` method describes the inputs. Raise
+    FileNotFoundError if the folder has no result."""
     path = Path(folder)
     recipe = results.read_config(path)["recipe"]
     loaded = RECIPES[recipe].load(path)

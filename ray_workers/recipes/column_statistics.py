@@ -1,4 +1,4 @@
-"""Statistics to standardise the numbers of a table, computed from training rows in float64."""
+"""Statistics for standardising a table's numbers, computed in float64 from the training rows."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.device_dataset import Rows
 
 BLOCK = 65_536
-"""Rows that are summed together."""
+"""Number of rows that are summed at a time."""
 MAX_RATIO = 64.0
-"""float32 has 24 bits. If the mean of numbers is this many deviations from 0, 18 bits are left for
-their difference from the mean; beyond that, the mean is subtracted in float64."""
+"""float32 has 24 bits. If the mean of a column is this many standard deviations from 0, 18 bits are
+left for the differences from the mean; beyond that, the mean is subtracted in float64."""
 
 Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Statistics of the columns of numbers, (F,), with a regression's target as the last one."""
+    """Statistics of the numeric columns, each (F,). For a regression, the last column is the
+    target."""
 
     mean: Numbers
     deviation: Numbers
     """Standard deviation; 1 for a constant column."""
     offsets: Numbers
-    """Numbers that are subtracted in float64: near the mean, or 0."""
+    """Numbers to subtract in float64: close to the mean, or 0."""
     fill: Numbers | None
-    """(F + C,): replacements of missing numbers and categories; None if nothing is replaced."""
+    """(F + C,): replacements for missing numbers and categories; None if nothing is replaced."""
 
     @property
     def has_offsets(self) -> bool:
@@ -63,8 +64,8 @@ class ColumnStatistics:
 
 
 def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics:
-    """Compute the statistics. Raises DataError for a column without values in the training rows, or
-    whose values differ by less than float32 can represent."""
+    """Compute the statistics. Raise DataError for a column that has no values in the training rows,
+    or whose values differ by less than float32 can represent."""
     fill = imputation.learn(table, training, filling) if filling.filled else None
     numbers = None if fill is None else fill[: table.numeric.shape[1]]
     mean, deviation, is_exact = _of_columns(table.numeric, training, numbers)
@@ -90,8 +91,8 @@ def learn(table: Table, training: Rows, filling: Imputation) -> ColumnStatistics
 def _of_columns(
     columns: npt.NDArray[np.floating], rows: Rows, fill: Numbers | None
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """(mean, deviation, 1 if float32 represents every value), each (F,), over the given rows, which
-    need not fit into memory. fill: (F,) replacements of NaN.
+    """Return (mean, deviation, 1 if float32 represents every value exactly), each (F,), over the
+    given rows, which need not fit into memory. `fill` has replacements for NaN, (F,).
 
     The first row is subtracted from all rows, so that no digits of a large mean are lost.
     """

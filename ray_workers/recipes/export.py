@@ -1,4 +1,4 @@
-"""Exports a trained model to a file that runs without dray: ONNX, or torch's ExportedProgram."""
+"""Export of a trained model to a file that runs without dray: ONNX, or torch's ExportedProgram."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_workers.training.core import compat_torch
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
-"""The file in an ExportedProgram that describes the model; ONNX has it in its metadata `about`."""
+"""The file in an ExportedProgram that describes the model. In ONNX, it is the metadata `about`."""
 
 
 def export(
@@ -32,12 +32,13 @@ def export(
     path: str | os.PathLike[str],
     about: Mapping[str, Any],
 ) -> Path:
-    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; returns its path.
+    """Write the model, for the CPU, to a file that ends in `.onnx` or `.pt2`, and return its path.
 
-    inputs: name of its one input. example: an input (N, ...); N is free, the rest is fixed.
-    about: a description of inputs and outputs, as JSON data. The output is what `predict` decides
-    by: a number for each class, or the number that a regression predicts.
-    Raises ValueError for another suffix, ImportError without the packages of `dray[onnx]`.
+    `inputs` is the name of its only input, and `example` an example input (N, ...), in which N is
+    dynamic and the other dimensions are fixed. `about` describes inputs and outputs, as JSON data.
+    The output is what `predict` bases its decision on: a number for each class, or the number that
+    a regression predicts. Raise ValueError for another suffix, and ImportError without the packages
+    of `dray[onnx]`.
     """
     target = Path(path)
     if target.suffix not in (ONNX, PROGRAM):
@@ -66,7 +67,7 @@ def _need(*packages: str) -> None:
             if error.name != name:
                 raise
             raise ImportError(
-                f"export to ONNX needs the package {name}: pip install 'dray[onnx]'", name=name
+                f"export to ONNX requires the package {name}: pip install 'dray[onnx]'", name=name
             ) from error
 
 
@@ -83,7 +84,8 @@ def _write_onnx(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silence torch's advice on packages, and its warnings about its own deprecated calls."""
+    """Silence torch's advice on packages, and its warnings about deprecated calls in its own
+    code."""
     logger = logging.getLogger(compat_torch.ONNX_REGISTRATION_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)

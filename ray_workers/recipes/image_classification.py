@@ -1,4 +1,4 @@
-"""Recipe: classify small images."""
+"""Recipe for classifying small images."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build the workload of a job: the same model and split for the same seed, on every rank. own:
-    take samples from this data set instead of the document's.
+    """Build the workload of a job. The same seed gives the same model and split on every rank. If
+    `own` is given, take the samples from this data set instead of the document's.
 
-    Raises DataError.
+    Raise DataError.
     """
     seed, options = document.train.seed, document.model
     assert isinstance(options, networks.Options)
@@ -84,7 +84,7 @@ class Classifier:
     form: ImageForm
 
     def predict(self, images: Any) -> list[str]:
-        """Return the likeliest label of each image."""
+        """Return the most likely label of each image."""
         outputs = outputs_of(self.model, self.form.tensor(images))
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
@@ -94,7 +94,7 @@ class Classifier:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
         `images`, float32 (N, channels, height, width) in 0..1."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})

@@ -1,4 +1,4 @@
-"""Converts images in the forms that people have to the inputs of a trained model."""
+"""Conversion of images in various forms to the inputs of a trained model."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ WHITE = 255
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The form of images that a model accepts."""
+    """The images that a model accepts."""
 
     shape: Shape
     """(channels, height, width) of the training images."""
     size: tuple[int, int] | None
-    """(height, width) to which files and images of Pillow are scaled; None does not scale."""
+    """(height, width) to which files and Pillow images are scaled; None disables scaling."""
     is_fixed: bool
-    """Whether arrays must be of `shape` too."""
+    """Whether arrays must also have this `shape`."""
 
     def tensor(self, images: Any) -> Tensor:
-        """float32 (N, channels, height, width), in 0..1.
+        """Convert images to float32 (N, channels, height, width), in 0..1.
 
-        images: one image, or a sequence: a path, an image of Pillow, or an array. An array may also
-        be a batch, with channels first or last; whole numbers are in 0..255, others in 0..1. Raises
-        DataError for a file that is not an image, ValueError for an array of another form.
+        `images` is an image or a sequence of images, each a path, a Pillow image or an array. An
+        array can also be a batch, with channels first or last; integers are in 0..255, floats in
+        0..1. Raise DataError for a file that is not an image, and ValueError for an array of the
+        wrong shape.
         """
         batch = self._batch(images)
         if self.is_fixed and tuple(batch.shape[1:]) != self.shape:
             raise ValueError(
                 f"the images are {_described(batch.shape[1:])}, but the model was trained on "
-                f"{_described(self.shape)}. Only files and images of Pillow are scaled for you"
+                f"{_described(self.shape)}. Only files and Pillow images are scaled automatically"
             )
         return batch
 
@@ -56,7 +57,7 @@ class ImageForm:
         sizes = {tuple(one.shape[1:]) for one in every}
         if len(sizes) > 1:
             found = ", ".join(sorted(map(_described, sizes)))
-            raise ValueError(f"images of one call must have the same size, but these are {found}")
+            raise ValueError(f"the images of a call must have the same size, but these are {found}")
         return torch.cat(every)
 
     def _of_pillow(self, image: Any) -> Tensor:
@@ -83,14 +84,15 @@ class ImageForm:
             array = array.permute(0, 3, 1, 2)
         if array.ndim != 4 or array.shape[1] != channels:
             raise ValueError(
-                f"an array of the shape {given} holds no images with {channels} channels: expected "
+                f"an array of shape {given} does not contain images with {channels} channels: "
+                "expected "
                 f"(N, {channels}, height, width), or one image, or channels last"
             )
         return _scaled(array)
 
 
 def _is_one_image(images: Any) -> bool:
-    """Whether the argument is a path or an image of Pillow, without importing Pillow."""
+    """Whether the argument is a path or a Pillow image. Does not import Pillow."""
     return isinstance(images, str | os.PathLike) or hasattr(images, "getexif")
 
 

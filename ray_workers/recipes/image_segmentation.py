@@ -1,4 +1,4 @@
-"""Recipe: classify every pixel of an image."""
+"""Recipe for classifying every pixel of an image."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build the workload of a job: the same model and split for the same seed, on every rank. own:
-    take samples from this data set instead of the document's.
+    """Build the workload of a job. The same seed gives the same model and split on every rank. If
+    `own` is given, take the samples from this data set instead of the document's.
 
-    Raises DataError.
+    Raise DataError.
     """
     seed, options = document.train.seed, document.model
     assert isinstance(options, spec.Unet | spec.Imported)
@@ -79,15 +79,16 @@ def _samples(images: MaskedImages, rows: Rows) -> Samples:
 @dataclass(frozen=True)
 class Segmenter:
     """A trained model and the names of its classes. `ImageForm.tensor` describes its inputs, which
-    may have any size; files and images of Pillow are scaled if the training images were."""
+    can have any size. Files and Pillow images are scaled if the training images were."""
 
     model: nn.Module
     labels: Sequence[str]
-    """Names of the classes, by their numbers in masks; the first is the background."""
+    """Names of the classes, by their number in masks; the first is the background."""
     form: ImageForm
 
     def predict(self, images: Any) -> Tensor:
-        """The likeliest class of each pixel: uint8 (N, height, width), indices into `labels`."""
+        """Return the most likely class of each pixel: uint8 (N, height, width), indices into
+        `labels`."""
         return outputs_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
@@ -96,8 +97,9 @@ class Segmenter:
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
-        `images`, float32 (N, channels, height, width) in 0..1, of the training images' size."""
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
+        `images`, float32 (N, channels, height, width) in 0..1, with the size of the training
+        images."""
         example = torch.zeros(2, *self.form.shape)
         return export(self.model, "images", example, path, {"labels": list(self.labels)})
 

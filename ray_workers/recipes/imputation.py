@@ -1,7 +1,7 @@
-"""Replacements of missing values in a table: statistics of its training rows.
+"""Replacements for missing values in a table, which are statistics of its training rows.
 
-Defined as in scikit-learn's SimpleImputer: the mean, the median (for an even number of values the
-mean of the middle two) or the most frequent value (the smallest, if there are several).
+They are defined as in scikit-learn's SimpleImputer: the mean, the median (for an even number of
+values, the mean of the middle two) or the most frequent value (in a tie, the smallest).
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from ray_workers.training.data.device_dataset import Rows
 
 BLOCK_ROWS = 65_536
 SAMPLE_VALUES = 1 << 26
-"""For a larger table, medians and most frequent values are computed from rows at equal distances
-with about this many values, a quarter of a GiB."""
+"""For larger tables, medians and most frequent values are computed from evenly spaced rows with
+about this many values (a quarter of a GiB)."""
 _FILLED: frozenset[Missing] = frozenset({"mean", "median", "most_frequent", "indicator"})
 
 
 @dataclass(frozen=True)
 class Imputation:
-    """The treatment of missing values by column."""
+    """How missing values are treated in each column."""
 
     filled: Mapping[str, Missing] = field(default_factory=dict)
-    """The replacement of missing values, for each column that has them."""
+    """The replacement for missing values, by column."""
     indicated: Sequence[str] = ()
-    """Columns of numbers and dates with an additional 0/1 column."""
+    """Columns of numbers and dates that have an additional 0/1 column."""
     own_category: Sequence[str] = ()
-    """Columns of categories in which missing values are a category of their own."""
+    """Categorical columns in which missing values form a separate category."""
 
 
 def chosen(table: Table, data: Data) -> Imputation:
-    """The document's treatment. Only columns with missing values get a 0/1 column or a category."""
+    """Return the treatment that the document chooses. Only columns with missing values get a 0/1
+    column or a separate category."""
     numeric = dict.fromkeys(table.numeric_sources)
     names = (*numeric, *table.category_names)
     ways = {name: data.missing_in(name) for name in names}
@@ -53,14 +54,14 @@ def chosen(table: Table, data: Data) -> Imputation:
 
 
 def learn(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
-    """(F + C,): the replacement for each column, NaN if nothing is replaced. Categories have the
-    model's codes. Raises DataError for a column without values in the training rows."""
+    """Return the replacement for each column, (F + C,), or NaN if nothing is replaced. Categories
+    are the model's codes. Raise DataError for a column without values in the training rows."""
     numbers, codes = _numbers(table, training, imputation), _codes(table, training, imputation)
     return np.concatenate([numbers, codes])
 
 
 def means(numeric: npt.NDArray[np.floating], rows: Rows) -> npt.NDArray[np.float64]:
-    """(F,): means of the known values; NaN if there are none."""
+    """Return the means of the known values, (F,); NaN for a column without any."""
     total, count = np.zeros(numeric.shape[1]), np.zeros(numeric.shape[1])
     for block in _blocks(numeric, rows):
         is_known = ~np.isnan(block)
@@ -92,7 +93,8 @@ def _numbers(table: Table, training: Rows, imputation: Imputation) -> npt.NDArra
 
 
 def _codes(table: Table, training: Rows, imputation: Imputation) -> npt.NDArray[np.float64]:
-    """The most frequent code of each column, or the code after all of them."""
+    """Return the most frequent code of each column, or the code after the last for a separate
+    category."""
     names = table.category_names
     filled = np.full(len(names), np.nan)
     counts = [np.zeros(len(vocabulary), dtype=np.int64) for vocabulary in table.vocabularies]
@@ -133,5 +135,5 @@ def _refuse_empty(has_values: object, name: str) -> None:
     if not has_values:
         raise DataError(
             f"the column {shortened(name)} has no value in any row of the training split, so "
-            "there is nothing to fill in; leave it out of data.features"
+            "there is no replacement for missing values; remove it from data.features"
         )

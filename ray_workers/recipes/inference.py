@@ -1,4 +1,4 @@
-"""Computation of a trained model's outputs, and its inputs of pixels, shared by recipes."""
+"""Computation of a trained model's outputs and pixel inputs, shared by recipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray_workers.training.core.workload import at_least_float32
 from ray_workers.training.data.device_dataset import Rows
 
 BATCH_SIZE = 256
-"""Samples that are computed together."""
+"""Number of samples to compute at a time."""
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -24,7 +24,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The model's outputs for all inputs, on the CPU: float32, or float64 for a float64 model."""
+    """Return the model's outputs for all inputs, on the CPU: float32, or float64 for a float64
+    model."""
     device = device_of(model)
     pieces = [
         at_least_float32(model(piece.to(device))).cpu() for piece in torch.split(inputs, BATCH_SIZE)
@@ -33,19 +34,19 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def chances_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """float64 probabilities of the classes, along the second dimension. float32 would round
-    probabilities near 1 to 1, and so make different samples equal."""
+    """Return float64 probabilities of the classes, along the second dimension. float32 would round
+    probabilities near 1 to 1, which would make different samples equal."""
     return outputs_of(model, inputs).double().softmax(dim=1)
 
 
 def scaled(images: Images | MaskedImages, at: Rows) -> Tensor:
-    """float32 (B, channels, height, width), in 0..1."""
+    """Return the images as float32 (B, channels, height, width), in 0..1."""
     pixels = torch.from_numpy(np.take(images.pixels, at, axis=0)).to(torch.float32)
     return pixels.div_(images.max_value)
 
 
 def described(shape: Shape, classes: Sequence[str]) -> dict[str, Any]:
-    """The fields of the result's `config.json` about images."""
+    """Return the fields of the result's `config.json` that describe images."""
     return {
         "input_shape": list(shape),
         "input_range": [0.0, 1.0],

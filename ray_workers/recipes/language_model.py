@@ -1,4 +1,4 @@
-"""Recipe: predict the next byte, or the next token of a tokenizer."""
+"""Recipe for predicting the next byte, or the next token of a tokenizer."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TOKENIZER = "tokenizer.json"
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build a workload from windows of `context_length` tokens. Those at the end are for
-    validation. own: take the text from this data set instead of the document's.
+    """Build a workload from windows of `context_length` tokens. The windows at the end are for
+    validation. If `own` is given, take the text from this data set instead of the document's.
 
-    The loss of a sample is the mean over its tokens. Raises DataError.
+    The loss of a sample is the mean over its tokens. Raise DataError.
     """
     options = document.model
     assert isinstance(options, spec.Gpt | spec.Imported)
@@ -42,7 +42,9 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     if own is not None:
         tokens = tokens_like(public, open_text(own, policy, options.tokenizer))
     length = options.context_length or CONTEXT_LENGTH
-    num_windows = (len(tokens.ids) - 1) // length  # a window's last target starts the next window
+    num_windows = (
+        len(tokens.ids) - 1
+    ) // length  # a window's last target is the first token of the next window
     if num_windows < 2:
         raise DataError(
             f"{(own or document.data).source} has {len(tokens.ids)} tokens, too few for two "
@@ -66,16 +68,16 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
 
 
 def _about(tokens: Tokens) -> list[str]:
-    """Sentences on a division by the names of files, for the job's log."""
+    """Return sentences for the job's log about a split by file names."""
     lines = []
     if tokens.num_training is not None:
         lines.append(
-            f"the names of the files divide the text: {tokens.num_training:,} tokens for training "
+            f"the file names split the text: {tokens.num_training:,} tokens for training "
             f"and {len(tokens.ids) - tokens.num_training:,} for validation; "
             "data.validation_fraction is not used"
         )
     if tokens.num_left_out:
-        lines.append(f"{tokens.num_left_out:,} files for testing are left out")
+        lines.append(f"{tokens.num_left_out:,} files for testing are ignored")
     return lines
 
 
@@ -127,8 +129,8 @@ class Generator:
     def predict(
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
     ) -> str:
-        """Return the text that follows the prompt, token by token: the likeliest token if the
-        temperature is 0, else a random one. Raises ValueError for an empty prompt."""
+        """Return a continuation of the prompt. Each token is the most likely one if the temperature
+        is 0, otherwise a random one. Raise ValueError for an empty prompt."""
         ids = self._encode(prompt)
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)
@@ -137,21 +139,21 @@ class Generator:
         return self._decode(ids[known:])
 
     def predict_proba(self, prompt: str) -> npt.NDArray[np.float32]:
-        """Return (vocabulary,) probabilities of the token after the prompt."""
+        """Return the probabilities of the token after the prompt, (vocabulary,)."""
         found: npt.NDArray[np.float32] = self._next(self._encode(prompt)).softmax(dim=0).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
-        `tokens`, int64 (N, context_length), and its output (N, context_length, vocabulary): for
-        each position, the logits of the next token. A shorter text may be padded at its end, which
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
+        `tokens`, int64 (N, context_length), and its output has the logits of the next token at each
+        position, (N, context_length, vocabulary). A shorter text can be padded at its end, which
         does not affect earlier positions."""
         example = torch.zeros(2, self.context_length, dtype=torch.int64)
         about = {"context_length": self.context_length}
         return export(self.model, "tokens", example, path, about)
 
     def _next(self, ids: list[int]) -> Tensor:
-        """The model's outputs for the token after these. Raises ValueError if there are none."""
+        """Return the model's outputs for the next token. Raise ValueError if `ids` is empty."""
         if not ids:
             raise ValueError("the prompt is empty: give at least one character to continue from")
         return outputs_of(self.model, torch.tensor([ids[-self.context_length :]]))[0, -1]

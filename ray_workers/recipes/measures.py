@@ -1,4 +1,4 @@
-"""The metrics of the recipes, from torchmetrics, which are reported as `val/{name}`."""
+"""The recipes' metrics, based on torchmetrics, which are reported as `val/{name}`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from torchmetrics.utilities import dim_zero_cat
 from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
-"""Most scores (samples times classes) for which the area under the curve is exact. Each rank keeps
-all of them. Beyond that, the scores in each of some bins are counted."""
+"""Maximum number of scores (samples times classes) for which the area under the curve is exact.
+Each rank keeps all of them. Beyond that, a histogram of the scores is used."""
 NUM_BINS = 1_000
 MIDDLE_LOG_ODDS = 16.0
-"""Half of the bins are for log-odds between this and its negative. With a thousand classes, nearly
-all probabilities are below a hundredth. The outer bins are wider, and the last is unbounded."""
+"""Half of the bins are for log-odds between this value and its negative, because with a thousand
+classes, nearly all probabilities are below a hundredth. The outer bins are wider, and the last is
+unbounded."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
-    """accuracy: share of correct samples. f1 and auroc: mean over the classes; auroc of each class
-    against the rest. Update with (N, num_classes) logits and (N,) labels."""
+    """Return the metrics of a classification: accuracy is the share of correct samples; f1 and
+    auroc are means over the classes, with the auroc of each class against the rest. Update with (N,
+    num_classes) logits and (N,) labels."""
     exact = num_samples * num_classes <= MOST_EXACT_SCORES
     return MetricCollection(
         {
@@ -41,8 +43,9 @@ def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
 
 
 def of_numbers() -> MetricCollection:
-    """mae: in the target's unit; mse: in its square. r2: 1 is perfect, 0 is as good as the mean.
-    All are summed in float64. Update with (N,) predictions and (N,) targets."""
+    """Return the metrics of a regression: mae in the target's unit, mse in its square, and r2,
+    which is 1 for perfect predictions and 0 for predicting the mean. All are summed in float64.
+    Update with (N,) predictions and (N,) targets."""
     metrics: dict[str, Metric | MetricCollection] = {
         "mae": MeanAbsoluteError().set_dtype(torch.float64),
         "mse": MeanSquaredError().set_dtype(torch.float64),
@@ -52,12 +55,14 @@ def of_numbers() -> MetricCollection:
 
 
 def of_pixels(num_classes: int) -> MetricCollection:
-    """dice, iou: for each class but the background, over the pixels of all images together; then
-    the mean over the classes that occur in a mask or a prediction; 1 if none does.
-    accuracy: share of correct pixels.
+    """Return the metrics of a segmentation: dice, iou, and accuracy, the share of correct pixels.
 
-    Update with (N, num_classes, H, W) logits and (N, H, W) class numbers. Counts are whole numbers,
-    so the results do not depend on the distribution of images over ranks.
+    dice and iou are computed for each class except the background, over the pixels of all images,
+    and averaged over the classes that occur in a mask or a prediction; they are 1 if there are
+    none.
+
+    Update with (N, num_classes, H, W) logits and (N, H, W) class numbers. Counts are integers, so
+    the results do not depend on how the images are distributed over ranks.
     """
     return MetricCollection(
         {
@@ -69,17 +74,17 @@ def of_pixels(num_classes: int) -> MetricCollection:
 
 
 def of_tokens() -> MetricCollection:
-    """perplexity: e to the power of a token's mean loss. Update with (N, T, vocabulary_size) logits
-    and (N, T) ids."""
+    """Return the metrics of a language model: accuracy and perplexity, which is e to the power of
+    the mean loss per token. Update with (N, T, vocabulary_size) logits and (N, T) ids."""
     return MetricCollection({"perplexity": Perplexity(), "accuracy": TokenAccuracy()})
 
 
 class Auroc(Metric):
-    """The mean of the classes' areas under the curve, each against the rest, over the classes of
-    the samples; NaN if there is only one, since the curve is then undefined. scikit-learn has the
+    """The mean area under the ROC curve of each class against the rest, over the classes that occur
+    in the samples; NaN if only one does, since the curve is then undefined. scikit-learn uses the
     same definition; torchmetrics counts an absent class as 0.
 
-    Samples are ranked by their log-odds in float64. Probabilities in float32 would be 1 for all
+    Samples are ranked by their log-odds in float64. float32 probabilities would be 1 for all
     samples with log-odds of 17 or more.
     """
 
@@ -95,7 +100,7 @@ class Auroc(Metric):
             self.add_state("scores", [], dist_reduce_fx="cat")
             self.add_state("labels", [], dist_reduce_fx="cat")
         else:
-            # Indexed by whether a sample is of the class, by the class, and by its log-odds.
+            # Indexed by whether the sample belongs to the class, by the class, and by the log-odds.
             counts = torch.zeros(2, num_classes, NUM_BINS, dtype=torch.int64)
             self.add_state("counts", counts, dist_reduce_fx="sum")
         self._begin()
@@ -105,7 +110,7 @@ class Auroc(Metric):
         self._begin()
 
     def _begin(self) -> None:
-        """Give the scores of a rank without samples the shape of the other ranks' scores."""
+        """Make the scores of a rank without samples match the shape of the other ranks' scores."""
         if self._exact:
             empty = torch.zeros(0, self._num_classes, dtype=torch.float64, device=self.device)
             self.scores = [empty]
@@ -135,13 +140,13 @@ class Auroc(Metric):
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """log(p / (1 - p)) of each class: (N, num_classes) -> float64 of the same shape. 0, a
-    probability of one half, if the outputs of a diverged model are undefined."""
+    """Return log(p / (1 - p)) of each class: (N, num_classes) -> float64 of the same shape. The
+    result is 0 (a probability of one half) where the outputs of a diverged model are undefined."""
     ahead = logits.double()
     ahead = ahead - ahead.amax(dim=1, keepdim=True)
-    # Sorted, so that samples with the same numbers for other classes stay equal.
+    # Sort, so that samples with the same numbers for other classes get equal scores.
     ordered = ahead.sort(dim=1, descending=True).values
-    # The largest number is 0 now, so the sum without a smaller number is at least 1.
+    # The largest number is 0, so the sum without any smaller number is at least 1.
     total = ordered.exp().sum(dim=1, keepdim=True)
     behind = ahead - (total - ahead.exp()).log()
     of_likeliest = -ordered[:, 1:].logsumexp(dim=1, keepdim=True)
@@ -150,7 +155,8 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
-    """Exact area. scores: (N,) of a class. is_own: (N,), whether the class is a sample's own."""
+    """Compute the exact area. `scores` are of one class, (N,); `is_own` states whether each sample
+    belongs to it, (N,)."""
     levels, level_of = torch.unique(scores, return_inverse=True)
     others, own = (
         torch.bincount(level_of[chosen], minlength=len(levels)) for chosen in (~is_own, is_own)
@@ -159,10 +165,10 @@ def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
 
 
 def _areas(others: Tensor, own: Tensor) -> Tensor:
-    """The share of pairs, one sample of the class and one of the others, in which the former has
-    the higher score; equal scores count half. This is the area under the curve (Hanley and McNeil
-    1982, doi:10.1148/radiology.143.1.7063747). others, own: (..., levels), the number of samples
-    with each score, lowest score first."""
+    """Return the share of pairs of a sample in the class and a sample outside it in which the
+    former has the higher score; equal scores count half. This is the area under the curve (Hanley
+    and McNeil 1982, doi:10.1148/radiology.143.1.7063747). `others` and `own` are the numbers of
+    samples with each score, (..., levels), lowest score first."""
     others, own = others.double(), own.double()
     below = others.cumsum(dim=-1) - others / 2
     return (own * below).sum(dim=-1) / (own.sum(dim=-1) * others.sum(dim=-1))
@@ -170,16 +176,18 @@ def _areas(others: Tensor, own: Tensor) -> Tensor:
 
 class R2(Metric):
     """1 - (squared error) / (squared distance of the targets from their mean), defined as in
-    scikit-learn: NaN for a single sample; for constant targets 1 if all are met, else 0.
+    scikit-learn: NaN for a single sample; for constant targets, 1 if all predictions are correct,
+    otherwise 0.
 
     Distances are summed around the mean (Chan et al. 1983, doi:10.2307/2683386). torchmetrics
-    subtracts squares in float32, which loses all digits of targets that are large and close
-    together, and treats sums below 0.01 as constant targets.
+    subtracts squares in float32, which loses all digits if targets are large and close together,
+    and treats sums below 0.01 as constant targets.
     """
 
     count: Tensor
     origin: Tensor
-    """The first target, which is subtracted from all: a mean of 1.7e12 needs all digits."""
+    """The first target, which is subtracted from all targets, because a mean of 1.7e12 uses up all
+    digits."""
     mean: Tensor
     squares: Tensor
     residual: Tensor
@@ -187,7 +195,7 @@ class R2(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name in ("count", "origin", "mean", "squares", "residual"):
-            # Not reduced over ranks: `compute` combines the values of each rank.
+            # Not reduced over ranks: `compute` combines the ranks' values.
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
@@ -204,7 +212,7 @@ class R2(Metric):
 
     def compute(self) -> Tensor:
         counts, origins = self.count.reshape(-1), self.origin.reshape(-1)
-        # A rank without samples has the origin 0, which is far from the other origins.
+        # A rank without samples has the origin 0, which may be far from the other origins.
         means = origins - origins[counts.argmax()] + self.mean.reshape(-1)
         count, _, between = _together(counts, torch.where(counts > 0, means, 0.0))
         total, residual = self.squares.sum() + between, self.residual.sum()
@@ -216,15 +224,16 @@ class R2(Metric):
 
 
 def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The count and the mean of all samples, from the counts and means of parts, and the sum of
-    squared distances of the parts' means from the mean."""
+    """Combine the counts and means of parts. Return the count and mean of all samples, and the sum
+    of squared distances of the parts' means from the overall mean."""
     count = counts.sum()
     mean = (counts * means).sum() / count
     return count, mean, (counts * (means - mean).square()).sum()
 
 
 class Dice(MulticlassConfusionMatrix):
-    """Twice the pixels on which mask and prediction agree, divided by the sum of both."""
+    """Twice the number of pixels on which mask and prediction agree, divided by the sum of both
+    sizes."""
 
     def compute(self) -> Tensor:
         agreed, both = _overlap(super().compute())
@@ -232,7 +241,8 @@ class Dice(MulticlassConfusionMatrix):
 
 
 class Iou(MulticlassConfusionMatrix):
-    """The pixels on which mask and prediction agree, divided by the size of their union."""
+    """The number of pixels on which mask and prediction agree, divided by the size of their
+    union."""
 
     def compute(self) -> Tensor:
         agreed, both = _overlap(super().compute())
@@ -246,8 +256,9 @@ class PixelAccuracy(MulticlassConfusionMatrix):
 
 
 def _overlap(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """For each class except the background: the number of correct pixels, and of pixels in mask
-    plus prediction. counts: (C, C), by true class and predicted class."""
+    """Return, for each class except the background, the number of correct pixels, and the number of
+    pixels in the mask plus the prediction. `counts` is indexed by true and predicted class, (C,
+    C)."""
     both = counts.sum(dim=0) + counts.sum(dim=1)
     return counts.diagonal()[1:], both[1:]
 
@@ -260,7 +271,8 @@ def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
 
 
 class Perplexity(Metric):
-    """Perplexity without torchmetrics' float32 probability, whose logarithm is infinite at 103."""
+    """Perplexity. torchmetrics uses a float32 probability, which makes the loss infinite from 103
+    on."""
 
     loss: Tensor
     total: Tensor
@@ -280,7 +292,7 @@ class Perplexity(Metric):
 
 
 class TokenAccuracy(Metric):
-    """Share of the tokens for which the likeliest prediction was correct."""
+    """The share of tokens for which the most likely prediction was correct."""
 
     right: Tensor
     total: Tensor
@@ -299,9 +311,10 @@ class TokenAccuracy(Metric):
 
 
 def cross_entropy(label_smoothing: float) -> LossSum:
-    """The sum of the samples' cross entropies: (N, num_classes) logits, (N,) labels -> scalar.
+    """Return a loss function that sums the samples' cross entropies: (N, num_classes) logits, (N,)
+    labels -> scalar.
 
-    Smoothing (Szegedy et al. 2015, arXiv:1512.00567) is for training; validate without it.
+    Label smoothing (Szegedy et al. 2015, arXiv:1512.00567) is for training; validate without it.
     """
 
     def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -311,12 +324,13 @@ def cross_entropy(label_smoothing: float) -> LossSum:
 
 
 def cross_entropy_and_dice(logits: Tensor, masks: Tensor) -> Tensor:
-    """The sum of the images' losses: (N, C, H, W) logits, (N, H, W) class numbers -> scalar.
+    """Sum the images' losses: (N, C, H, W) logits, (N, H, W) class numbers -> scalar.
 
     The loss of an image is the mean cross entropy of its pixels, plus one minus its soft Dice
-    (Milletari et al. 2016, arXiv:1606.04797), the mean over all classes but the background. One
-    pixel is added to numerator and denominator, so that a class that the image lacks only costs
-    what is predicted of it. nnU-Net uses the same sum (Isensee et al. 2021, arXiv:1904.08128).
+    (Milletari et al. 2016, arXiv:1606.04797), averaged over all classes except the background. One
+    pixel is added to the numerator and the denominator, so that a class that is not in the image
+    contributes only if it is predicted. nnU-Net uses the same sum (Isensee et al. 2021,
+    arXiv:1904.08128).
     """
     logits = logits.float()
     entropy = F.cross_entropy(logits, masks, reduction="none").mean(dim=(1, 2))

@@ -1,4 +1,4 @@
-"""Values of a table that differ in the file but are equal to a model."""
+"""Detection of table values that are different in the file but equal for the model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ray_workers.recipes.models.tables import TableModel
 from ray_workers.training.data.device_dataset import Rows
 
 MAX_VALUES = 1 << 22
-"""In a larger table, rows at equal distances are compared. Sorting this many values takes 0.5 s."""
+"""For larger tables, evenly spaced rows are compared. Sorting this many values takes 0.5 s."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The numbers of different values of a column, in the file and in float32."""
+    """The number of distinct values in a column, in the file and in float32."""
 
     num_different: int
     num_left: int
     num_rows: int
-    """Number of rows that were compared."""
+    """Number of compared rows."""
 
 
 def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]:
-    """The columns of numbers and dates in which float32 makes different values equal, by name."""
+    """Return the columns of numbers and dates in which float32 makes different values equal, by
+    name."""
     width = table.numeric.shape[1]
     stride = max(1, -(-len(rows) * width // MAX_VALUES))
     sample = rows[::stride]
@@ -50,7 +51,8 @@ def counted(table: Table, rows: Rows, model: TableModel) -> Mapping[str, Merged]
 
 
 def _columns(table: Table) -> Mapping[str, list[int]]:
-    """The columns of `numeric` by name; for a date its days, which determine the rest, and hour."""
+    """Return the indices of columns in `numeric` by name; for a date, the columns of its days,
+    which determine the other parts, and its hour."""
     numbers = {name: [at] for at, name in enumerate(table.numeric_names)}
     first = len(numbers)
     dates = {

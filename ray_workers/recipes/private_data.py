@@ -1,7 +1,7 @@
-"""The data of a client of a federated job, in the form that the job's model accepts.
+"""The data of a federated job's client, in the form that the job's model accepts.
 
-They are encoded like rows and images for a prediction: by the columns, categories and classes that
-the job knows, whichever of them occur here.
+The data are encoded like rows and images for a prediction, by the columns, categories and classes
+that the job knows, even if only some of them occur in the data.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PrivateData:
-    """Samples, and the losses of the job's recipe."""
+    """A client's samples, and the losses of the job's recipe."""
 
     inputs: Tensor
     targets: Tensor
-    """(N,), int64 class numbers or float64."""
+    """(N,): int64 class numbers, or float64 numbers."""
     loss_sum: LossSum
     validation_loss_sum: LossSum
 
 
 def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateData:
-    """Read a CSV or Parquet file with the columns of the job's data. Raises DataError."""
+    """Read a CSV or Parquet file with the columns of the job's data. Raise DataError."""
     data, target = document.data, document.data.target
     assert target is not None
     wanted = (*model.numeric, *model.dates, *model.categories, target)
@@ -56,11 +56,13 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
         if any(_is_missing(row.get(name)) for name in dropping):
             continue
         if target not in row:
-            raise broken(str(path), f"has no column {shortened(target)}, which is to be predicted")
+            raise broken(
+                str(path), f"has no column {shortened(target)}, which is the column to predict"
+            )
         rows.append(row)
         answers.append(_answer(row[target], model, f"{path}, row {number + 1}"))
     if not rows:
-        raise broken(str(path), "has no row to train with")
+        raise broken(str(path), "has no rows to train on")
     try:
         inputs = model.form.tensor(rows)
     except ValueError as error:
@@ -76,7 +78,7 @@ def of_table(model: Predictor, document: spec.JobSpec, path: Path) -> PrivateDat
 
 
 def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateData:
-    """Read a folder with a folder of images for each class. Raises DataError."""
+    """Read a folder that has a subfolder of images for each class. Raise DataError."""
     images, answers = [], []
     for folder in sorted(path.iterdir() if path.is_dir() else []):
         found = [
@@ -88,7 +90,7 @@ def of_images(model: Classifier, document: spec.JobSpec, path: Path) -> PrivateD
             answers += [_class_of(folder.name, model.labels, str(folder))] * len(found)
             images += found
     if not images:
-        raise broken(str(path), "is not a folder with a folder of images for each class")
+        raise broken(str(path), "is not a folder with a subfolder of images for each class")
     inputs = model.form.tensor(images)
     targets = torch.tensor(answers, dtype=torch.int64)
     return PrivateData(inputs, targets, *_losses_of_classes(document))
@@ -121,7 +123,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise DataError(f"{path}: Parquet needs the package pyarrow; CSV needs none") from None
+        raise DataError(
+            f"{path}: Parquet requires the package pyarrow; CSV requires no package"
+        ) from None
     for batch in parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
 
@@ -139,7 +143,7 @@ def _answer(value: Any, model: Predictor, place: str) -> float:
 
 
 def _class_of(value: Any, labels: Any, place: str) -> int:
-    """The number of a class. A class whose name is a number may be written as 1 or 1.0."""
+    """Return the number of a class. A class whose name is a number can be written as 1 or 1.0."""
     names = [str(value).strip()]
     try:
         names.append(number_name(float(names[0])))

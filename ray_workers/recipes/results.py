@@ -1,4 +1,4 @@
-"""The result files of a recipe: the weights, and everything to rebuild the model from them."""
+"""A recipe's result files: the weights, and everything that is needed to rebuild the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CONFIG = "config.json"
 
 
 def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
-    """Return a function that writes weights, `config.json` with `config`, metrics and labels."""
+    """Return a function that writes the weights, `config.json` with `config`, the metrics and
+    labels."""
 
     def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
         state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
@@ -30,7 +31,8 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
         _write_json(folder / CONFIG, whole)
         if "labels" in config:
             _write_json(folder / "labels.json", config["labels"])
-        # JSON has no NaN, the value of a metric that is undefined for the validation samples.
+        # JSON has no NaN, which is the value of a metric that is undefined for the validation
+        # samples.
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         _write_json(folder / "metrics.json", {"step": step, **finite})
 
@@ -38,7 +40,7 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, as the file's format requires; a model may tie weights."""
+    """Return tensors that share no memory, as the file format requires; a model can tie weights."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -49,11 +51,12 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the configuration. Raises FileNotFoundError if the folder has no result."""
+    """Read the configuration. Raise FileNotFoundError if the folder has no result."""
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no result of a recipe: {CONFIG} is missing. Download one with "
+            f"{folder} does not contain a recipe's result: {CONFIG} is missing. Download a "
+            "result with "
             "`dray download JOB FOLDER`"
         )
     config: dict[str, Any] = json.loads(path.read_text())
@@ -61,7 +64,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def restore(model: nn.Module, folder: Path) -> nn.Module:
-    """Load the folder's weights into the model; returns it, ready to predict."""
+    """Load the folder's weights into the model, and return it in evaluation mode."""
     model.load_state_dict(load_file(folder / WEIGHTS))
     return model.eval()
 

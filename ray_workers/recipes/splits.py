@@ -1,4 +1,5 @@
-"""The split into training and validation samples: a function of the seed, equal on every rank."""
+"""The split into training and validation samples, which depends on the seed and is the same on
+every rank."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order, with the same share of every class.
+    """Return (training, validation), each in ascending order, with the same share of every class.
 
-    Raises DataError if one of the two would be empty.
+    Raise DataError if one of them would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     is_validation = np.zeros(len(labels), dtype=bool)
@@ -25,9 +26,9 @@ def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 
 
 def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order.
+    """Return (training, validation), chosen at random and each in ascending order.
 
-    Raises DataError if one of the two would be empty.
+    Raise DataError if one of them would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     order = generator.permutation(num_samples)
@@ -36,14 +37,15 @@ def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]
 
 
 def as_given(is_validation: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order, as divided by the data set itself."""
+    """Return (training, validation), each in ascending order, as split by the data set itself."""
     return np.flatnonzero(~is_validation), np.flatnonzero(is_validation)
 
 
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
-    """(training, validation): the last samples are for validation, since the order has a meaning.
+    """Return (training, validation), with the last samples for validation because their order
+    matters.
 
-    Raises DataError if one of the two would be empty.
+    Raise DataError if one of them would be empty.
     """
     count = round(fraction * num_samples)
     rows = np.arange(num_samples)
@@ -51,8 +53,9 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
 
 
 def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows]:
-    """(training, validation): the windows of `length` tokens, with the token after each, that lie
-    in the first tokens, and in the other tokens. Raises DataError if one of the two is empty."""
+    """Return (training, validation): the windows of `length` tokens that, with the token after
+    them, lie within the first `num_tokens` tokens, and the windows that lie after them. Raise
+    DataError if one of them is empty."""
     training = np.arange((num_tokens - 1) // length)
     validation = np.arange(-(-num_tokens // length), num_windows)
     if len(training) == 0 or len(validation) == 0:

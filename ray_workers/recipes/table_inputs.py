@@ -1,4 +1,4 @@
-"""Converts rows of a table in the forms that people have to the inputs of a trained model."""
+"""Conversion of table rows in various forms to the inputs of a trained model."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ class TableForm:
     categories: Mapping[str, Mapping[str, int]]
     """The codes of the values that occurred in training, by column."""
     filled: Set[str] = frozenset()
-    """Columns whose missing values (NaN here) the model replaces."""
+    """Columns whose missing values (represented by NaN) the model replaces."""
     dates: Sequence[str] = ()
-    """Columns of dates, which follow the numbers; each becomes its parts."""
+    """Columns of dates, which follow the numbers. Each date is split into its parts."""
     style: NumberStyle = PLAIN
-    """The notation of numbers in text."""
+    """How numbers are written in text."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """The number that is subtracted from values that float64 can't represent, by column."""
+    """The number to subtract from values that float64 can't represent, by column."""
     is_wide: bool = False
     """Whether the model needs float64, since float32 would round the table's numbers."""
 
     @property
     def width(self) -> int:
-        """Number of inputs: numbers, parts of dates, codes of categories."""
+        """Number of inputs: numbers, parts of dates, and codes of categories."""
         return len(sources_of(self.numeric, self.dates)) + len(self.categories)
 
     def tensor(self, rows: Any) -> Tensor:
-        """float32 (N, columns), or float64 for a model that `is_wide`.
+        """Convert rows to float32 (N, columns), or to float64 if `is_wide`.
 
-        rows: a mapping of columns to values, or to equally many values each; a sequence of such
-        rows; a frame of pandas, polars or Arrow; or an array of numbers (N, columns), if there are
-        no categories. Raises ValueError for a missing column, and for a value that is missing or
-        not a number, unless missing values of the column are replaced. A category that did not
-        occur in training warns, and counts as unknown.
+        `rows` can be a mapping of columns to values, or to lists of values of the same length; a
+        sequence of such rows; a pandas, polars or Arrow table; or an array of numbers (N, columns)
+        if there are no categories. Raise ValueError for a missing column, for a value that is not a
+        number, and for a missing value unless missing values in the column are replaced. A category
+        that did not occur in training causes a warning, and is treated as unknown.
         """
         if _is_array(rows):
             return self._of_array(rows)
@@ -72,8 +72,9 @@ class TableForm:
         encoded = [self._encoded(row, at, unseen) for at, row in enumerate(_rows_of(rows))]
         for name, values in unseen.items():
             warnings.warn(
-                f"the column {shortened(name)} has {listed(sorted(values))}, which training "
-                f"never saw; each counts as unknown. It saw {listed(self.categories[name])}",
+                f"the column {shortened(name)} has {listed(sorted(values))}, which did not "
+                "occur in training and are treated as unknown. Known: "
+                f"{listed(self.categories[name])}",
                 UnseenCategoryWarning,
                 stacklevel=3,
             )
@@ -87,12 +88,13 @@ class TableForm:
         if self.categories or self.dates:
             raise ValueError(
                 f"an array has no column names, but {listed([*self.dates, *self.categories])} "
-                "contain names or dates: give a mapping, a frame or a list of mappings"
+                "contain names or dates: pass a mapping, a data frame or a list of mappings"
             )
         given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else rows
         if given.ndim != 2 or given.shape[1] != len(self.numeric):
             raise ValueError(
-                f"an array of the shape {tuple(given.shape)} is not (N, {len(self.numeric)}) of "
+                f"an array of shape {tuple(given.shape)} does not match (N, "
+                f"{len(self.numeric)}) for "
                 f"the columns {listed(self.numeric)}"
             )
         if self.bases:
@@ -137,8 +139,8 @@ class TableForm:
             microseconds = microseconds_of(value)
         except ValueError:
             raise ValueError(
-                f"row {at}: the column {shortened(name)} is {shortened(value)}, not a date in ISO "
-                "8601 such as 2026-01-31 or 2026-01-31T12:00"
+                f"row {at}: the column {shortened(name)} is {shortened(value)}, not an ISO 8601 "
+                "date such as 2026-01-31 or 2026-01-31T12:00"
             ) from None
         parts: list[float] = parts_of(np.array([microseconds]))[0].tolist()
         return parts
@@ -160,7 +162,8 @@ class TableForm:
 
 
 def exact_number(value: Any, style: NumberStyle) -> Exact:
-    """The number of a value without loss. Raises TypeError or ValueError if it is not a number."""
+    """Convert a value to a number without loss. Raise TypeError or ValueError if it is not a
+    number."""
     if isinstance(value, str):
         return style.value_of(value)
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
@@ -173,7 +176,8 @@ def _is_array(rows: Any) -> bool:
 
 
 def _rows_of(rows: Any) -> Iterable[Row]:
-    """The rows of a frame or a sequence. Frames are recognised by methods, without imports."""
+    """Return the rows of a data frame or a sequence. Data frames are recognised by their methods,
+    without importing their packages."""
     found: Iterable[Row]
     if hasattr(rows, "to_pylist"):  # Arrow
         found = rows.to_pylist()
@@ -187,12 +191,12 @@ def _rows_of(rows: Any) -> Iterable[Row]:
 
 
 def _rows_of_columns(rows: Mapping[str, Any]) -> list[Row]:
-    """One row for a mapping to values; the rows of a mapping to columns."""
+    """Return the only row of a mapping to values, or the rows of a mapping to columns."""
     columns = {name: values for name, values in rows.items() if _is_column(values)}
     if not columns:
         return [rows]
     if len(columns) < len(rows) or len({len(values) for values in columns.values()}) > 1:
-        raise ValueError("columns of one mapping must have the same number of values")
+        raise ValueError("the columns of a mapping must have the same number of values")
     return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
 
@@ -210,7 +214,8 @@ def _is_missing(value: Any, words: tuple[str, ...]) -> bool:
 
 
 def _names(value: Any) -> list[str]:
-    """Names that the data set may use for a category: without a needless fraction, or `true`."""
+    """Return the names that the data set could use for a category: without a trailing `.0`, or
+    `true`."""
     names = [str(value)]
     if isinstance(value, bool | np.bool_):
         names.append(str(value).lower())

@@ -1,4 +1,4 @@
-"""The lines of a job's log on its table: how each column is treated."""
+"""Lines for the job's log that describe its table and the treatment of each column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray_workers.recipes.merging import Merged
 from ray_workers.recipes.models.tables import UNKNOWN
 
 MAX_COLUMNS = 100
-"""Most columns that have a line of their own."""
+"""Maximum number of columns that get a separate line."""
 
 
 def lines(
@@ -22,10 +22,10 @@ def lines(
     fill: Sequence[float] | None,
     merged: Mapping[str, Merged],
 ) -> tuple[str, ...]:
-    """One sentence on the whole, and one on each of the first MAX_COLUMNS columns.
+    """Return one sentence about the table, and one about each of the first MAX_COLUMNS columns.
 
-    fill: replacements of missing values; None if nothing is replaced. merged: columns in which
-    different values are equal to the model.
+    `fill` has the replacements for missing values, and is None if nothing is replaced. `merged` has
+    the columns in which different values are equal for the model.
     """
     columns = _columns(table, imputation, fill, merged)
     shown = [f"  {line}" for line in islice(columns, MAX_COLUMNS)]
@@ -44,7 +44,7 @@ def _whole(table: Table) -> str:
     columns = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
     dropped = f" ({table.num_dropped:,} with missing values were dropped)"
     rows = f"{len(table.target):,} rows{dropped if table.num_dropped else ''}"
-    return f"the table has {rows}, and besides the target columns: {columns}"
+    return f"the table has {rows}, and these columns besides the target: {columns}"
 
 
 def _columns(
@@ -71,7 +71,7 @@ def _columns(
         hint = table.hints.get(name, "")
         yield f"{shortened(name)}: category with {_values(len(names))}{missing}{hint}"
     for name in table.ignored:
-        yield f"{shortened(name)}: ignored, as data.features does not name it"
+        yield f"{shortened(name)}: ignored, because data.features does not name it"
 
 
 def _values(count: int) -> str:
@@ -90,20 +90,22 @@ def _filled(table: Table, name: str, value: float) -> str:
 
 
 def _lost(table: Table, name: str, merged: Mapping[str, Merged]) -> str:
-    """Describe the differences between values that the model does not see."""
+    """Describe the differences between values that are lost for the model."""
     lost = ""
     if count := table.num_rounded.get(name, 0):
-        lost = f", {_values(count)} with more digits than float64 holds were rounded"
+        lost = f", {_values(count)} with more digits than float64 can represent were rounded"
     if found := merged.get(name):
         lost += (
-            f", of {found.num_different:,} different values in {found.num_rows:,} training rows "
-            f"{found.num_left:,} are different in float32"
+            f", of {found.num_different:,} distinct values in {found.num_rows:,} training rows, "
+            ""
+            f"{found.num_left:,} remain distinct in float32"
         )
     return lost
 
 
 def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str:
-    """How many values are missing, and their treatment. value: their replacement."""
+    """Describe how many values are missing, and how they are treated. `value` is their
+    replacement."""
     count = table.num_missing.get(name, 0)
     if not count:
         return ""
@@ -113,11 +115,11 @@ def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str
     statistic = "mean" if way == "indicator" else way
     if name in table.category_names:
         statistic = "most_frequent"
-    instead = f"filled in by {value} ({statistic})"
+    instead = f"replaced by {value} ({statistic})"
     if name in imputation.own_category:
-        instead = "which are a category of their own"
+        instead = "treated as a separate category"
     elif name in imputation.indicated:
-        instead += ", with an input that marks them"
+        instead += ", with an additional input that marks them"
     return f", missing in {count:,} rows, {instead}"
 
 

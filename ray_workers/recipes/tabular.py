@@ -1,4 +1,4 @@
-"""Recipes: predict a class or a number from the other columns of a table."""
+"""Recipes for predicting a class or a number from the other columns of a table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 def build_classification(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """Build a classification. own: take rows from this data set, not the document's. DataError."""
+    """Build a classification. If `own` is given, take the rows from this data set instead of the
+    document's. Raise DataError."""
     table = open_table(document.data, policy, classifies=True)
     assert table.classes is not None
 
@@ -85,8 +86,8 @@ def build_classification(
 def build_regression(
     document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None
 ) -> Workload:
-    """Build a regression, whose loss is the squared error in units of the target's variance. own:
-    take rows from this data set instead of the document's. Raises DataError."""
+    """Build a regression, whose loss is the squared error in units of the target's variance. If
+    `own` is given, take the rows from this data set instead of the document's. Raise DataError."""
     table = open_table(document.data, policy, classifies=False)
 
     def divided(rows: Table) -> tuple[Rows, Rows]:
@@ -123,7 +124,7 @@ def _model(
     num_outputs: int,
     learned: ColumnStatistics,
 ) -> TableModel:
-    """The model, with the statistics of its inputs."""
+    """Build the model, with the statistics of its inputs."""
     options = document.model
     assert isinstance(options, spec.Mlp | spec.Imported)
     numeric, has_offsets = table.numeric_sources, learned.has_offsets
@@ -153,7 +154,7 @@ def _mlp(
     num_outputs: int,
     has_offsets: bool,
 ) -> TableMlp:
-    """sizes: the number of values of each column of categories."""
+    """Build the network. `sizes` is the number of values in each categorical column."""
     return TableMlp(
         options,
         len(numeric),
@@ -189,7 +190,7 @@ def _about(
     learned: ColumnStatistics,
     model: TableModel,
 ) -> Sequence[str]:
-    """Lines on the table, for the job's log."""
+    """Return lines about the table for the job's log."""
     fill = None if learned.fill is None else learned.fill.tolist()
     merged = merging.counted(table, training, model)
     return table_report.lines(table, filling, fill, merged)
@@ -217,7 +218,7 @@ def _samples(table: Table, rows: Rows, learned: ColumnStatistics) -> Samples:
 
 
 def squared_error(deviation: float) -> LossSum:
-    """The squared error in units of the target's variance."""
+    """Return a loss function that sums squared errors in units of the target's variance."""
 
     def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs - targets) / deviation).square().sum()
@@ -226,7 +227,7 @@ def squared_error(deviation: float) -> LossSum:
 
 
 class _OneNumber(nn.Module):
-    """A model with one output, whose second dimension is removed."""
+    """A model with one output, with the second dimension removed."""
 
     def __init__(self, model: TableModel) -> None:
         super().__init__()
@@ -255,14 +256,14 @@ def _config(table: Table, filling: Imputation, learned: ColumnStatistics) -> dic
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model and the names of its columns, and of its classes, if there are any.
+    """A trained model, and the names of its columns and, for a classification, its classes.
     `TableForm.tensor` describes its inputs."""
 
     model: nn.Module
     form: TableForm
     labels: Sequence[str] | None
     target_base: int = 0
-    """The number to add to predictions of a whole number."""
+    """The number to add to predictions of integers."""
 
     @property
     def numeric(self) -> Sequence[str]:
@@ -277,8 +278,8 @@ class Predictor:
         return self.form.categories
 
     def predict(self, rows: Any) -> list[str] | list[float] | list[int]:
-        """Return the likeliest class, or the number, for each row. If the table's targets are whole
-        numbers beyond 2**53, predictions are whole numbers too, since a float would round them."""
+        """Return the most likely class or the predicted number for each row. If the table's targets
+        are integers beyond 2**53, predictions are integers too, since a float would round them."""
         outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None and self.target_base:
             return [round(number) + self.target_base for number in outputs.tolist()]
@@ -288,22 +289,22 @@ class Predictor:
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
     def predict_proba(self, rows: Any) -> npt.NDArray[np.float64]:
-        """Return (N, classes) probabilities, in the order of `labels`. Raises ValueError for a
-        model that predicts numbers."""
+        """Return (N, classes) probabilities, in the order of `labels`. Raise ValueError for a
+        regression."""
         if self.labels is None:
             raise ValueError("the model predicts a number, which has no probabilities")
         found: npt.NDArray[np.float64] = chances_of(self.model, self.form.tensor(rows)).numpy()
         return found
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write a file `.onnx` or `.pt2` that runs without dray; see `export.export`. Its input is
+        """Write a `.onnx` or `.pt2` file that runs without dray; see `export.export`. Its input is
         `rows` (N, columns) as returned by `TableForm.tensor`: float32, or float64 if float32 would
-        round the table's numbers. Raises ValueError if the table has whole numbers beyond float64.
-        """
+        round the table's numbers. Raise ValueError if the table has integers that float64 can't
+        represent."""
         if bases := [*self.form.bases, *(["the target"] if self.target_base else [])]:
             raise ValueError(
-                f"{listed(bases)}: whole numbers beyond 2**53 do not fit into arrays of float64; "
-                "subtract a constant from them before the training to export the model"
+                f"{listed(bases)}: float64 can't represent integers beyond 2**53; to export the "
+                "model, subtract a constant from them before training"
             )
         model = ExportedTable(self.model)
         about = {

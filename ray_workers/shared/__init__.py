@@ -1,1 +1,2 @@
-"""Modules for several packages: contracts, frames, heartbeat, paths. None imports Ray or torch."""
+"""Modules shared by several packages: contracts, frames, heartbeat, paths. None imports Ray or
+torch."""

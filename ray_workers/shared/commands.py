@@ -1,7 +1,8 @@
-"""Commands that the service sends to a running attempt, and its supervisor carries out.
+"""Commands that the service sends to the supervisor of a running attempt.
 
-The service sends a command again if the answer was lost, so commands are idempotent: the supervisor
-ignores a drill whose id it knows, a grant or recall with a number it has seen, and a further stop.
+If the answer is lost, the service sends the command again, so commands are idempotent: the
+supervisor ignores a drill whose id it knows, a grant or recall whose number it has seen, and any
+further stop.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from ray_workers.shared.contracts import Slice
 
 @dataclass(frozen=True)
 class Stop:
-    """End: the job is being cancelled."""
+    """End the attempt, because the job is being cancelled."""
 
     name = "stop"
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Save a checkpoint and leave the slots."""
+    """Save a checkpoint and release the slots."""
 
     grace_s: float
-    """Seconds for saving and leaving together."""
+    """Time limit for both together, in seconds."""
     name = "leave"
 
 
 @dataclass(frozen=True)
 class Drill:
-    """Inject a fault on purpose. DRILL frames report how it goes."""
+    """Inject a fault intentionally. DRILL frames report the progress."""
 
     id: str
     kind: DrillKind
     rank: int
     at_step: int | None
-    """Inject the fault after this many optimizer steps; None injects it at once."""
+    """Inject the fault after this many optimizer steps; None injects it immediately."""
 
     @property
     def name(self) -> str:
@@ -45,15 +46,16 @@ class Drill:
 
 @dataclass(frozen=True)
 class Grant:
-    """Take more slots. They belong to the attempt from the grant on. A RESIZED frame reports the
-    slots that the attempt then holds, also if it could not take the new ones."""
+    """Take more slots. The slots belong to the attempt from the moment of the grant. A RESIZED
+    frame reports the slots that the attempt holds afterwards, even if it could not take the new
+    slots."""
 
     number: int
     """1, 2, 3 ... within the attempt."""
     slices: tuple[Slice, ...]
-    """Empty if only the batch changes."""
+    """Empty if only the batch size changes."""
     batch_size: int | None
-    """Global batch from the round on that adds the slots; None keeps the batch."""
+    """Global batch size from the round that adds the slots; None keeps the batch size."""
 
     @property
     def name(self) -> str:
@@ -62,14 +64,15 @@ class Grant:
 
 @dataclass(frozen=True)
 class Recall:
-    """Release slots, which belong to the attempt until then, and train on without them. A RESIZED
-    frame reports the slots that the attempt then holds, also if it could not release these."""
+    """Release slots and continue training without them. Until they are released, they belong to the
+    attempt. A RESIZED frame reports the slots that the attempt holds afterwards, even if it could
+    not release these slots."""
 
     number: int
     """Grants and recalls share one sequence of numbers."""
     slices: tuple[Slice, ...]
     batch_size: int | None
-    """Global batch from the round on that releases the slots; None keeps the batch."""
+    """Global batch size from the round that releases the slots; None keeps the batch size."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""The types that cross the boundary between service and cluster: frozen, plain and picklable.
+"""Types that cross the boundary between service and cluster. They are frozen, plain and picklable.
 
-The service writes an `AttemptSpec` and reads `PollReply`s; a rank actor hands its training
-process a `RankTask` as JSON. Nothing here needs ray or torch.
+The service writes an `AttemptSpec` and reads `PollReply`s. A rank actor passes a `RankTask` to its
+training process as JSON. Nothing here needs Ray or torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, DataPolicy, EnvironmentPolicy, RemoteCodeRef
 
 GUESSED: Final = "guessed/"
-"""Prefix of the names of series that were guessed from the output of a script."""
+"""Prefix of the names of series that were guessed from a script's output."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class RoleSlots:
-    """Consecutive ranks of a gang with resources of their own. Slices of a gang are in the order of
-    its ranks, and no slice has ranks of two roles."""
+    """Consecutive ranks of a gang whose resources differ from the others'. The slices of a gang are
+    in rank order, and no slice has ranks of two roles."""
 
     role: str
     first_rank: int
@@ -42,7 +42,7 @@ class RoleSlots:
 
 
 def role_at(rank: int, roles: Sequence[RoleSlots]) -> RoleSlots | None:
-    """The role of a rank; None if the rank has no resources of its own."""
+    """Return the role of a rank; None if the rank has the resources of the common bundle."""
     of_rank = (role for role in roles if 0 <= rank - role.first_rank < role.number)
     return next(of_rank, None)
 
@@ -50,7 +50,7 @@ def role_at(rank: int, roles: Sequence[RoleSlots]) -> RoleSlots | None:
 def by_role(
     slices: Sequence[Slice], roles: Sequence[RoleSlots]
 ) -> list[tuple[Slice, RoleSlots | None]]:
-    """All slices of a gang, each with the role of its ranks (`role_at`)."""
+    """Return all slices of a gang, each with the role of its ranks (`role_at`)."""
     found, rank = [], 0
     for part in slices:
         found.append((part, role_at(rank, roles)))
@@ -61,8 +61,8 @@ def by_role(
 def by_bundle(
     slices: Sequence[Slice], bundle: Mapping[str, float], roles: Sequence[RoleSlots]
 ) -> list[tuple[Slice, Mapping[str, float]]]:
-    """All slices of a gang, each with the bundle of its ranks. bundle: for ranks without resources
-    of their own."""
+    """Return all slices of a gang, each with the bundle of its ranks. `bundle` is for ranks without
+    a role."""
     if not roles:  # this function is called very often
         return [(part, bundle) for part in slices]
     found = by_role(slices, roles)
@@ -70,15 +70,15 @@ def by_bundle(
 
 
 WORKER_MTBF_S = 24 * 3600.0
-"""A worker's mean time between failures, until a failure was seen."""
+"""A worker's assumed mean time between failures, until a failure has been seen."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """The part of an attempt's spec that each of its ranks gets too. A field belongs here only if
-    every rank may know it: a rank of a silo, for example, gets the source of its own silo alone.
+    """The part of an attempt's spec that each of its ranks also receives. A field belongs here only
+    if every rank may know it: a silo's rank, for example, receives only the source of its own silo.
 
-    No field has a default, here and below, so that omitting one is an error.
+    No field has a default, here and below, so that omitting a field is an error.
     """
 
     job_id: str
@@ -86,27 +86,27 @@ class RankSpec:
     spec: Mapping[str, Any]
     """The JobSpec, as JSON data."""
     resume_from: tuple[CheckpointRef, ...]
-    """Committed checkpoints to resume from, newest first: the first that loads is taken."""
+    """Committed checkpoints to resume from, newest first. The first that loads is used."""
     init_from: CheckpointRef | None
-    """Another job's checkpoint to begin with if there is none to resume from. `spec` states which
-    parts of it are used."""
+    """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
+    states which parts of it are used."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
-    """Most undelivered bytes of a rank's log; the same limit applies to its metrics."""
+    """Maximum undelivered bytes of a rank's log. The same limit applies to its metrics."""
     output_limit_bytes: int
-    """Most bytes of all files in a script's output folders, and most bytes of all artifacts that
-    one rank saves."""
+    """Maximum total bytes of the files in a script's output folders, and of the artifacts that one
+    rank saves."""
     worker_mtbf_s: float
-    """Mean time between losses of one worker that end an attempt, which determines the interval of
+    """Mean time between losses of a worker that end an attempt. It determines the interval of
     `checkpoint.every_steps: auto`."""
     furthest_step: int
-    """Optimizer steps that an earlier attempt of the job has done; the attempt repeats those after
-    its checkpoint."""
+    """Optimizer steps that an earlier attempt of the job has completed. This attempt repeats the
+    steps after its checkpoint."""
     array_index: int | None
-    """The job's index in its array; None if the job is in no array."""
+    """The job's index in its array; None if it is not in an array."""
     parameters: Mapping[str, Any]
-    """Values of a sweep's trial, by name."""
+    """The parameter values of a sweep's trial, by name."""
 
     @property
     def job_name(self) -> str:
@@ -115,41 +115,41 @@ class RankSpec:
 
 @dataclass(frozen=True)
 class AttemptSpec(RankSpec):
-    """Everything that a supervisor needs to run one attempt of a job."""
+    """Everything that a supervisor needs to run an attempt of a job."""
 
     deployment_id: str
     traits: GroupTraits
     """The meaning of `spec` for the group."""
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
-    """Ray resources of one worker: `CPU`, and `GPU` or `memory` if the job asks for them."""
+    """Ray resources of one worker: `CPU`, and `GPU` or `memory` if the job requests them."""
     roles: tuple[RoleSlots, ...]
     """Ranks whose resources differ from `bundle`."""
     storage_url: str
     code: CodeRef | RemoteCodeRef | None
-    """Code to put on the nodes; None for a recipe, and for a script that the nodes have already."""
+    """Code to put on the nodes; None for a recipe, and for a script that the nodes already have."""
     start_timeout_s: float
-    """Seconds within which Ray has to provide the slots."""
+    """Seconds within which Ray must provide the slots."""
     max_runtime_s: float | None
-    """Seconds that the job may still run."""
+    """Remaining seconds that the job may run."""
     min_workers: int | None
-    """The fewest workers with which the group may train on if no replacement is available; None
-    requires as many as at the start."""
+    """Minimum number of workers with which the group continues if no replacement is available; None
+    requires the initial number."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     system_metrics_s: float | None
-    """Seconds between two samples of system metrics; None takes no samples."""
+    """Seconds between samples of system metrics; None disables sampling."""
     silo_sources: tuple[str | None, ...]
-    """URLs of the data of federated silos, in their order; `spec` does not contain them. None for a
-    silo whose node names its data. Silo n is the worker of slice n + 1, and the first worker is the
-    aggregator. Empty if the job has no silos."""
+    """URLs of the data of federated silos, in silo order, which `spec` does not contain. The entry
+    is None for a silo whose node names its data. Silo n is the worker of slice n + 1; the first
+    worker is the aggregator. Empty if the job has no silos."""
 
     @property
     def world_size(self) -> int:
         return sum(part.num_workers for part in self.slices)
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
-        """Ray resources of a rank of the group that the attempt begins with."""
+        """Return the Ray resources of a rank in the attempt's initial group."""
         role = role_at(rank, self.roles)
         return self.bundle if role is None else role.bundle
 
@@ -160,42 +160,47 @@ class Phase(StrEnum):
     ACQUIRING = "acquiring"
     """Waiting for Ray to provide the slots."""
     STARTING = "starting"
-    """Processes are starting; no optimizer step yet."""
+    """Processes are starting, and no optimizer step has been done."""
     RUNNING = "running"
-    """The group did its first optimizer step; or, for a script, the process started."""
+    """The group has done its first optimizer step or, for a script, the process has started."""
     STOPPING = "stopping"
     ENDED = "ended"
-    """All processes are gone and all slots are released."""
+    """All processes have ended and all slots are released."""
 
 
 class Cause(StrEnum):
-    """Why an attempt ended, which decides the job's next state and whose budget pays."""
+    """Why an attempt ended. This determines the job's next state and which retry budget is
+    charged."""
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
     """The attempt was asked to stop because the job is being cancelled."""
     USER_ERROR = "user_error"
-    """The training code raised, exited non-zero or was killed by a signal of its own."""
+    """The training code raised an exception, exited with a nonzero code, or killed itself with a
+    signal."""
     CANNOT_RUN = "cannot_run"
-    """The code lacks a file or module, or is not Python; another attempt would not help."""
+    """A file or module of the code is missing or not valid Python. Another attempt would not
+    help."""
     BAD_DATA = "bad_data"
-    """The data set is missing or broken; another attempt would not help."""
+    """The data set is missing or invalid. Another attempt would not help."""
     DIVERGED = "diverged"
-    """The loss or gradient was not finite for too many steps; another attempt would not help."""
+    """The loss or gradient was not finite for too many steps. Another attempt would not help."""
     DATA_UNREACHABLE = "data_unreachable"
-    """The source of the data did not answer a worker after repeated requests; it may later."""
+    """The data source did not respond to a worker's repeated requests, but may respond later."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
-    """Ray did not provide the slots in time, because others use the cluster. No one is charged."""
+    """Ray did not provide the slots in time, because others use the cluster. No retry is
+    charged."""
     WORKER_LOST = "worker_lost"
-    """A rank actor, its node or its process vanished without an error of its own."""
+    """A rank actor, its node or its process disappeared without reporting an error."""
     INFRASTRUCTURE = "infrastructure"
     """A fault of dray or Ray while starting or running the group."""
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
-    """The cluster or the node that carried the attempt is gone. No one is charged."""
+    """The cluster or the node that ran the attempt is gone. No retry is charged."""
     PREEMPTED = "preempted"
-    """The attempt was asked to leave its slots, and saved a checkpoint first. No one is charged."""
+    """The attempt was asked to release its slots, and saved a checkpoint first. No retry is
+    charged."""
 
 
 @dataclass(frozen=True)
@@ -205,39 +210,41 @@ class Outcome:
     cause: Cause
     message: str
     rank: int | None
-    """The rank at fault, if one is."""
+    """The rank at fault, if any."""
     exit_code: int | None
     """Exit code of that rank; negative if a signal killed it."""
     log_lines_lost: Mapping[int, int | None] | None
-    """The number of output lines that are in no spool, by rank as the log names it. The number is
-    None if unknown, because the worker that passed the lines on vanished; the mapping is None if
-    all workers vanished."""
+    """Number of output lines that did not reach a spool, by the rank that the log shows. A number
+    is None if it is unknown because the worker that forwarded the lines disappeared; the mapping is
+    None if all workers disappeared."""
     slowness: float
-    """How many times slower than usual the machines were when the start, the recovery or an answer
-    took too long. Above 1 only if the attempt ended for that reason, and then no one is charged."""
+    """How many times slower than usual the machines were when the start, the recovery or a response
+    took too long. Above 1 only if the attempt ended for that reason, in which case no retry is
+    charged."""
     ran_s: float | None
-    """Seconds from the start of the attempt's processes to its end, by a clock that stands still
-    while the machine sleeps. None if unknown, or if the attempt started no process."""
+    """Seconds from the start of the attempt's processes to its end, on a clock that stops while the
+    machine sleeps. None if unknown, or if the attempt started no process."""
     left_behind: str
-    """Sentences on results that are not kept, such as files in the working directory; empty if all
-    are kept. They are not in `message`, which is compared with that of the next attempt."""
+    """Sentences about results that are not kept, such as files in the working directory; empty if
+    all are kept. They are not part of `message`, because it is compared with the next attempt's
+    message."""
 
     @classmethod
     def of(
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
-        """An end at which no output was lost, on machines at their usual speed."""
+        """Create an outcome without lost output, on machines running at their usual speed."""
         return cls(cause, message, rank, exit_code, {}, slowness=1.0, ran_s=None, left_behind="")
 
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
-        """The end of an attempt whose supervisor and rank actors are gone. Output that they had not
-        passed on is lost."""
+        """Create the outcome of an attempt whose supervisor and rank actors are gone. Output that
+        they had not yet forwarded is lost."""
         return cls(cause, message, None, None, None, slowness, ran_s=None, left_behind="")
 
 
 class FrameKind(StrEnum):
-    """The kinds of frames. `ray_workers.shared.frames` has a class for the body of each."""
+    """The kinds of frames. `ray_workers.shared.frames` has a class for the body of each kind."""
 
     METRICS = "metrics"
     LOG = "log"
@@ -252,7 +259,7 @@ class FrameKind(StrEnum):
     ROUND_TROUBLE = "round_trouble"
     ERROR = "error"
 
-    # Reported by the supervisor, as the rank SUPERVISOR_RANK.
+    # Reported by the supervisor, under the rank SUPERVISOR_RANK.
     REGROUPING = "regrouping"
     REGROUPED = "regrouped"
     RESIZED = "resized"
@@ -264,47 +271,50 @@ class FrameKind(StrEnum):
 
 
 FIRST_SIGNS = frozenset({FrameKind.METRICS, FrameKind.ROUND})
-"""The first frame of one of these kinds shows that a group trains. A round waits for its clients,
-perhaps for hours, before it is a step."""
+"""Kinds of frames that show that a group is training. A round may wait for its clients for hours
+before it becomes a step."""
 
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
-"""Metrics that ranks report and the scheduler uses."""
+"""Metrics that ranks report and that the scheduler uses."""
 
 COMPUTE_TIME = "perf/compute_time_s"
-"""Seconds that a rank computed its share of the batch before it exchanged data with others."""
+"""Seconds for which a rank computed its share of the batch before exchanging data with others."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"
-"""Bytes that a rank sent in a step; all ranks together, on average since the last evaluation."""
+"""Bytes that one rank sent in a step; bytes that all ranks sent per step, averaged since the last
+evaluation."""
 STALENESS_MEAN, STALENESS_MAX = "sync/staleness_mean", "sync/staleness_max"
 STALENESS_COUNT = "sync/staleness_count/"
-"""Prefix of the metrics of a histogram: how many updates so far had the staleness of a bucket."""
+"""Prefix of a histogram's metrics: the number of updates so far whose staleness is in the
+bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
 
 LEFT_EXIT_CODE = 75
-"""Exit code of a rank that saved a checkpoint and left when asked (EX_TEMPFAIL of sysexits(3))."""
+"""Exit code of a rank that was asked to leave and saved a checkpoint (EX_TEMPFAIL of
+sysexits(3))."""
 
 STORAGE_EXIT_CODE = 74
-"""Exit code of a rank that ended by a storage fault, for whose report there may have been no space
-(EX_IOERR)."""
+"""Exit code of a rank that ended because of a storage fault, which it may not have had the space to
+report (EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
-"""The rank of the frames that the supervisor itself writes."""
+"""The rank in frames that the supervisor writes."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A report of a rank. (attempt, rank, incarnation, kind, position) never repeats."""
+    """A report of a rank. (attempt, rank, incarnation, kind, position) is unique."""
 
     rank: int
     incarnation: int
     kind: FrameKind
     time: float
-    """Unix seconds by the node's clock."""
+    """Unix time in seconds, by the node's clock."""
     body: Mapping[str, Any]
 
 
 class ProcessKind(StrEnum):
-    """Processes of dray without which an attempt can't go on or end."""
+    """dray's processes that an attempt needs in order to continue or end."""
 
     SUPERVISOR = "supervisor"
     NODE_AGENT = "node_agent"
@@ -315,45 +325,48 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True)
 class SilentProcess:
-    """A process that is alive, as far as Ray knows, but leaves questions unanswered."""
+    """A process that is alive as far as Ray knows, but does not answer requests."""
 
     kind: ProcessKind
     node_id: str | None
-    """The node of the process; None for a supervisor or a store, of which an attempt has one."""
+    """The process's node; None for a supervisor or a store, since an attempt has only one of
+    each."""
     since: float
-    """Unix seconds of the oldest unanswered question."""
+    """Unix time in seconds of the oldest unanswered request."""
 
 
 @dataclass(frozen=True)
 class PollReply:
-    """Events after `cursor`. They are to be stored in one transaction with the new cursor."""
+    """Events since the previous cursor. They must be stored in the same transaction as the new
+    cursor."""
 
     cursor: Mapping[str, int]
-    """Bytes read from each spool. Opaque to the service, which stores it as JSON."""
+    """Bytes read from each spool. The service stores it as opaque JSON."""
     phase: Phase | None
-    """None if unknown, because the supervisor does not answer."""
+    """None if unknown, because the supervisor does not respond."""
     phase_times: Mapping[str, float]
-    """Unix seconds at which each phase was entered."""
+    """Unix time in seconds at which each phase was entered."""
     frames: tuple[Frame, ...]
     more: bool
-    """Whether the limit of bytes was reached; poll again at once."""
+    """Whether the byte limit was reached, so that the caller should poll again immediately."""
     outcome: Outcome | None
-    """Set once the attempt has ended and every frame was delivered. It must be acknowledged."""
+    """Set once the attempt has ended and every frame has been delivered. It must be
+    acknowledged."""
     silent: tuple[SilentProcess, ...]
-    """Processes of the attempt that have not answered for a while."""
+    """Processes of the attempt that have not responded for a while."""
 
 
 AWAITING = -1
-"""The generation of a process that is assigned to a group once it is ready to join one."""
+"""The generation of a process that will be assigned to a group once it is ready to join one."""
 NOT_PREPARED = (
     "elastic requires a script that calls dray.train.prepare(), which redistributes the "
-    "batches: call it, or leave elastic out"
+    "batches: call it, or remove elastic"
 )
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The fields of a `RankTask` that differ between the processes of one attempt."""
+    """The fields of a `RankTask` that differ between the processes of an attempt."""
 
     rank: int
     incarnation: int
@@ -363,47 +376,49 @@ class Seat:
     master_addr: str
     master_port: int
     spool_dir: str
-    """Directory on this node into which frames are appended (`dray.train`)."""
+    """Directory on this node to which frames are appended (`dray.train`)."""
     temp_dir: str
     """Directory on this node for temporary files (TMPDIR); deleted after the attempt."""
     work_dir: str
-    """Directory on this node in which a script runs. All attempts of the job share it."""
+    """Directory on this node in which a script runs, shared by all attempts of the job."""
     folders_dir: str
-    """Directory on this node with the folders whose files dray keeps for a script
+    """Directory on this node with the script's folders whose files dray keeps
     (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
-    """Prefix of the names of the process's heartbeat page and of the files next to it
+    """Path prefix of the process's heartbeat page and of the files next to it
     (`ray_workers.shared.heartbeat`). A process without a page is not observed, and its group does
     not recover in place."""
     generation: int
-    """Generation of the group that the process joins first, as `rank` of `world_size`. If AWAITING,
-    `rank` only names the process in observations."""
+    """Generation of the group that the process joins first, as rank `rank` of `world_size`. If
+    AWAITING, `rank` only identifies the process in observations."""
     peers: tuple[str, ...]
-    """`host:port` at which each rank serves its framework, by rank; empty if it needs none."""
+    """`host:port` at which each rank serves its framework, by rank; empty if the framework needs
+    none."""
 
 
 @dataclass(frozen=True)
 class RankTask(Seat, RankSpec):
-    """Everything that a training process needs. It gets the task as JSON when it is forked."""
+    """Everything that a training process needs. The process receives it as JSON when it is
+    forked."""
 
     world_size: int
     num_nodes: int
-    """Number of nodes on which the attempt began."""
+    """Number of nodes on which the attempt started."""
     checkpoint_url: str
     """`{storage}/{attempt_prefix}/checkpoints`"""
     artifact_url: str
     """`{storage}/{attempt_prefix}/artifacts`"""
     folder_url: str
-    """Copies of a script's checkpoint folder, shared by all attempts of the job."""
+    """URL for copies of a script's checkpoint folder, shared by all attempts of the job."""
     device: str
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str]
     silo_source: str | None
-    """URL of the data of this rank, if the rank is a silo."""
+    """URL of this rank's data, if the rank is a silo."""
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
-        """The task of the process that takes this seat in the attempt."""
+        """Return the task of the process that takes this seat in the attempt."""
         base = (
             f"{attempt.storage_url.rstrip('/')}/{attempt_prefix(attempt.job_id, attempt.attempt)}"
         )
@@ -423,12 +438,13 @@ class RankTask(Seat, RankSpec):
 
     @property
     def rounds_url(self) -> str:
-        """URL of the files of rounds, if clients are outside of the cluster."""
+        """URL of the rounds' files, if clients are outside of the cluster."""
         return f"{self.folder_url.rpartition('/')[0]}/rounds"
 
     @property
     def series_names_url(self) -> str:
-        """URL of the names of the series that were found in files of this rank by any attempt."""
+        """URL of the file with the names of the series that any attempt found in this rank's
+        files."""
         return f"{self.folder_url.rpartition('/')[0]}/series-names/rank-{self.rank:05d}.json"
 
     def to_json(self) -> str:

@@ -1,7 +1,7 @@
-"""The types of the fields of frames: which values they accept, and how text is made storable.
+"""The types of frame fields, which define the accepted values and make text storable.
 
-Pydantic checks the fields when frames arrive. A validator raises ValueError for a refused value.
-`service.ingest.decoding` looks up here the names that the classes of `frames` have as annotations.
+Pydantic validates the fields when frames arrive. A validator raises ValueError if it refuses a
+value. `service.ingest.decoding` looks up the annotations of the classes in `frames` in this module.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
 
 MAX_STEP = 2**53
-"""Steps stay exact in JSON, and are far below the limit of a 64-bit column."""
+"""Steps up to this limit are exact in JSON, and far below the limit of a 64-bit column."""
 MAX_SECONDS = 1e12
 MAX_KEY_CHARS = 128
 MAX_PHASE_CHARS = 64
 MAX_RECEIPT_CHARS = 2048
 SYSTEM_PREFIX = "system/"
 TIMES = "@time"
-"""Name of the series with the Unix times at which rank 0 first reported each step of an attempt. No
+"""Name of the series with the Unix time at which rank 0 first reported each step of an attempt. No
 metric can have this name."""
 
 
 def clean(text: str) -> str:
-    """Return text that every database stores: no NUL (PostgreSQL), no lone surrogates (UTF-8)."""
+    """Return the text in a form that every database can store: without NUL (PostgreSQL) and lone
+    surrogates (UTF-8)."""
     return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 
 
 def metric_key(key: str) -> str:
-    """Return the name of a metric, or raise ValueError."""
+    """Return the metric name, or raise ValueError if it is invalid."""
     if not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
-        raise ValueError(f"not a metric's name: {key!r}")
+        raise ValueError(f"not a valid metric name: {key!r}")
     if key == TIMES:
-        raise ValueError(f"{key!r} is the name of dray's own series")
+        raise ValueError(f"{key!r} is reserved for dray's own series")
     return key
 
 
 def up_to(limit: int) -> Any:
-    """The bounds of a count."""
+    """Return the bounds of a count."""
     return Field(ge=0, le=limit)
 
 
 def cut(limit: int, *, from_end: bool = False) -> BeforeValidator:
-    """Convert a value to text and keep its first or last `limit` characters; None becomes empty."""
+    """Convert a value to a string and keep its first or last `limit` characters; None becomes
+    empty."""
 
     def validate(value: object) -> str:
         text = "" if value is None else clean(str(value))
@@ -81,7 +83,7 @@ def _ranks(limit: int) -> AfterValidator:
 
 
 def _short(text: str) -> str:
-    # `max_length` would refuse a text with lone surrogates.
+    # `max_length` would refuse a string with lone surrogates.
     if len(text) > MAX_RECEIPT_CHARS:
         raise ValueError(f"longer than {MAX_RECEIPT_CHARS} characters")
     return clean(text)
@@ -89,7 +91,7 @@ def _short(text: str) -> str:
 
 def _as_stored(url: str) -> str:
     if clean(url) != url:
-        raise ValueError(f"not a text that can be stored: {url!r}")
+        raise ValueError(f"can't be stored: {url!r}")
     return url
 
 
@@ -145,14 +147,14 @@ Clients = Annotated[StrictInt, up_to(MAX_CLIENTS)]
 Number = StrictFloat
 MaybeNumber = Annotated[Number | None, MISSING_IS_NONE]
 Finite = Annotated[StrictFloat, AllowInfNan(False)]
-"""A number that JSON has; PostgreSQL stores no other number in JSON."""
+"""A number that JSON can represent; PostgreSQL does not store others in JSON."""
 MaybeSeconds = Annotated[
     Annotated[StrictFloat, Field(ge=0, le=MAX_SECONDS)] | None, MISSING_IS_NONE
 ]
 Ranks = Annotated[Sequence[Count], _ranks(MAX_WORKERS)]
-"""Numbers of ranks, in order and without duplicates."""
+"""Rank numbers, sorted and without duplicates."""
 ClientNumbers = Annotated[Sequence[Count], _ranks(MAX_CLIENTS)]
-"""Numbers of clients, in order and without duplicates."""
+"""Client numbers, sorted and without duplicates."""
 Flag = StrictBool
 LedgerSeconds = Mapping[StrictStr, Finite]
 MetricKey = Annotated[StrictStr, AfterValidator(metric_key)]
@@ -172,10 +174,10 @@ Stack = Annotated[
     Annotated[str, BeforeValidator(lambda text: clean(str(text)))] | None, MISSING_IS_NONE
 ]
 LineNumber = Annotated[StrictInt, up_to(2**40)]
-"""A line of a log. Gaps between the numbers are added up in a 64-bit column."""
+"""A line number in a log. Gaps between the numbers are summed in a 64-bit column."""
 
 of_ranks = AfterValidator(_of_ranks)
-"""Keeps only the values of the `ranks` of the same report."""
+"""Keeps only the values for the `ranks` of the same report."""
 
 RoundName = Annotated[StrictStr, Field(max_length=64), AfterValidator(_name_of_round)]
 Awaited = Annotated[StrictStr, AfterValidator(_awaited)]
@@ -190,7 +192,7 @@ SystemMetrics = Annotated[
     Field(max_length=100),
     AfterValidator(_of_each_rank),
 ]
-"""A mapping from name to one value for each of the `ranks` of the same report."""
+"""A mapping from metric name to a list with a value for each of the `ranks` of the same report."""
 
 
 @dataclass(frozen=True)

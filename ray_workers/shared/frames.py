@@ -1,9 +1,9 @@
-"""The reports of ranks and supervisors: one frozen class for each kind of frame.
+"""The reports of ranks and supervisors, with one frozen class for each kind of frame.
 
-A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` makes the object
-again from what arrives, and refuses values that the type of a field does not accept, because frames
-come from processes that run a user's code. None stands for a value that the reporter does not know;
-the field is on the wire all the same.
+A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` recreates the object
+from the received data, and refuses values that a field's type does not accept, because frames come
+from processes that run user code. None means that the reporter does not know the value; the field
+is transmitted nevertheless.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from dray.drills import DrillState
 from ray_workers.shared.contracts import Cause, FrameKind
 
-if TYPE_CHECKING:  # `decoding` has the types: a process that reports need not import pydantic
+if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
     from pydantic import Field
 
     from dray.spec import MAX_WORKERS, OnDivergence
@@ -72,13 +72,13 @@ class Report:
     KIND: ClassVar[FrameKind]
 
     def body(self) -> dict[str, Any]:
-        """The report as written to a spool, as JSON data."""
+        """Return the report as JSON data, in the form written to a spool."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class MetricsReport(Report):
-    """Metrics of one step of a rank. `dray.train.report` writes it without fields that are None."""
+    """A rank's metrics for one step. `dray.train.report` writes it without fields that are None."""
 
     KIND = FrameKind.METRICS
     step: Count
@@ -94,13 +94,13 @@ class LogReport(Report):
 
     KIND = FrameKind.LOG
     line: LineNumber
-    """The line's number, from 0 within one rank and incarnation."""
+    """The line's number, starting from 0 for each rank and incarnation."""
     text: Text
 
 
 @dataclass(frozen=True)
 class CheckpointReport(Report):
-    """A checkpoint whose manifest is written."""
+    """A checkpoint whose manifest has been written."""
 
     KIND = FrameKind.CHECKPOINT
     step: Count
@@ -121,7 +121,7 @@ class CheckpointDroppedReport(Report):
 
 @dataclass(frozen=True)
 class ArtifactReport(Report):
-    """A file that a rank stored for the user; `dray.train.save_artifact` writes it."""
+    """A file that a rank stored for the user with `dray.train.save_artifact`."""
 
     KIND = FrameKind.ARTIFACT
     path: AnyText
@@ -140,7 +140,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The position from which the data continue after a resume."""
+    """The position at which the data continue after a resume."""
 
     epoch: Count
     step_in_epoch: Count
@@ -149,15 +149,16 @@ class DataPosition:
 
 @dataclass(frozen=True)
 class ResumedReport(Report):
-    """A receipt of the state with which a rank starts.
+    """A receipt for the state with which a rank starts.
 
-    `dray.train.load_checkpoint` writes the receipt of a script, which has fewer of the fields.
+    `dray.train.load_checkpoint` writes the receipt of a script, which has fewer fields.
     """
 
     KIND = FrameKind.RESUMED
     step: Count
     url: Receipt
-    """URL of the checkpoint that was restored or begun from; empty if there was none."""
+    """URL of the checkpoint that was restored or used as a starting point; empty if there was
+    none."""
     sha256: Annotated[Sha256 | None, MISSING_IS_NONE]
     """SHA-256 of the checkpoint's manifest."""
     size_bytes: Annotated[Bytes | None, MISSING_IS_NONE]
@@ -168,13 +169,14 @@ class ResumedReport(Report):
     rng: Annotated[Receipt | None, MISSING_IS_NONE]
     """How the random number generators continue."""
     loss_before: Annotated[Finite | None, MISSING_IS_NONE]
-    """Training loss of the saved step; the next step's metrics have the loss after the resume."""
+    """Training loss at the saved step. The next step's metrics contain the loss after the
+    resume."""
     passed_over: Annotated[
         Sequence[PassedOver], Field(default_factory=list, max_length=MAX_PASSED_OVER)
     ]
 
     def body(self) -> dict[str, Any]:
-        """Omit the fields that carry no information about a fresh start."""
+        """Return the report; for a fresh start, without fields that have no meaning."""
         whole = asdict(self)
         if self.url:
             return whole
@@ -184,22 +186,22 @@ class ResumedReport(Report):
 
 @dataclass(frozen=True)
 class StragglersReport(Report):
-    """These ranks take longer for a sample than the others, or no rank does any more."""
+    """The ranks that take longer per sample than the others; empty if there are none any more."""
 
     KIND = FrameKind.STRAGGLERS
     step: Count
     ranks: Annotated[Sequence[Count], first(MAX_STRAGGLERS)]
     slowdown: Annotated[Mapping[str, Finite], of_ranks]
-    """For each rank, its time for a sample divided by that of the others."""
+    """For each of these ranks, its time per sample divided by that of the others."""
     lost_s: Finite
-    """Seconds that each of the other ranks waited for these in the last `num_steps` steps."""
+    """Seconds that each other rank waited for these ranks in the last `num_steps` steps."""
     num_steps: Count
 
 
 @dataclass(frozen=True)
 class DivergenceReport(Report):
-    """The first step whose loss or gradient norm is not finite, or the first evaluation whose loss
-    is not finite."""
+    """The first step with a non-finite loss or gradient norm, or the first evaluation with a
+    non-finite loss."""
 
     KIND = FrameKind.DIVERGENCE
     step: Count
@@ -213,7 +215,8 @@ class DivergenceReport(Report):
 
 @dataclass(frozen=True)
 class RoundReport(Report):
-    """A round with clients outside of the cluster opens, opens to more clients, or ends."""
+    """The opening or end of a round with clients outside of the cluster, or its opening to more
+    clients."""
 
     KIND = FrameKind.ROUND
     number: Count
@@ -221,12 +224,12 @@ class RoundReport(Report):
     """`round_files.round_name`, which is also the folder of the round's files."""
     is_open: Flag
     clients: Annotated[ClientNumbers | None, MISSING_IS_NONE]
-    """The clients that are asked for an update; None for all clients."""
+    """The clients that are asked for an update; None means all."""
     quorum: Clients
     deadline_s: Finite
-    """Seconds after which a quorum is enough to end the round."""
+    """Seconds after which a quorum suffices to end the round."""
     num_elements: UpdateElements
-    """Number of elements of an update."""
+    """Number of elements in an update."""
     model_sha256: Sha256
     model_size_bytes: Bytes
     form_sha256: Sha256
@@ -235,15 +238,16 @@ class RoundReport(Report):
     received: ClientNumbers
     """The clients whose updates have arrived."""
     awaits: Awaited
-    """The message that clients are to send: `round_files.UPDATE`, or with secure aggregation their
+    """The message that clients must send: `round_files.UPDATE` or, with secure aggregation, their
     answer in this phase."""
     update_bytes: UpdateBytes
-    """The size of the update, which clients send in parts."""
+    """The total size of the update, which clients send in parts."""
 
 
 @dataclass(frozen=True)
 class RoundTroubleReport(Report):
-    """A round with secure aggregation restarts without a result, or clients sent false messages."""
+    """A round with secure aggregation restarts without a result, or clients sent invalid
+    messages."""
 
     KIND = FrameKind.ROUND_TROUBLE
     number: Count
@@ -254,15 +258,15 @@ class RoundTroubleReport(Report):
 
 @dataclass(frozen=True)
 class SiloRoundReport(Report):
-    """A round of silos has been open for long, or a round that was open for long has ended."""
+    """A round of silos has been open for a long time, or such a round has ended."""
 
     KIND = FrameKind.SILO_ROUND
     number: Count
     missing: ClientNumbers
-    """The numbers of the silos that have not answered; empty if the round has ended."""
+    """The numbers of the silos that have not responded; empty if the round has ended."""
     quorum: Clients
     ends_in_s: MaybeSeconds
-    """Seconds until the deadline, after which a quorum is enough; None without a deadline."""
+    """Seconds until the deadline, after which a quorum suffices; None without a deadline."""
 
 
 @dataclass(frozen=True)
@@ -273,13 +277,14 @@ class ErrorReport(Report):
     cause: Cause
     type: Code
     message: Message
-    """`TypeName: words (file, line n)`, by the rules of `training.core.failure_reason`."""
+    """`TypeName: message (file, line n)`, as formatted by `training.core.failure_reason`."""
     traceback: Traceback
     raised_at: MaybeNumber
-    """Unix seconds by the node's clock. The report may arrive much later."""
+    """Unix time in seconds by the node's clock. The report may arrive much later."""
     seat: MaybeCount
-    """Identifies the process, with `incarnation`; None in reports that a user's program made up.
-    The spool may bear another rank: a process without an assigned rank is named by its seat."""
+    """Identifies the process, together with `incarnation`; None in reports forged by a user's
+    program. The spool can be for a different rank: a process without an assigned rank is named by
+    its seat."""
     incarnation: MaybeCount
 
 
@@ -289,18 +294,18 @@ class LossKind(StrEnum):
     KILLED = "killed"
     """Their processes ended."""
     LOST = "lost"
-    """Their workers vanished, or a connection between live ranks broke."""
+    """Their workers disappeared, or a connection between live ranks broke."""
     HANG = "hang"
-    """They made no progress, and were ended for that reason."""
+    """They made no progress, and were killed for that reason."""
 
 
 @dataclass(frozen=True)
 class RegroupingReport(Report):
-    """These ranks were lost or hang. The others keep their state and wait for replacements."""
+    """Ranks were lost or hang. The others keep their state and wait for replacements."""
 
     KIND = FrameKind.REGROUPING
     generation: Count
-    """The rendezvous round that the ranks are called to."""
+    """The rendezvous round that the ranks are asked to join."""
     ranks: Ranks
     code: LossKind
     message: Message
@@ -308,7 +313,7 @@ class RegroupingReport(Report):
 
 @dataclass(frozen=True)
 class RegroupedReport(Report):
-    """The group trains again from after `step`."""
+    """The group has resumed training after `step`."""
 
     KIND = FrameKind.REGROUPED
     generation: Count
@@ -322,16 +327,17 @@ class RegroupedReport(Report):
 
 @dataclass(frozen=True)
 class ResizedReport(Report):
-    """The attempt holds these slots from now on, and has released all others."""
+    """The slots that the attempt now holds; it has released all others."""
 
     KIND = FrameKind.RESIZED
     world_size: Workers
     slices: Slots
     lacking: Workers
-    """Number of workers that the attempt lacks. It waits for them for a while, or trains on."""
+    """Number of missing workers. The attempt waits for them for a while, or continues without
+    them."""
     grants: Count
-    """The number of the newest `Grant` or `Recall` that was handled; 0 if none. The slots of a
-    newer grant belong to the attempt as well."""
+    """Number of the latest `Grant` or `Recall` that was handled; 0 if none. The slots of any later
+    grant also belong to the attempt."""
     message: Message
 
     def body(self) -> dict[str, Any]:
@@ -381,7 +387,7 @@ class DrillReport(Report):
 
 @dataclass(frozen=True)
 class WaitingReport(Report):
-    """The ranks have ended, and the attempt waits for the reason in `message`."""
+    """The ranks have ended, but the attempt is still waiting, for the reason in `message`."""
 
     KIND = FrameKind.WAITING
     message: Message
@@ -389,7 +395,7 @@ class WaitingReport(Report):
 
 @dataclass(frozen=True)
 class LedgerReport(Report):
-    """How the attempt has used its slots so far."""
+    """The attempt's use of its slots so far."""
 
     KIND = FrameKind.LEDGER
     slot_seconds: LedgerSeconds
@@ -398,20 +404,20 @@ class LedgerReport(Report):
 
 @dataclass(frozen=True)
 class SystemMetricsColumns:
-    """System metrics of ranks that report the same names."""
+    """System metrics of ranks that report the same metric names."""
 
     ranks: RisingRanks
     values: SystemMetrics
-    """One value for each of the ranks, by name."""
+    """A value for each of the ranks, by metric name."""
 
 
 @dataclass(frozen=True)
 class SystemMetricsReport(Report):
-    """One sample of the processors, memory and devices that ranks and nodes use."""
+    """A sample of the CPU, memory and device usage of ranks and nodes."""
 
     KIND = FrameKind.SYSTEM_METRICS
     time: Count
-    """Unix seconds by the supervisor's clock, as it was set when the attempt began."""
+    """Unix time in seconds by the supervisor's clock, as it was set when the attempt began."""
     columns: Annotated[Sequence[SystemMetricsColumns], Field(max_length=MAX_COLUMNS)]
 
     def body(self) -> dict[str, Any]:

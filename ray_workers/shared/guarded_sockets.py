@@ -1,7 +1,7 @@
 """Sockets that connect only to addresses that `net_policy` allows.
 
-The address is checked when the connection is made, because the host's name may resolve to another
-address by then than at an earlier check.
+The address is checked when the connection is made, because by then the host name may resolve to a
+different address than in an earlier check.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class RefusedAddress(Exception):
 
 
 def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], socket.socket]:
-    """Return a socket factory for aiohttp's `TCPConnector`, for connections to this host alone.
+    """Return a socket factory for aiohttp's `TCPConnector`, only for connections to this host.
 
-    Raises RefusedAddress if the host's spelling is forbidden. The factory raises it if the address
+    Raise RefusedAddress if the host's spelling is forbidden. The factory raises it if the address
     is forbidden.
     """
     reason = refused_host(host, allowed)

@@ -1,9 +1,10 @@
 """The heartbeat page of a rank, which shows the rank's progress and announces rendezvous rounds.
 
-A page is one small file per training process, on the process's node and mapped into its memory. The
-process writes its progress there without a system call, and other processes read the file. So the
-position of a process that hangs, is stopped or is dead is known without its help. Two words are
-written by others: the generation of the wanted group, and whether the rank is asked to leave.
+A page is a small file for each training process, on the process's node and mapped into its memory.
+The process writes its progress to the page without a system call, and other processes read the
+file. Therefore the position of a process that hangs, is stopped or is dead is known without its
+cooperation. Two words are written by other processes: the generation of the wanted group, and
+whether the rank is asked to leave.
 
 Times are from the node's monotonic clock, which all its processes share, except for `first_at`.
 """
@@ -28,19 +29,19 @@ _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
 RING = 1024
-"""Number of steps whose figures a rank keeps here. Rank 0 reports them; if it dies before it has
-reported all of them, its replacement reports the rest."""
+"""Number of steps whose figures a rank keeps in its page. Rank 0 reports them; if it dies before it
+has reported all of them, its replacement reports the rest."""
 SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class RankPhase(IntEnum):
-    """The part of a step that a rank is in. Members are in the order of a step."""
+    """The part of a step in which a rank is. Members are in the order of a step."""
 
     JOINING = 0
     """Reading data, building the model, forming the group."""
     DATA = 1
     COMPUTE = 2
-    """Forward passes, and backward passes whose gradients are not exchanged."""
+    """Forward passes, and backward passes that do not exchange gradients."""
     EXCHANGE = 3
     """The backward pass that exchanges gradients."""
     UPDATE = 4
@@ -50,7 +51,8 @@ class RankPhase(IntEnum):
     """The group is broken, and the rank waits for an assignment to the next group."""
     FINISH = 8
     FORMING = 9
-    """All ranks have met and connect to each other. Without a rendezvous, a part of `JOINING`."""
+    """All ranks have met and are connecting to each other. Without a rendezvous, part of
+    `JOINING`."""
 
 
 class TimeCategory(StrEnum):
@@ -67,16 +69,16 @@ class TimeCategory(StrEnum):
     """From the loss of a rank until the group trained again."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
-    """Held without use: the attempt is stopping, or the use is unknown."""
+    """Held but not used: the attempt is stopping, or the use is unknown."""
     UNREPORTED = "unreported"
-    """Used by a script that has not reported a step yet; it may be useful."""
+    """Used by a script that has not reported a step yet; possibly useful."""
 
 
 TIME_CATEGORIES = tuple(TimeCategory)
 
 
 class _Word(IntEnum):
-    """The indices of the numbers, 8 bytes each, in the head of a page."""
+    """Indices of the 8-byte numbers at the head of a page."""
 
     STEP = 0
     PHASE = 1
@@ -101,38 +103,39 @@ class RankAssignment:
     rank: int
     world_size: int
     batch_size: int | None
-    """Global batch from this generation on; None keeps the batch of the training state."""
+    """Global batch size from this generation on; None keeps the batch size of the training
+    state."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """The contents of a page, as another process reads it."""
+    """The contents of a page, as other processes read it."""
 
     step: int
-    """Optimizer steps committed."""
+    """Number of committed optimizer steps."""
     phase: RankPhase
     collective: int
-    """Number of collectives that the rank entered in this generation."""
+    """Number of collectives that the rank has entered in this generation."""
     since: float
     """Monotonic time, in seconds, at which the phase began or last made progress."""
     generation: int
     resumed_step: int
     """The step after which this generation began."""
     first_at: float
-    """Unix seconds of the first step that this generation committed; 0 before that."""
+    """Unix time in seconds of the first step that this generation committed; 0 before that."""
     pid: int
     use: TimeCategory
-    """The category of the time that passes now."""
+    """The category of the current time."""
     uses: Mapping[TimeCategory, float]
-    """Seconds by category, without the current phase."""
+    """Seconds by category, not including the current phase."""
     is_prepared: bool
-    """Whether the process runs a script that has called `train.prepare`, and so follows its group
-    into the next round."""
+    """Whether the process runs a script that has called `train.prepare`, and therefore follows its
+    group into the next round."""
 
 
 @dataclass(frozen=True)
 class RankObservation:
-    """One training process as its node sees it."""
+    """A training process as its node sees it."""
 
     rank: int
     incarnation: int
@@ -140,22 +143,24 @@ class RankObservation:
     age_s: float
     """Seconds since the phase began or last made progress."""
     state: str
-    """State of the process as in proc(5), such as `T` for stopped; empty if the process is gone."""
+    """State of the process as in proc(5), such as `T` for stopped; empty if the process no longer
+    exists."""
 
 
 @dataclass(frozen=True)
 class NodeObservation:
-    """One attempt as its agent on a node sees it."""
+    """An attempt as a node's agent sees it."""
 
     ranks: tuple[RankObservation, ...]
     slowness: float | None
     """How many times slower than usual the node is; None if not requested."""
     system_metrics: Mapping[int, Mapping[str, float]]
-    """Values by rank and name; one rank carries the metrics of its node. Empty if not requested."""
+    """Values by rank and name; one rank also has the metrics of its node. Empty if not
+    requested."""
 
 
 class UnreportedStep(NamedTuple):
-    """The figures of one step, kept until they are in the spool."""
+    """The figures of a step, which are kept until they are in the spool."""
 
     step: int
     epoch: int
@@ -171,9 +176,9 @@ class HeartbeatPage:
     """A page as the training process writes it."""
 
     def __init__(self, path: Path | None, *, goes_on: bool = False) -> None:
-        """Create a page, which other processes can read if it has a path. goes_on: open the page
-        that this process created before it became another program; others may have written in it.
-        """
+        """Create a page, which other processes can read if it has a path. With `goes_on`, open the
+        page that this process created before it executed another program; other processes may
+        already have written to it."""
         if path is None:
             self._map = mmap.mmap(-1, SIZE_BYTES)
         elif goes_on:
@@ -181,9 +186,9 @@ class HeartbeatPage:
                 self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Written instead of truncated to its size: a full disk raises here instead of causing
-            # a SIGBUS later. Linked once complete, since others write into a page as soon as it
-            # exists.
+            # Write zeros instead of truncating the file to its size: a full disk then raises here
+            # instead of causing a SIGBUS later. Link the page once it is complete, since others
+            # write to a page as soon as it exists.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))
@@ -199,7 +204,7 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = self._began
 
     def enter(self, phase: RankPhase, use: TimeCategory) -> None:
-        """Begin a phase, and add the time since the last call to the category that ends."""
+        """Begin a phase, and add the time since the last call to the previous category."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
@@ -208,11 +213,11 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = now
 
     def move(self) -> None:
-        """Show progress within a phase, such as from batch to batch of a long evaluation."""
+        """Record progress within a phase, such as from batch to batch in a long evaluation."""
         self._floats[_Word.SINCE] = time.monotonic()
 
     def exchange(self) -> None:
-        """Enter another collective, which exchanges the gradients of a step."""
+        """Enter the next collective, which exchanges the gradients of a step."""
         self._ints[_Word.COLLECTIVE] += 1
         self.enter(RankPhase.EXCHANGE, self._use)
 
@@ -221,7 +226,7 @@ class HeartbeatPage:
         self.enter(RankPhase.COMPUTE, self._use)
 
     def begin(self, generation: int, step: int) -> None:
-        """Begin a generation of the group, which continues training after `step`."""
+        """Begin a generation of the group that continues training after `step`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step
         self._ints[_Word.COLLECTIVE] = 0
         self._floats[_Word.FIRST_AT] = 0.0
@@ -234,16 +239,16 @@ class HeartbeatPage:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether a step was committed in this generation."""
+        """Whether a step has been committed in this generation."""
         return self._floats[_Word.FIRST_AT] != 0.0
 
     def show_prepared(self) -> None:
-        """Show that this script's process follows its group into the next round."""
+        """Record that this script's process follows its group into the next round."""
         self._ints[_Word.PREPARED] = 1
 
     @property
     def wanted(self) -> int:
-        """The newest generation of the group that was announced."""
+        """The latest announced generation of the group."""
         return self._ints[_Word.WANTED]
 
     @property
@@ -256,7 +261,7 @@ class HeartbeatPage:
         _FIGURES.pack_into(self._map, at, *figures)
 
     def kept(self) -> list[UnreportedStep]:
-        """The stored figures, in order of their steps."""
+        """Return the stored figures, sorted by step."""
         return unreported_steps(self._map)
 
 
@@ -265,12 +270,12 @@ _USE_AT = {use: _Word.USES + index for index, use in enumerate(TIME_CATEGORIES)}
 
 
 def page_path(prefix: str) -> Path:
-    """The path of the page of the process whose files begin with `prefix`."""
+    """Return the path of the page of the process whose files begin with `prefix`."""
     return Path(f"{prefix}.page")
 
 
 def stack_path(prefix: str) -> Path:
-    """The path of the file to which the process appends its stacks on SIGUSR2."""
+    """Return the path of the file to which the process appends its stacks on SIGUSR2."""
     return Path(f"{prefix}.stack")
 
 
@@ -279,12 +284,12 @@ def _place_path(prefix: str) -> Path:
 
 
 def prefix_of(folder: Path, rank: int, incarnation: int) -> str:
-    """The prefix of the names of a process's files."""
+    """Return the path prefix of a process's files."""
     return str(folder / f"r{rank}.{incarnation}")
 
 
 def parse_status(data: bytes) -> RankStatus:
-    """The status in a page."""
+    """Return the status in a page."""
     ints = _HEAD.unpack_from(data)
     floats = struct.unpack_from(f"<{_WORDS}d", data)
     return RankStatus(
@@ -303,7 +308,8 @@ def parse_status(data: bytes) -> RankStatus:
 
 
 def read_status(path: Path) -> RankStatus | None:
-    """The status in a page on this node; None if the page is missing, incomplete or damaged."""
+    """Return the status in a page on this node; None if the page is missing, incomplete or
+    damaged."""
     try:
         with path.open("rb") as file:
             return parse_status(file.read(_HEAD.size))
@@ -312,7 +318,8 @@ def read_status(path: Path) -> RankStatus | None:
 
 
 def observe_ranks(folder: Path) -> list[RankObservation]:
-    """Every process of an attempt that has a page in the folder, including dead processes."""
+    """Return an observation of every process that has a page in the folder, including dead
+    processes."""
     observations = []
     for path in sorted(folder.glob("r*.page")):
         seen = read_status(path)
@@ -327,7 +334,7 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
 
 
 def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
-    """The figures in a page, in order of their steps."""
+    """Return the figures in a page, sorted by step."""
     found = [
         UnreportedStep(*_FIGURES.unpack_from(data, _RING_AT + index * _FIGURES.size))
         for index in range(RING)
@@ -336,14 +343,14 @@ def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
 
 
 def figures_of_earlier_processes(prefix: str) -> list[UnreportedStep]:
-    """The figures stored by processes that had the rank of this process before, on this node."""
+    """Return the figures stored by earlier processes on this node that had this process's rank."""
     own = Path(prefix)
     pages = own.parent.glob(f"{own.name.split('.')[0]}.*.page")
     return [figures for page in pages for figures in unreported_steps(page.read_bytes())]
 
 
 def announce(prefix: str, place: RankAssignment) -> None:
-    """Assign a process to a rank of the next generation of its group."""
+    """Assign a process to a rank in the next generation of its group."""
     target = _place_path(prefix)
     partial = target.with_suffix(".place.partial")
     partial.write_text(json.dumps(asdict(place)))
@@ -352,17 +359,17 @@ def announce(prefix: str, place: RankAssignment) -> None:
 
 
 def ask_to_leave(prefix: str) -> None:
-    """Ask a process to save a checkpoint and leave between two steps."""
+    """Ask a process to save a checkpoint and exit between two steps."""
     _poke(prefix, _Word.LEAVE, 1)
 
 
 def announced(prefix: str) -> RankAssignment:
-    """The newest assignment that was announced to the process."""
+    """Return the latest assignment that was announced to the process."""
     return RankAssignment(**json.loads(_place_path(prefix).read_text()))
 
 
 def _poke(prefix: str, word: _Word, value: int) -> None:
-    """Write one word into another process's page. FileNotFoundError if it has no page yet."""
+    """Write one word to another process's page. Raise FileNotFoundError if it has no page yet."""
     fd = os.open(page_path(prefix), os.O_WRONLY)
     try:
         os.pwrite(fd, struct.pack("<Q", value), word * 8)

@@ -1,4 +1,4 @@
-"""dray's own lines in the log of a job."""
+"""dray's own lines in a job's log."""
 
 from __future__ import annotations
 

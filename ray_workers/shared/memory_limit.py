@@ -1,4 +1,5 @@
-"""Memory left in the control groups around this process (cgroups(7)), as in a container."""
+"""Available memory in the control groups of this process (cgroups(7)), for example in a
+container."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Memory of a group, in bytes. Reclaimable file cache counts as available."""
+    """Memory of a control group, in bytes. Reclaimable file cache counts as available."""
 
     used: int
     available: int
@@ -18,22 +19,23 @@ class MemoryUsage:
 
 @dataclass(frozen=True)
 class _Files:
-    """The file names of one version of control groups."""
+    """The file names in one version of control groups."""
 
     limit: str
     used: str
     file_cache: str
-    """Line of `memory.stat` with the least used file cache, all of which can be reclaimed."""
+    """Line of `memory.stat` with the inactive file cache, all of which can be reclaimed."""
 
 
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 UNLIMITED = 1 << 60
-"""Limits from here on mean no limit; version 1 uses a number for that."""
+"""Limits of at least this value mean no limit; version 1 represents that by a number."""
 
 
 def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:
-    """The memory of the process's own group and the visible ones around it that have a limit."""
+    """Return the memory of the process's group and of the visible enclosing groups, if they have a
+    limit."""
     found = []
     for directory, files in _groups(proc, sys / "fs" / "cgroup"):
         try:
@@ -41,7 +43,7 @@ def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:
             used = int((directory / files.used).read_text())
             stat = dict(line.split() for line in (directory / "memory.stat").open())
             used -= min(used, int(stat[files.file_cache]))
-        except (OSError, ValueError, KeyError):  # `max` is no limit; or the group does not exist
+        except (OSError, ValueError, KeyError):  # the limit is `max`, or the group does not exist
             continue
         if limit < UNLIMITED:
             found.append(MemoryUsage(used, max(0, limit - used)))
@@ -49,14 +51,15 @@ def memory_in_control_groups(proc: Path, sys: Path) -> list[MemoryUsage]:
 
 
 def memory_here(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
-    """Bytes of memory that this process could have if it were the only one."""
+    """Return the bytes of memory that this process could use if it were the only one."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = memory_in_control_groups(proc, sys)
     return min([machine, *(group.used + group.available for group in limits)])
 
 
 def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
-    """The folders of the memory groups that this process is in, from its own outwards."""
+    """Yield the folders of the memory groups that contain this process, from the innermost
+    outwards."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -69,7 +72,8 @@ def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
             base, files = mount / "memory", _V1
         else:
             continue
-        # A container may see its own group as the mount's root, but another path in this file.
+        # A container may see its own group as the root of the mount, but a different path in this
+        # file.
         inside = Path(path.lstrip("/"))
         for folder in (inside, *inside.parents):
             yield base / folder, files

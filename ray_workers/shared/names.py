@@ -1,4 +1,4 @@
-"""The names of the actors of an attempt in Ray, and of its files in the storage."""
+"""The names of an attempt's Ray actors, and of its files in the storage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ NAMESPACE_PREFIX = "dray-"
 
 
 def namespace(deployment_id: str) -> str:
-    """The Ray namespace of one dray deployment."""
+    """Return the Ray namespace of a dray deployment."""
     return f"{NAMESPACE_PREFIX}{deployment_id}"
 
 
@@ -19,8 +19,8 @@ def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int)
 
 
 def repr_name(job_name: str, actor_name: str) -> str:
-    """The actor's name with the job's name instead of its id, as Ray shows it to people (`repr`).
-    Two jobs may share a name, and a name may contain any character, so nothing parses it."""
+    """Return the actor's name with the job's name instead of its id, for display in Ray (`repr`).
+    Job names are not unique and can contain any character, so the result must not be parsed."""
     return ":".join([job_name, *actor_name.split(":")[2:]])
 
 
@@ -29,10 +29,11 @@ def agent_name(node_id: str) -> str:
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """The path of an attempt's files below the storage URL; no other attempt writes there."""
+    """Return the path of an attempt's files below the storage URL. No other attempt writes
+    there."""
     return f"jobs/{job_id}/attempts/{attempt}"
 
 
 def folder_url(storage_url: str, job_id: str) -> str:
-    """The URL of the files of a script's checkpoint folder, which all attempts share."""
+    """Return the URL of the files in a script's checkpoint folder, which all attempts share."""
     return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"

@@ -1,8 +1,8 @@
 """The hosts that a source may name: public hosts, and hosts that the operator allows.
 
-These pure rules are used twice: the service checks the URL when a job is submitted, and the worker
-checks the address that it is about to connect to. Without the second check a name could resolve to
-any address by the time of the connection (DNS rebinding).
+These rules are applied twice: the service checks the URL when a job is submitted, and the worker
+checks the address to which it is about to connect. Without the second check, a name could resolve
+to any address by the time of the connection (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ METADATA_NAMES: Final = frozenset(
         "metadata.google.internal",
     }
 )
-"""Names at which clouds serve a machine's credentials."""
+"""Names under which clouds serve a machine's credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Azure's address, which is public; the addresses of other clouds are link-local or private."""
+"""Azure's address, which is a public one; other clouds use link-local or private addresses."""
 
 _SPECIAL: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48"))
 )
-"""Networks that are not public, though some versions of Python treat them as public."""
+"""Networks that are not public, although some versions of Python treat them as public."""
 _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 _IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
 _DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
 
 
 class AllowedHosts:
-    """Private names, addresses and networks (CIDR) that sources may be read from.
+    """Private names, addresses and networks (CIDR) from which sources may be read.
 
-    Raises ValueError for an entry of another form.
+    Raise ValueError for an invalid entry.
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
@@ -64,9 +64,10 @@ class AllowedHosts:
 
 
 def refused_host(host: str, allowed: AllowedHosts) -> str | None:
-    """Why a URL may not name this host, by its spelling alone; None if it may.
+    """Return why a URL must not name this host, judging only by its spelling; None if it is
+    allowed.
 
-    Names that pass are checked by address when a worker connects.
+    Names that pass are checked again by address when a worker connects.
     """
     name = canonical_host(host)
     if allowed.has_name(name):
@@ -75,14 +76,14 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     if address is not None:
         return refused_address(address, allowed)
     if name in METADATA_NAMES:
-        return "a cloud serves a machine's credentials there"
+        return "clouds serve a machine's credentials there"
     if name in LOCAL_NAMES or name.endswith(".localhost"):
         return "it is the machine itself"
     return None
 
 
 def refused_address(address: Address, allowed: AllowedHosts) -> str | None:
-    """Why a worker may not connect to this address; None if it may."""
+    """Return why a worker must not connect to this address; None if it is allowed."""
     for one in (address, *embedded_addresses(address)):
         reason = _reason(one)
         if reason is not None:
@@ -93,21 +94,22 @@ def refused_address(address: Address, allowed: AllowedHosts) -> str | None:
 
 
 def canonical_host(host: str) -> str:
-    """The host as resolvers read it: lower case, plain characters, no dot at the end."""
+    """Return the host in the form that resolvers use: lower case, normalized characters, no
+    trailing dot."""
     text = unicodedata.normalize("NFKC", host.strip("[]").translate(_DOTS)).lower().rstrip(".")
     if "xn--" in text:
         try:
             decoded = text.encode("ascii").decode("idna")
         except UnicodeError:
             return text
-        # A name that decodes to plain ASCII was encoded in order to hide it.
+        # A name that decodes to plain ASCII was encoded only to hide it.
         plain = unicodedata.normalize("NFKC", decoded).lower()
         return plain if plain.isascii() else text
     return text
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a host spells out, in any spelling that the C library accepts (`127.1`,
+    """Return the address that a host spells out in any form that the C library accepts (`127.1`,
     `0x7f000001`, `2130706433`, `0177.0.0.1`); None for a name."""
     text = host.split("%", 1)[0]
     try:
@@ -123,7 +125,8 @@ def literal_address(host: str) -> Address | None:
 
 
 def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
-    """IPv4 addresses that an IPv6 address leads to: mapped, compatible, 6to4, Teredo, NAT64."""
+    """Return the IPv4 addresses embedded in an IPv6 address: mapped, compatible, 6to4, Teredo,
+    NAT64."""
     if isinstance(address, ipaddress.IPv4Address):
         return ()
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -135,16 +138,16 @@ def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
 
 def _reason(address: Address) -> str | None:
     if address in METADATA_ADDRESSES:
-        return "an address at which a cloud hands out a machine's credentials"
+        return "an address at which a cloud serves a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
             return None  # the embedded address decides
         if address.is_site_local:
             return "a private address"
     for holds, reason in (
-        (address.is_unspecified, "no address of a host"),
+        (address.is_unspecified, "not the address of a host"),
         (address.is_loopback, "the machine itself"),
-        (address.is_link_local, "a link-local address, where clouds hand out credentials"),
+        (address.is_link_local, "a link-local address, where clouds serve credentials"),
         (address.is_multicast, "a multicast address"),
         (
             address.is_private or any(address in network for network in _SPECIAL),

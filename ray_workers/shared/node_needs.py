@@ -1,4 +1,4 @@
-"""The needs of a job on a node before its ranks start there, and the state of these needs."""
+"""The needs of a job on a node before its ranks can start there, and the state of these needs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DataPolicy:
-    """The operator's settings for sources that a rank may read, and for a node's cache of data.
+    """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
-    The policy contains no secrets, only the folder of their files.
+    The policy contains no secrets, only the folder with their files.
     """
 
     cache_dir: str | None
-    """Folder on each node; None uses a folder in the machine's temporary folder."""
+    """Folder on each node; None means a folder in the machine's temporary folder."""
     cache_limit_bytes: int
     private_hosts: tuple[str, ...]
-    """Private names, addresses and networks (CIDR) that may be read from."""
+    """Private names, addresses and networks (CIDR) from which data may be read."""
     file_roots: tuple[str, ...] | None
-    """Folders that `file://` sources must be in; None allows any folder."""
+    """Folders in which `file://` sources must be; None allows any folder."""
     credentials_dir: str | None
     """Folder on each node with a file for each name that `data.credentials` may contain."""
     s3_endpoint_url: str | None
-    """The endpoint of `s3://`; None for AWS."""
+    """The endpoint for `s3://`; None means AWS."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:
-        """A policy that allows every public host and every local file, without credentials."""
+        """Return a policy that allows every public host and every local file, without
+        credentials."""
         return cls(
             cache_dir=cache_dir,
             cache_limit_bytes=100 << 30,
@@ -43,7 +44,7 @@ class DataPolicy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
-        """The policy from the JSON of `asdict`, where tuples are lists."""
+        """Create the policy from the JSON of `asdict`, in which tuples are lists."""
         fields: dict[str, Any] = dict(data)
         for name in ("private_hosts", "file_roots"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
@@ -52,20 +53,21 @@ class DataPolicy:
 
 @dataclass(frozen=True)
 class EnvironmentPolicy:
-    """The operator's settings for environments, with the folder of secrets but no secret itself."""
+    """The operator's settings for environments. They contain the folder of secrets, but no
+    secrets."""
 
     secrets_dir: str | None
     """Folder on each node with a file for each name that `environment.secrets` may contain."""
     limit_bytes: int
-    """Most bytes of all environments of a machine and the installer's cache together."""
+    """Maximum total bytes of a machine's environments and the installer's cache."""
     build_limit_s: float
-    """Longest time that the build of an environment may take, in seconds."""
+    """Maximum time that building an environment may take, in seconds."""
     owner: str | None
-    """The owner of the job, who may have secrets besides the shared secrets."""
+    """The owner of the job, who may have private secrets in addition to the shared ones."""
 
     @classmethod
     def open(cls) -> EnvironmentPolicy:
-        """The defaults of the settings."""
+        """Return a policy with the default settings."""
         return cls(secrets_dir=None, limit_bytes=20 << 30, build_limit_s=1800.0, owner=None)
 
 
@@ -75,13 +77,13 @@ class CodeRef:
 
     id: str
     manifest_url: str
-    """URL of the manifest, which lists where in the storage each part of the files is."""
+    """URL of the manifest, which lists the location of each file part in the storage."""
     manifest_sha256: str
 
 
 @dataclass(frozen=True)
 class RemoteCodeRef:
-    """Code for a node to fetch from elsewhere. Either `git` and `commit`, or `url` and `sha256` are
+    """Code for a node to fetch from elsewhere. Either `git` and `commit` or `url` and `sha256` are
     set, as in `script.code`."""
 
     git: str | None
@@ -95,41 +97,41 @@ class RemoteCodeRef:
 
     @property
     def digest(self) -> str:
-        """The name of the code on a node. The hash includes the address, since a commit's hash
-        alone must not open one user's repository to another."""
+        """The name of the code on a node. The hash includes the address, since knowing a commit's
+        hash must not give one user access to another user's repository."""
         named = [self.git, self.commit, self.url, self.sha256, self.credentials]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """Everything that a node has to have before ranks of a job start there."""
+    """Everything that a node must have before ranks of a job start there."""
 
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""
     keeps_all: bool
-    """Whether all packages of the node must stay as they are, as for a recipe."""
+    """Whether all of the node's packages must stay unchanged, as for a recipe."""
     policy: EnvironmentPolicy
     code: RemoteCodeRef | None
     """Code for the node to fetch itself."""
 
 
 class JobNeed(StrEnum):
-    """A kind of need that a node may have to prepare."""
+    """A kind of need that a node may have to fulfil."""
 
     ENVIRONMENT = "environment"
     CODE = "code"
 
 
 class BuildState(StrEnum):
-    """The state of an environment, or of code that a node fetches."""
+    """The state of an environment or of code that a node fetches."""
 
     READY = "ready"
     BUILDING = "building"
     FAILED = "failed"
     """Another try would fail in the same way."""
     UNREACHABLE = "unreachable"
-    """A server or a disk is at fault; the node tries again at the next request."""
+    """A server or a disk is at fault. The node tries again at the next request."""
 
 
 @dataclass(frozen=True)
@@ -137,21 +139,22 @@ class NodeEnvironment:
     """The state of a job's needs on a node."""
 
     need: JobNeed
-    """The need that the answer is about; if one of two needs is not ready, that need."""
+    """The need that this state describes. If only one of two needs is ready, it is the other."""
     state: BuildState
     message: str
-    """The installer's own error, if it failed."""
+    """The installer's error, if it failed."""
     packages: tuple[str, ...]
-    """`name==version` of the packages that differ from the node's own, once ready."""
+    """`name==version` of the packages that differ from the node's own, once the environment is
+    ready."""
     replaced: tuple[str, ...]
-    """Modules of the environment that the node's forkserver already imported from elsewhere."""
+    """Modules of the environment that the node's forkserver has already imported from elsewhere."""
     log: str
-    """The last lines of the installer and the setup commands."""
+    """The last output lines of the installer and the setup commands."""
 
 
 @dataclass(frozen=True)
 class CodeProblem:
-    """Why a node does not get a job's code."""
+    """The reason why a node can't get a job's code."""
 
     message: str
     is_final: bool

@@ -1,8 +1,8 @@
-"""Quarantine: slots that no job gets, because processes that ran in them are not gone.
+"""Quarantine: slots that no job can get, because processes that ran in them still exist.
 
-The placement group of such a slot is not removed, so Ray shows the slot, with the GPU that is
-stuck, as taken, also after a restart of the service. The records here contain the attempt, the time
-and the reason. The node's agent releases a slot once it is clean.
+The placement group of such a slot is not removed, so Ray shows the slot and its stuck GPU as taken,
+even after the service restarts. The records here contain the attempt, the time and the reason. The
+node's agent releases a slot once it is clean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Quarantined:
-    """The slots of one attempt on one node."""
+    """The quarantined slots of an attempt on a node."""
 
     job_id: str
     attempt: int
@@ -28,7 +28,7 @@ class Quarantined:
 
 
 class QuarantineBook:
-    """Records of the slots in quarantine on a node, in a folder that outlives the node's agent."""
+    """Records of the quarantined slots on a node, in a folder that outlives the node's agent."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

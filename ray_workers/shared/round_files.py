@@ -1,9 +1,9 @@
-"""The files of a round with clients outside of the cluster, in the storage of the job.
+"""The files of a round with clients outside of the cluster, in the job's storage.
 
-The rank that aggregates writes the model of a round. The service writes what clients send: the
-parts of an update and, last, the file that names them, without which the update does not exist. The
-name of a round identifies its weights, so an update is for those weights alone, whichever attempt
-of the job published them.
+The aggregating rank writes the model of a round. The service writes what clients send: the parts of
+an update and finally the file that names them, without which the update does not exist. The name of
+a round identifies its weights, so an update applies only to those weights, whichever attempt of the
+job published them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 PART_BYTES = 4 << 20
-"""The size of a part of an update; the last one may be smaller."""
+"""The size of each part of an update; the last part may be smaller."""
 ELEMENT_BYTES = 4
 """An update is float32 in little-endian order, without a header."""
 FORM = "form.json"
@@ -24,21 +24,22 @@ MODEL = "model.safetensors"
 UPDATES = "updates"
 _PARTS = "parts"
 UPDATE = "update"
-"""The message that a round awaits from clients, unless it is an answer of secure aggregation."""
+"""The message that a round expects from clients, unless it expects an answer of secure
+aggregation."""
 
 
 def rounds_prefix(job_id: str) -> str:
-    """The path of the rounds of a job below the storage URL, which all its attempts share."""
+    """Return the path of a job's rounds below the storage URL, which all its attempts share."""
     return f"jobs/{job_id}/rounds"
 
 
 def round_name(number: int, model_sha256: str) -> str:
-    """The name of a round, which is also the name of its folder."""
+    """Return the name of a round, which is also the name of its folder."""
     return f"{number:012d}-{model_sha256[:16]}"
 
 
 def number_of(name: str) -> int | None:
-    """The number in the name of a round; None if the name has another form."""
+    """Return the number in the name of a round; None if the name is not a round's."""
     match = re.fullmatch(r"([0-9]{12})-[0-9a-f]{16}", name)
     return None if match is None else int(match[1])
 
@@ -52,7 +53,7 @@ def part_path(client: int, part: int) -> str:
 
 
 def message_path(phase: str, client: int) -> str:
-    """The path of the message that a client answers in a phase of secure aggregation."""
+    """Return the path of the message that a client answers in a phase of secure aggregation."""
     return f"messages/{phase}/{client:05d}"
 
 
@@ -74,27 +75,27 @@ def part_size(num_bytes: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class SentUpdate:
-    """A client's description of the update that it has sent."""
+    """A client's description of the update it has sent."""
 
     client: int
     sha256: str
-    """SHA-256 of all parts together."""
+    """SHA-256 of the concatenated parts."""
     num_samples: int
-    """Number of samples that the client trained with."""
+    """Number of samples on which the client trained."""
     num_steps: int
     loss: float
-    """Mean loss during the training."""
+    """Mean loss during training."""
     num_val_samples: int
     val_loss: float | None
-    """Mean loss of the round's model, before the training, over the client's validation samples;
-    None if it has none."""
+    """Mean loss of the round's model, before training, over the client's validation samples; None
+    if the client has none."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Parse the output of `to_json`. Raises ValueError for anything else."""
+        """Parse the output of `to_json`. Raise ValueError for anything else."""
         try:
             parsed: Mapping[str, Any] = json.loads(content)
             sent = cls(**parsed)

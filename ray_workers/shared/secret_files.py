@@ -1,9 +1,9 @@
-"""Secrets of jobs: files that the cluster's operator puts on the nodes, by name.
+"""Secrets of jobs: named files that the cluster's operator puts on the nodes.
 
 A job's document names a secret. The file of that name is read on the node, in the rank's process
 and in its rank actor, which masks the value in the rank's output. The value itself is never sent
-anywhere. A file in the folder itself is for the jobs of all owners. A file in `owners/OWNER` is for
-the jobs of that owner alone, and takes precedence.
+anywhere. A file in the folder itself is available to all owners' jobs. A file in `owners/OWNER` is
+available only to that owner's jobs, and takes precedence.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Fewest characters of a masked value, or line of a value, without spaces at both ends. A shorter
-value would mask a large part of any text."""
+"""Minimum length, without surrounding spaces, of a value or a line of a value that is masked. A
+shorter value would mask a large part of any text."""
 OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
-"""Names of owners that can have a folder; a name of another form could lead elsewhere."""
+"""Pattern of owner names that can have a folder. Other names could lead elsewhere."""
 
 
 class SecretUnavailable(Exception):
-    """A node has no such secret, or others may read its file. The message shows no value."""
+    """A node does not have the secret, or others can read its file. The message never shows the
+    value."""
 
 
 def read_secrets(
     folder: str | None, names: Iterable[str], owner: str | None = None
 ) -> dict[str, str]:
-    """Return the values by name, without a final newline. Raises SecretUnavailable."""
+    """Return the values by name, without a final newline. Raise SecretUnavailable."""
     return {name: _read(folder, name, owner) for name in names}
 
 
 def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
-    """Whether the secret of this name on this node is for this owner alone."""
+    """Whether the secret of this name on this node is available only to this owner."""
     if folder is None or owner is None or not (_OWNER.fullmatch(owner) and _NAME.fullmatch(name)):
         return False
     return os.path.lexists(Path(folder, OWNERS, owner, name))
@@ -46,11 +47,12 @@ def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
 def _read(folder: str | None, name: str, owner: str | None) -> str:
     if folder is None:
         raise SecretUnavailable(
-            f"the job asks for the secret {name}, but this cluster has no folder of secrets "
+            f"the job requests the secret {name}, but this cluster has no folder for secrets "
+            ""
             "(DRAY_SECRETS_DIR)"
         )
     if not _NAME.fullmatch(name):
-        raise SecretUnavailable("the name of a secret has letters, digits and _")
+        raise SecretUnavailable("the name of a secret must consist of letters, digits and _")
     place = Path(folder)
     if is_owners(folder, name, owner):
         place = place / OWNERS / str(owner)
@@ -73,7 +75,7 @@ def _read(folder: str | None, name: str, owner: str | None) -> str:
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise SecretUnavailable(f"the secret {name} is not text in UTF-8") from None
+        raise SecretUnavailable(f"the secret {name} is not UTF-8 text") from None
 
 
 def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
@@ -83,27 +85,28 @@ def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
         raise SecretUnavailable(f"the secret {name} must belong to dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise SecretUnavailable(
-            f"the secret {name} can be read by other users of this node: its file must have the "
-            "mode 0600 or 0400"
+            f"the secret {name} can be read by other users of this node: set the mode of its "
+            "file to 0600 or 0400"
         )
 
 
 class Masker:
-    """Masks secret values in text and bytes. Each line of a value with several lines is masked."""
+    """Masks secret values in text and bytes. Each line of a multi-line value is also masked."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
-        # Longest first, so that a value that contains another value is masked as a whole.
+        # Longest first, so that a value that contains another is masked completely.
         found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
         self._values = found
         self._text = re.compile("|".join(map(re.escape, found))) if found else None
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
         self.longest = max(map(len, encoded), default=0)
-        """Bytes of the longest value; within these many bytes of a cut, text may contain a part."""
+        """Length of the longest value in bytes. Text within this many bytes of a cut may contain a
+        part of a value."""
 
     def may_go_on(self, text: str) -> bool:
-        """Whether a text ends with the beginning of a value."""
+        """Whether the text ends with the beginning of a value."""
         return any(
             text.endswith(value[:length])
             for value in self._values

@@ -1,4 +1,4 @@
-"""Functions with which the node agent reads spools. `dray.train.spool` writes them."""
+"""Functions for the node agent to read spools, which `dray.train.spool` writes."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders.removal import remove_tree
 
 MAX_DEPTH = 64
-"""Most nested brackets in a frame's JSON. Deeper JSON can be parsed here but not passed on."""
+"""Maximum nesting of a frame's JSON. Deeper JSON could be parsed here, but not passed on."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?$)|([\[{\]}])')
-"""Brackets outside of strings. Unterminated strings match too, lest each quote in them be tried."""
+"""Matches brackets outside strings. It also matches unterminated strings, so that the search does
+not restart at each quote in them."""
 
 
 @dataclass(frozen=True)
 class SpoolRead:
-    """New data of an attempt's spools on one node."""
+    """New data from an attempt's spools on a node."""
 
     data: Mapping[str, bytes]
-    """Whole frames, by spool key."""
+    """Complete frames, by spool key."""
     more: bool
-    """Whether the limit was reached, so that more can be read at once."""
+    """Whether the limit was reached, so that more can be read immediately."""
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
-    """The name of a spool within its attempt, and its key in a poll's cursor."""
+    """Return the name of a spool within its attempt, which is also its key in a poll's cursor."""
     return f"r{rank}.{incarnation}.{stream}"
 
 
 def parse_key(key: str) -> tuple[int, int]:
-    """The rank and the incarnation of a spool key."""
+    """Return the rank and the incarnation in a spool key."""
     rank, incarnation, _ = key.removeprefix("r").split(".")
     return int(rank), int(incarnation)
 
 
 def stream_of(key: str) -> tuple[int, str]:
-    """The rank and the stream of a spool key, equal for all incarnations of a rank."""
+    """Return the rank and the stream in a spool key, which all incarnations of a rank share."""
     rank, _, stream = key.removeprefix("r").split(".")
     return int(rank), stream
 
 
 def read(directory: Path, offset: int, max_bytes: int) -> bytes:
-    """Return whole frames from `offset` on: at most `max_bytes`, but at least one frame."""
+    """Return complete frames from `offset` on: at most `max_bytes`, but at least one frame."""
     parts: list[bytes] = []
     size = 0
     for start, path in segments(directory):
@@ -61,10 +62,10 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
                 file.seek(max(0, offset - start))
                 chunk = file.read(max(max_bytes - size, 1))
                 cut = chunk.rfind(b"\n") + 1
-                if cut == 0 and not parts:  # one frame longer than the limit
+                if cut == 0 and not parts:  # a frame longer than the limit
                     chunk += file.readline()
                     cut = len(chunk) if chunk.endswith(b"\n") else 0
-        except FileNotFoundError:  # delivered and discarded meanwhile
+        except FileNotFoundError:  # delivered and discarded in the meantime
             continue
         parts.append(chunk[:cut])
         size += cut
@@ -75,8 +76,8 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
 
 
 def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int]) -> None:
-    """Delete the frames before `cursor`, which the service has stored, and notify the ranks, some
-    of which wait for that."""
+    """Delete the frames before `cursor`, which the service has stored, and notify the ranks, which
+    may be waiting for this."""
     for key in keys:
         offset = cursor.get(key, 0)
         discard(directory / key, before=offset)
@@ -86,10 +87,10 @@ def acknowledge(directory: Path, keys: Iterable[str], cursor: Mapping[str, int])
 def read_all(
     directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
 ) -> SpoolRead:
-    """Return new frames of each of an attempt's spools.
+    """Return new frames from each of an attempt's spools.
 
-    keys: sorted by rank and incarnation. Frames of a replacement are read after all frames of the
-    process that it replaced, so that steps and lines are in order.
+    `keys` are sorted by rank and incarnation. Frames of a replacement are read after all frames of
+    the process it replaced, so that steps and lines are in order.
     """
     found: dict[str, bytes] = {}
     behind: set[tuple[int, str]] = set()
@@ -120,9 +121,9 @@ def has_more(directory: Path, offset: int) -> bool:
 
 
 def quiet_s(directories: Iterable[Path], now: float) -> float:
-    """Seconds since something was appended to any of these spools; 0 if there are no spools.
+    """Return the seconds since anything was appended to these spools; 0 if there are no spools.
 
-    now: Unix seconds.
+    `now` is the Unix time in seconds.
     """
     written_at = []
     for directory in directories:
@@ -133,7 +134,7 @@ def quiet_s(directories: Iterable[Path], now: float) -> float:
 
 
 def tail(directory: Path) -> bytes:
-    """The whole frames of the newest segment."""
+    """Return the complete frames of the newest segment."""
     found = segments(directory)
     data = found[-1][1].read_bytes() if found else b""
     return data[: data.rfind(b"\n") + 1]
@@ -150,7 +151,7 @@ def discard(directory: Path, before: int) -> None:
 def remove(directory: Path) -> None:
     """Delete a spool, or all spools of an attempt."""
     remove_tree(directory)
-    # The job's folder is deleted with its last attempt.
+    # Delete the job's folder with its last attempt.
     try:
         os.rmdir(directory.parent)  # noqa: PTH106
     except OSError:
@@ -158,7 +159,7 @@ def remove(directory: Path) -> None:
 
 
 def depth_of(line: bytes) -> int:
-    """The deepest nesting of JSON brackets, without brackets in strings."""
+    """Return the maximum nesting of JSON brackets, ignoring brackets in strings."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(line):
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(bracket, 0)
@@ -167,10 +168,10 @@ def depth_of(line: bytes) -> int:
 
 
 def decode(key: str, data: bytes) -> Iterator[Frame]:
-    """Yield the frames in a sequence of whole lines.
+    """Yield the frames in a sequence of complete lines.
 
     A line that is not a frame is skipped, since an error here would stop the job. Only a program
-    that writes into the spool itself can leave such a line.
+    that writes to the spool itself can leave such a line.
     """
     rank, incarnation = parse_key(key)
     for line in data.splitlines():

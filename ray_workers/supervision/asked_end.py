@@ -1,4 +1,5 @@
-"""Ends of a group that the service requests: its job is cancelled, or it must leave its slots."""
+"""Ends of a group that the service requests, because its job is cancelled or must leave its
+slots."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class AskedEnd:
-    """The requests to one group to end, and the outcomes that follow from them."""
+    """Requests to a group to end, and the resulting outcomes."""
 
     def __init__(self, group: WorkerGroup, *, is_script: bool) -> None:
         self._group = group
@@ -20,11 +21,11 @@ class AskedEnd:
         self._leave = asyncio.Event()
 
     def stop(self) -> None:
-        """End the group: its job is being cancelled."""
+        """End the group, because its job is being cancelled."""
         self._stop.set()
 
     def leave(self, grace_s: float) -> None:
-        """Have the group save a checkpoint and end, within `grace_s` seconds."""
+        """Ask the group to save a checkpoint and end within `grace_s` seconds."""
         self._grace_s = grace_s
         self._leave.set()
 
@@ -37,7 +38,8 @@ class AskedEnd:
         return self._leave.is_set()
 
     async def before_training(self) -> Outcome:
-        """Return the outcome of a group that is asked to stop or to leave before it trains."""
+        """Wait until the group is asked to stop or leave before it trains, and return the
+        outcome."""
         stop = asyncio.ensure_future(self._stop.wait())
         leave = asyncio.ensure_future(self._leave.wait())
         try:
@@ -51,24 +53,26 @@ class AskedEnd:
 
     async def stopped(self) -> Outcome:
         await self._stop.wait()
-        return Outcome.of(Cause.STOPPED, "stopped as asked")
+        return Outcome.of(Cause.STOPPED, "stopped as requested")
 
     async def left(self) -> Outcome:
-        """Ask the group to leave once the service requests it. Returns when the grace is over."""
+        """Ask the group to leave once the service requests it. Returns when the grace period is
+        over."""
         await self._leave.wait()
         await self._group.ask_to_leave()
-        await asyncio.sleep(self._grace_s)  # an earlier end of a rank is handled like any exit
+        await asyncio.sleep(self._grace_s)  # if a rank ends earlier, that is handled like any exit
         return Outcome.of(
             Cause.PREEMPTED,
-            f"asked to leave its slots; it did not end by itself within {self._grace_s:g} s",
+            f"was asked to leave its slots, but did not end within {self._grace_s:g} s",
         )
 
     def of(self, lost: Sequence[Member]) -> Outcome | None:
-        """The outcome if ranks ended because the group was asked to leave, else None."""
+        """Return the outcome if these ranks ended because the group was asked to leave; else
+        None."""
         if not self.is_leaving:
             return None
         if self._is_script:
-            return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
+            return Outcome.of(Cause.PREEMPTED, "left its slots as requested")
         if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
-            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as requested")
         return None

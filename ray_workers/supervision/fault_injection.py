@@ -1,4 +1,4 @@
-"""Drills: faults that users inject into their own jobs, and how the group recovered."""
+"""Drills: faults that users inject into their own jobs, and reports of the recovery."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
 Send = Callable[[int, int], Awaitable[bool]]
-"""(rank, signal) -> whether a process of the rank got the signal."""
+"""Function of (rank, signal) that sends the signal and returns whether a process of the rank got
+it."""
 
 
 class FaultInjector:
-    """Injects the faults of one attempt, once for each drill id."""
+    """Injects the faults of one attempt, once per drill id."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -35,7 +36,7 @@ class FaultInjector:
     async def inject(
         self, drill: Drill, step: int, send: Send, preempt: Callable[[], None]
     ) -> None:
-        """Inject the fault of a drill. step: the last step that the group has done."""
+        """Inject the fault of a drill. `step` is the last step that the group has completed."""
         self.waiting = tuple(one for one in self.waiting if one != drill)
         self._report(drill, DrillState.STRUCK, step)
         if drill.kind is DrillKind.PREEMPT:
@@ -44,16 +45,17 @@ class FaultInjector:
         self._injected[drill.rank] = (drill, time.time())
         if not await send(drill.rank, SIGNALS[drill.kind]):
             del self._injected[drill.rank]
-            message = f"rank {drill.rank} has no process to inject a fault into"
+            message = f"rank {drill.rank} has no process into which to inject a fault"
             self._report(drill, DrillState.FAILED, message=message)
 
     def injected_at(self, ranks: Iterable[int], otherwise: float) -> float:
-        """Unix seconds of the first fault that one of these ranks has not recovered from."""
+        """Return the Unix time of the first fault from which one of these ranks has not recovered,
+        or `otherwise` if there is none."""
         times = (self._injected[rank][1] for rank in ranks if rank in self._injected)
         return min(times, default=otherwise)
 
     def passed(self, regrouped: RegroupedReport) -> None:
-        """Report that the group trains again after the loss of these ranks."""
+        """Report that the group has resumed training after the loss of these ranks."""
         for rank in regrouped.ranks:
             if rank in self._injected:
                 drill, _ = self._injected.pop(rank)

@@ -1,8 +1,8 @@
-"""The monitor of a running group: it waits for the group's end and reacts to losses and hangs.
+"""Monitors a running group: waits for its end, and reacts to lost and hanging ranks.
 
-It observes the ranks on every node periodically, and waits for the ends of their processes.
-`GroupPolicy` chooses the actions; the monitor carries them out, by recovery, the injection of
-faults and the nodes' agents.
+The monitor periodically observes the ranks on all nodes, and waits for their processes to end.
+`GroupPolicy` decides on actions; the monitor carries them out through recovery, fault injection and
+the node agents.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class GroupMonitor:
-    """Watches one group from its start to its end."""
+    """Monitors one group from its start to its end."""
 
     def __init__(
         self,
@@ -89,23 +89,23 @@ class GroupMonitor:
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
-        """Seats of ranks that were killed because they hang, and whose end was not observed yet."""
+        """Seats of ranks that were killed for hanging, and whose end was not observed yet."""
         self._hang_outcome: Outcome | None = None
-        """The outcome of the attempt once these ranks have ended, if they are not replaced."""
+        """The outcome of the attempt if these ranks, once they have ended, are not replaced."""
         self._observations: list[RankObservation] = []
         self._look_asked = asyncio.Event()
 
     def look(self) -> None:
-        """Observe the group now, because there is something to do."""
+        """Observe the group as soon as possible, because there is something to do."""
         self._look_asked.set()
 
     def silent(self) -> tuple[SilentProcess, ...]:
-        """Processes of the group that do not answer."""
+        """Return the processes of the group that do not respond."""
         return self._silence.silent()
 
     @property
     def use(self) -> TimeCategory:
-        """The category of slot time that no process accounts for."""
+        """The category for slot time that no process accounts for."""
         if self._recovery.state.regrouping is not None:
             return TimeCategory.RECOVERING
         statuses = [observation.status for observation in self._observations]
@@ -116,8 +116,7 @@ class GroupMonitor:
         return TimeCategory.STARTING
 
     async def watch(self) -> Outcome | None:
-        """Wait for the end of the group. Returns an Outcome unless the ranks ended by
-        themselves."""
+        """Wait for the end. Return an Outcome, or None if the ranks ended on their own."""
         ends = [
             asyncio.ensure_future(end)
             for end in (
@@ -138,7 +137,8 @@ class GroupMonitor:
             await self._recovery.stop()
 
     async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
-        """ends: futures that may end the group before its ranks exit, in order of precedence."""
+        """Wait for the ranks to exit, or for one of `ends`, futures that can end the group earlier,
+        in order of precedence."""
         runtime_s = self._spec.max_runtime_s
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         handled: set[asyncio.Future[RankExit]] = set()
@@ -159,7 +159,7 @@ class GroupMonitor:
             if not done:
                 return Outcome.of(
                     Cause.RUNTIME_EXCEEDED,
-                    f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
+                    f"reached max_runtime_s after {runtime_s:g} s in this attempt",
                 )
             ended = running & done
             handled |= ended
@@ -169,7 +169,7 @@ class GroupMonitor:
             if outcome := await self._lost_at_the_end(lost):
                 return outcome
             if lost and not await self._recovers(lost):
-                # The others may have finished while the supervisor queried the nodes.
+                # The other ranks might have finished while the supervisor queried the nodes.
                 if outcome := await self._lost_at_the_end(lost):
                     return outcome
                 if self._hang_outcome is None:
@@ -178,11 +178,11 @@ class GroupMonitor:
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
-        """The exits of the newest process of each rank, ended or not."""
+        """Return the exit of the latest process of each rank, whether it has ended or not."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     def _awaited(self) -> set[asyncio.Future[RankExit]]:
-        """The exits to wait for: all except the exits of servers, which need not end."""
+        """Return the exits to wait for, excluding servers, which do not have to end."""
         placed, serving = self._group.placed, self._traits.unawaited
         return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
 
@@ -208,12 +208,11 @@ class GroupMonitor:
         self._hung -= seats
         recovers = await self._recovery.recover(lost, kind=kind, began_at=began_at)
         if recovers and self.asked.is_leaving:
-            await self._group.ask_to_leave()  # rank 0 may be a new process
+            await self._group.ask_to_leave()  # rank 0 might be a new process
         return recovers
 
     async def _restarts(self, lost: Sequence[Member], kind: LossKind, began_at: float) -> bool:
-        """Restart ranks of a script that are in no group with the others. Returns whether it
-        did."""
+        """Restart ranks of a script that form no group. Return whether they were restarted."""
         report = await self._lone_ranks.restart(lost, kind=kind, began_at=began_at)
         if report is None:
             return False
@@ -223,12 +222,13 @@ class GroupMonitor:
         return True
 
     async def _lost_at_the_end(self, lost: Sequence[Member]) -> Outcome | None:
-        """An Outcome if a rank has ended with code 0 while ranks are lost, or are being recovered
-        or added. The ended rank joins no other round, so new ranks would wait for it forever.
+        """Return an Outcome if a rank has ended with code 0 while ranks are lost, or are being
+        recovered or added. The ended rank will not join another round, so new ranks would wait for
+        it forever.
 
-        A rank of a recipe ends with 0 only when the result is stored and all ranks are done
-        (`Trainer.finish`). A rank of a script may leave work to the others, but not to ranks that
-        have not been added yet.
+        A rank of a recipe ends with code 0 only when the result is stored and all ranks are done
+        (`Trainer.finish`). A rank of a script can leave the remaining work to other ranks, but not
+        to ranks that have not been added yet.
         """
         through = self._through()
         if through and not lost and self._recovery.state.regrouping is not None:
@@ -238,25 +238,26 @@ class GroupMonitor:
         ranks |= set() if regrouping is None else set(regrouping.ranks)
         if not through or (regrouping is None and (self._traits.is_script or not ranks)):
             return None
-        # Servers run as long as the new ranks are connected to them.
+        # Servers do not end as long as the new ranks are connected to them.
         left = [m for m in self._group.running if m.rank not in ranks | self._traits.unawaited]
         if others := {m.exit for m in left if m.exit}:
             await asyncio.wait(others, timeout=self._pace.stretched(self._timings.echo_s))
         names = " and ".join(str(rank) for rank in sorted(ranks))
         broke = f"ranks {names} were lost" if len(ranks) > 1 else f"rank {names} was lost"
-        broke = broke if ranks else "the group was to change its size"
+        broke = broke if ranks else "the group was about to change its size"
         message = f"rank {through[0].rank} had ended with code 0 when {broke}"
         if not self._traits.is_script:
-            message += ": the result was stored, and all were done"
+            message += ": the result was stored, and all ranks were done"
             return Outcome.of(Cause.SUCCEEDED, message)
         has_trained = any(one.status.step or one.status.first_at for one in self._newest())
         if not ranks and not has_trained:
-            return Outcome.of(Cause.SUCCEEDED, f"{message}, and so had all that had trained")
+            return Outcome.of(Cause.SUCCEEDED, f"{message}, as had all ranks that had trained")
         return Outcome.of(Cause.WORKER_LOST, message, min(ranks, default=None))
 
     async def _confirm_at_the_end(self) -> None:
-        """Confirm the recovery if the last statuses of ended ranks show that the group trained
-        again. They do not show it if ranks are in no group: a replaced rank may still run."""
+        """Confirm the recovery if the last statuses of ended ranks show that the group has resumed
+        training. If the ranks form no group, these statuses are not enough, since a replacement
+        might still be running."""
         if self._traits.state_holders:
             await self.observe()
         seen = self._seen()
@@ -264,13 +265,14 @@ class GroupMonitor:
             self._confirm(seen)
 
     def _through(self) -> list[RankExit]:
-        """The ranks that have ended with code 0."""
+        """Return the ends of the ranks that have ended with code 0."""
         return [end for end in self._group.ended() if end.exit_code == 0]
 
     async def _let_echoes_end(self) -> None:
-        """Give the other ranks a moment to fail by themselves, so that their errors are reported.
+        """Give the other ranks a moment to fail on their own, so that their errors are reported.
 
-        Does nothing if they recover in place: they then wait for a round that will not be formed.
+        Does nothing if the group recovers in place, because the ranks then wait for a round that
+        will not be formed.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:
@@ -279,8 +281,8 @@ class GroupMonitor:
                 await self._let_the_culprit_end()
 
     async def _let_the_culprit_end(self) -> None:
-        """Wait for another rank of a script while all failed ranks only lost a peer. The peer may
-        close its connections long before it reports its own error."""
+        """Wait for another rank of a script to fail, as long as all failed ranks have only lost a
+        peer. That peer might close its connections long before it reports its own error."""
         deadline = time.monotonic() + self._pace.stretched(self._timings.culprit_s)
         while (left_s := deadline - time.monotonic()) > 0:
             running = [m.exit for m in self._group.running if m.exit is not None]
@@ -291,10 +293,10 @@ class GroupMonitor:
                 return
             await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    # Ends other than the ranks' exits.
+    # Ends that are not caused by the exits of ranks.
 
     async def _found_to_end(self) -> Outcome:
-        """Return an outcome once an observation ends the attempt."""
+        """Return an outcome once a decision based on an observation ends the attempt."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look_asked.wait(), self._pause_s())
@@ -302,14 +304,14 @@ class GroupMonitor:
             try:
                 outcome = await self._decide()
             except Exception:
-                traceback.print_exc()  # the attempt does not end because a node does not answer
+                traceback.print_exc()  # an unresponsive node does not end the attempt
                 continue
             if outcome is not None:
                 return outcome
 
     async def _found_hanging(self) -> Outcome:
-        """Return an outcome once all ranks of a script hang at the same point. End culprits of
-        other hangs."""
+        """Return an outcome once all ranks of a script hang at the same point. For other hangs, end
+        the ranks that cause them."""
         if not self._traits.is_script:
             await asyncio.Event().wait()
         while True:
@@ -318,12 +320,13 @@ class GroupMonitor:
                 return outcome
 
     def _is_expected_to_stand(self) -> bool:
-        """Whether ranks wait for each other because of a hang's end or a recovery."""
+        """Whether it is normal that ranks wait for each other, because hanging ranks are being
+        ended or the group recovers."""
         return bool(self._hung) or self._recovery.state.regrouping is not None
 
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
-            # On an overloaded machine the observations themselves would slow down the group.
+            # On an overloaded machine, frequent observations would slow down the group.
             return self._pace.stretched(self._timings.quick_look_period_s)
         if self._may_only_be_stopped and not self._memory.suspicion.places:
             return self._timings.script_period_s
@@ -331,15 +334,16 @@ class GroupMonitor:
 
     @property
     def _may_only_be_stopped(self) -> bool:
-        """Whether this is a script that has not called `train.prepare`, and need not."""
+        """Whether only stopped processes can be detected: this is a script that has not called
+        `train.prepare` and does not have to."""
         is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
         return self._traits.is_script and not is_elastic and not prepared
 
-    # Deciding and acting.
+    # Decisions and actions.
 
     async def observe(self) -> list[RankObservation]:
-        """Observe every process of the attempt, including ended ones."""
+        """Observe all processes of the attempt, including ended ones."""
         self._observations = await self._nodes.observations()
         return self._observations
 
@@ -368,8 +372,8 @@ class GroupMonitor:
         )
 
     async def _act(self, action: Action, seen: GroupObservation) -> Outcome | None:
-        """Carry out an action. Returns an Outcome if it ends the attempt. seen: the observation on
-        which the action was based."""
+        """Carry out an action. Returns an Outcome if it ends the attempt. `seen` is the observation
+        on which the action is based."""
         if isinstance(action, Gather | EndHang | End):
             self._pace.ran_out()
         match action:
@@ -385,7 +389,7 @@ class GroupMonitor:
             case Gather():
                 lost = LossKind.LOST
                 if not await self._recovery.recover([], kind=lost, began_at=time.time()):
-                    message = "ranks that lost each other could not be brought together again"
+                    message = "ranks that lost their connections could not be regrouped"
                     return Outcome.of(Cause.WORKER_LOST, message)
             case EndHang(hang):
                 return await self._end_hang(hang, seen.ranks)
@@ -401,10 +405,10 @@ class GroupMonitor:
     async def _end_hang(
         self, hang: Hang, ranks: Sequence[RankObservation], cause: Cause = Cause.WORKER_LOST
     ) -> Outcome | None:
-        """Report the stack of every rank, and kill the culprits. Returns an Outcome if there are
-        none.
+        """Report the stacks of all ranks, and kill the ranks that cause the hang. Returns an
+        Outcome if no rank is identified as the cause.
 
-        cause: USER_ERROR for a script, which may hang each time that it runs.
+        `cause` is USER_ERROR for a script, which might hang every time it runs.
         """
         seats = {member.seat: member.rank for member in self._group.running}
         blamed = {observation.rank for observation in hang.culprits}
@@ -416,9 +420,9 @@ class GroupMonitor:
             report = script_hangs.with_collectives(report)
         self._reporter.report(report)
         if not hang.culprits:
-            message = f"all ranks stood still at the same place for {hang.waited_s:.1f} s"
+            message = f"all ranks stood still at the same point for {hang.waited_s:.1f} s"
             return Outcome.of(cause, message)
-        # The culprits may have ended meanwhile, or have other ranks.
+        # In the meantime, these members might have ended or have been assigned other ranks.
         running = [(member, member.incarnation) for member in self._group.running]
         killed = [member for member, number in culprits if (member, number) in running]
         self._hung |= {member.seat for member in killed}
@@ -429,7 +433,7 @@ class GroupMonitor:
         return None
 
     def _newest(self) -> list[RankObservation]:
-        """The newest observations of running processes with a rank, by rank."""
+        """Return the latest observations of running processes that have a rank, sorted by rank."""
         ranks = {(m.seat, m.incarnation): m.rank for m in self._group.running}
         seen = [
             replace(observation, rank=ranks[observation.rank, observation.incarnation])

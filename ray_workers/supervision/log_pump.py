@@ -1,4 +1,4 @@
-"""Copies the output of a training process to a spool and to the actor's own log."""
+"""Copies the output of a training process to a spool and to the actor's log."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ray_workers.supervision.rules.redraws import Line, Redraws
 from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
-"""The most bytes of newest output that are kept while the spool is full."""
+"""How many bytes of the latest output are kept while the spool is full."""
 LOG_LINE_COST_BYTES = 230
 """Memory of a line in addition to its text."""
 READ_BYTES = 8192
-"""The most output that is read at once. The actor answers its callers between two reads, even if
-each byte is a line."""
+"""Maximum number of bytes read at once. The actor serves other calls between reads, so this must be
+small enough even if each byte is a line."""
 
 
 class LogPump:
-    """Copies a process's output, line by line, to its log spool and to this actor's own log.
+    """Copies a process's output, line by line, to its log spool and to this actor's log.
 
-    While the spool is full, the newest lines are kept in memory. The numbers of the lines show how
-    many lines are missing in between.
+    While the spool is full, the latest lines are kept in memory. Line numbers show how many lines
+    are missing in between.
     """
 
     def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
@@ -44,7 +44,7 @@ class LogPump:
         self._line = 0
         self._redraws = Redraws()
         self._tail: deque[tuple[int, Line]] = deque()
-        """Lines for which the spool had no free space, with their numbers, oldest first."""
+        """Lines for which the spool had no space, with their numbers, oldest first."""
         self._tail_bytes = 0
         self._saw: Callable[[str], None] = _ignore
         self._logged: Callable[[str], None] = _ignore
@@ -55,16 +55,16 @@ class LogPump:
     def show_to(
         self, saw: Callable[[str], None], logged: Callable[[str], None] | None = None
     ) -> None:
-        """Set the callbacks. saw: called with each line that the process draws, including lines
-        that it redraws later. logged: called with each line of the log."""
+        """Set callbacks. `saw` is called with each line that the process draws, including lines
+        that it later redraws; `logged` is called with each line of the log."""
         self._saw, self._logged = saw, logged or _ignore
 
     def mask(self, masker: Masker) -> None:
-        """Mask the values of these secrets in the output."""
+        """Mask secrets in the output."""
         self._redraws.masker = masker
 
     def add(self, text: str) -> None:
-        """Add a line of dray after the end of the output."""
+        """Add a line written by dray after the end of the output."""
         self._add(Line(time.time(), text))
 
     def _add(self, line: Line) -> None:
@@ -72,7 +72,8 @@ class LogPump:
         self._line += 1
 
     def _pump(self, most: int = READ_BYTES) -> bool:
-        """Read the available output, up to `most` bytes. Returns False at the end of the output."""
+        """Read up to `most` bytes of the available output. Returns False at the end of the
+        output."""
         try:
             data = os.read(self._output, most)
         except BlockingIOError:
@@ -96,8 +97,8 @@ class LogPump:
             sys.stdout.flush()
 
     def _show(self, text: str) -> None:
-        """Write to the actor's own log, which Ray shows."""
-        with contextlib.suppress(OSError):  # the disk may be full
+        """Write to the actor's log, which Ray shows."""
+        with contextlib.suppress(OSError):  # the disk might be full
             sys.stdout.write(text + "\n")
 
     def _keep(self, number: int, line: Line) -> None:
@@ -117,20 +118,22 @@ class LogPump:
         self._tail_bytes -= len(line.text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
-        """Write kept lines to the spool. vital: whether they may exceed the spool's limit."""
+        """Write the kept lines to the spool. `vital` is whether they are allowed to exceed its
+        limit."""
         while self._tail and self._append(*self._tail[0], vital=vital):
             self._forget_oldest()
 
     async def _drain_periodically(self) -> None:
-        """Write the newest lines of a burst before the process's next line."""
+        """Periodically write lines that are still held back, even if the process writes nothing
+        more."""
         while True:
             await asyncio.sleep(self._timings.drain_period_s)
             self._spool.flush()
             self._write(self._redraws.due(time.time()))
 
     async def lines_lost_at_the_end(self) -> int:
-        """Return the number of last lines for which the disk had no free space in time. Must be
-        called after `finish`."""
+        """Return how many of the last lines were lost because the disk did not have space in time.
+        Must be called after `finish`."""
         deadline = time.monotonic() + self._timings.log_room_limit_s
         while True:
             self._drain(vital=True)
@@ -141,9 +144,9 @@ class LogPump:
             await asyncio.sleep(self._timings.log_room_period_s)
 
     def finish(self) -> None:
-        """Read what the process left in the pipe, after its end.
+        """Read the remaining output in the pipe after the process has ended.
 
-        A process that escaped its session may hold the pipe open and go on writing. Its later
+        A process that escaped its session can keep the pipe open and continue to write. Its later
         output is ignored.
         """
         left = _num_readable(self._output) if self._output >= 0 else 0
@@ -168,8 +171,8 @@ def _ignore(_: str) -> None:
 
 
 class ClosedLogPump(LogPump):
-    """Keeps a silo's output on its node, up to as many characters as a spool may have bytes. The
-    output does not leave the node."""
+    """Keeps a silo's output on its node, so that it does not leave the node. The maximum number of
+    characters equals the maximum size of a spool in bytes."""
 
     def __init__(
         self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings, task: RankTask
@@ -188,6 +191,6 @@ class ClosedLogPump(LogPump):
 
 
 def _num_readable(pipe: int) -> int:
-    """The number of bytes that the pipe holds now."""
+    """Return the number of bytes in the pipe."""
     (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return int(number)

@@ -1,4 +1,4 @@
-"""Restarts ranks of a script that are in no group with the others, without another round."""
+"""Restarts ranks of a script that form no group with the others, without forming another round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class LoneRanks:
-    """The ranks of one group that are restarted alone."""
+    """Restarts individual ranks of an attempt."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class LoneRanks:
         self._pace = pace
         self._timings = timings
         self._restarts: list[tuple[float, int]] = []
-        """The time of each recent restart, as `MachinePace.time` counts, and its rank."""
+        """(time, rank) of each recent restart, on the clock of `MachinePace.time`."""
 
     async def restart(
         self, lost: Sequence[Member], *, kind: LossKind, began_at: float
     ) -> RegroupedReport | None:
-        """Restart ranks in their slots, at their addresses. Returns None if they can't be
-        restarted, or must not be. lost: members whose process has ended."""
+        """Restart ranks in their slots, with the same addresses. `lost` are members whose process
+        has ended. Returns None if the ranks can't or must not be restarted."""
         now, ends = self._pace.time(), [member.end for member in lost]
         self._restarts = [one for one in self._restarts if now - one[0] < RESTARTS_WITHIN_S]
         earlier = Counter(rank for _, rank in self._restarts)

@@ -1,4 +1,4 @@
-"""Calls of the node agents, which observe an attempt's processes and send signals to them."""
+"""Calls to the node agents, which observe an attempt's processes and send signals to them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ray_workers.supervision.system_metrics import SystemMetricsReporter
 
 
 class CodeUnavailable(Exception):
-    """A node can't get the job's code now, for example because its disk is full."""
+    """A node can't get the job's code at the moment, for example because its disk is full."""
 
 
 class CodeUnfetchable(Exception):
-    """The external code of a job can't be fetched or used, so that a retry is useless."""
+    """The remote code of a job can't be fetched or used, and retrying would not help."""
 
 
 class NodeClients:
-    """The agents of one attempt's nodes."""
+    """The node agents of one attempt."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NodeClients:
         system_metrics: SystemMetricsReporter,
         timings: Timings,
     ) -> None:
-        """agents: node agents by node id; `know` and `forget` change it."""
+        """`agents` are the node agents by node id; `know` and `forget` modify this dict."""
         self._pace = pace
         self._system_metrics = system_metrics
         self._timings = timings
@@ -53,10 +53,10 @@ class NodeClients:
         self._pace_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
-        """Return the answer of a node's agent. Raises TimeoutError, or Ray's error, if there is
+        """Call a node's agent and return its answer. Raises TimeoutError or Ray's error if there is
         none.
 
-        limit_s: at the usual pace.
+        `limit_s` is the limit at the machines' usual pace.
         """
         if self.is_silent(node_id):
             self._silent_at = time.monotonic()
@@ -64,13 +64,13 @@ class NodeClients:
         return await self._silence.ask(node_id, self._pace.stretched(limit_s), call)
 
     def is_silent(self, node_id: str) -> bool:
-        """Whether the node's agent has been silent for so long that it is reported to users."""
+        """Whether the node's agent has been unresponsive long enough to be reported to users."""
         return self._silence.seconds(node_id) > self._limits.report_s
 
     @property
     def was_one_silent(self) -> bool:
-        """Whether an agent is silent, or was a moment ago. If a silent agent is ended, the node's
-        ranks end with it."""
+        """Whether an agent is unresponsive, or was a moment ago. If an unresponsive agent is ended,
+        the node's ranks end with it."""
         return time.monotonic() - self._silent_at < self._limits.start_s
 
     def silent(self) -> tuple[SilentProcess, ...]:
@@ -81,8 +81,9 @@ class NodeClients:
         )
 
     async def are_given_up(self, node_ids: Set[str]) -> bool:
-        """Whether the last reports of these nodes, which did not answer, are given up because the
-        nodes are dead, or silent for too long. An agent that restarts still has its reports."""
+        """Whether to give up waiting for the last reports of these unresponsive nodes, because the
+        nodes are dead or have been silent for too long. An agent that restarts still has its
+        reports."""
         longest_s = self._limits.last_reports_s
         if all(self._silence.seconds(node_id) > longest_s for node_id in node_ids):
             return True
@@ -91,8 +92,8 @@ class NodeClients:
     async def put_code(self, spec: AttemptSpec, node_ids: Collection[str]) -> None:
         """Have the agents of these nodes put the job's code into its directory.
 
-        Raises CodeUnavailable if a node can't get it now, CodeUnfetchable if no node ever can, and
-        Ray's error if an agent dies.
+        Raises CodeUnavailable if a node can't get the code at the moment, CodeUnfetchable if no
+        node can ever get it, and Ray's error if an agent dies.
         """
         if spec.code is None:
             return
@@ -107,22 +108,22 @@ class NodeClients:
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:
                 kind = CodeUnfetchable if problem.is_final else CodeUnavailable
-                message = f"the code can't be put on the node {node_id}: {problem.message}"
+                message = f"the code can't be copied to the node {node_id}: {problem.message}"
                 raise kind(message)
 
     async def know(self, node_ids: Iterable[str]) -> None:
-        """Add the agents of these nodes. Raises ValueError if a node has none."""
+        """Add the agents of these nodes. Raises ValueError if a node has no agent."""
         for node_id in set(node_ids) - self._agents.keys():
             self._agents[node_id] = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
 
     def forget(self, node_ids: Iterable[str]) -> None:
-        """Call the agents of these nodes no more, because the nodes are gone."""
+        """Stop calling the agents of these nodes, because the nodes are gone."""
         for node_id in node_ids:
             self._agents.pop(node_id, None)
 
     async def observations(self) -> list[RankObservation]:
-        """Observations of all processes that left a heartbeat page, including ended ones. Nodes
-        that do not answer are skipped."""
+        """Return observations of all processes that have a heartbeat page, including ended
+        processes. Nodes that do not answer are skipped."""
         with_pace = self._pace_is_older_than(self._timings.pace_period_s)
         with_metrics = self._system_metrics.take_wish()
         answers: list[NodeObservation] = await self._all("observe", with_pace, with_metrics)
@@ -134,12 +135,12 @@ class NodeClients:
         return [one for answer in answers for one in answer.ranks]
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        """The work so far of every living process, by its rank and incarnation."""
+        """Return the activity so far of every living process, by rank and incarnation."""
         return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def keep_pace(self) -> None:
-        """Measure how slow the machines are, unless a recent observation did. If no agent answers,
-        the known speed stays."""
+        """Measure how slow the machines are, unless a recent observation has done so. If no agent
+        answers, the last known speed is kept."""
         if self._pace_is_older_than(self._timings.pace_limit_s):
             await self.observations()
 
@@ -147,18 +148,19 @@ class NodeClients:
         return time.monotonic() - self._pace_at >= age_s
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The available stacks of these ranks."""
+        """Return the stack traces of these ranks that are available."""
         wait_s = self._timings.stacks_wait_s
         limit_s = wait_s + self._timings.answer_limit_s
         answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> list[Frame]:
-        """The ERROR frames that processes left. Nodes that do not answer are skipped."""
+        """Return the ERROR frames that processes have left. Nodes that do not answer are
+        skipped."""
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
-        """Like `errors`, but wait for every node until it answers or is given up."""
+        """Like `errors`, but wait until every node has answered or has been given up."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
             answers |= await self._answers(missing, "errors")
@@ -170,8 +172,8 @@ class NodeClients:
         return _joined(answers.values())
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
-        """Send a signal to a rank's processes. Returns False if none runs on the node, or the agent
-        does not answer."""
+        """Send a signal to the processes of a rank. Returns False if none is running on the node,
+        or if the agent does not answer."""
         limit_s = self._timings.answer_limit_s
         try:
             return bool(await self.ask(node_id, "signal", rank, number, limit_s=limit_s))
@@ -185,7 +187,7 @@ class NodeClients:
     async def _answers(
         self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
-        """The answers of nodes that answer, by node id."""
+        """Return the answers by node id, omitting nodes that do not answer."""
         node_ids = list(asked)
         limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)

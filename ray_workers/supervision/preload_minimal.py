@@ -1,14 +1,14 @@
 """Prepares the embedded Ray's idle worker processes (`RAY_preload_python_modules`).
 
-The processes import the code of the actors, and omit what no actor of dray needs. When a worker
-unpacks its first argument, Ray registers serializers and, for these, imports numpy, pyarrow,
-pydantic and starlette if they are installed. This takes a quarter of a second of a core and 50 MB
-for each actor of a job. On a shared cluster, whose other objects may need the serializers,
-`ray_workers.supervision.preload` is used instead.
+The processes import the code of the actors in advance, and skip what dray's actors do not need:
+when a worker unpacks its first argument, Ray registers serializers, for which it imports numpy,
+pyarrow, pydantic and starlette if they are installed. This would take a quarter of a second of CPU
+time and 50 MB for each actor of a job. On a shared cluster, where other objects might need the
+serializers, `ray_workers.supervision.preload` is used instead.
 
-Each process also leads its own session. If Linux groups processes by session (sched_autogroup), all
-of Ray gets only as much of an overloaded CPU as any other program, and a supervisor would share
-this with a dozen processes of Ray's dashboard.
+Each process also starts its own session. If Linux schedules processes in groups by session
+(sched_autogroup), all of Ray together gets only as much of an overloaded CPU as any other program,
+and a supervisor would have to share this with a dozen processes of Ray's dashboard.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import ray_workers.supervision.supervisor  # noqa: F401  (and with it the rank a
 
 
 def _register_nothing(context: Any) -> None:
-    """Replace Ray's function, which Ray looks up by name at each call."""
+    """Do nothing. Replaces Ray's function, which Ray looks up by name for each call."""
 
 
 serialization_addons.apply = _register_nothing
-with contextlib.suppress(PermissionError):  # it leads a process group already
+with contextlib.suppress(PermissionError):  # it is already the leader of a process group
     os.setsid()

@@ -1,4 +1,4 @@
-"""Starts processes for members of a group, and waits until they are ready for a rank."""
+"""Starts processes for members of a group, and waits until they are ready to get a rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ray_workers.supervision.slots import SlotsUnavailable
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)
-"""Errors of a process that could not be started."""
+"""Errors that are raised if a process can't be started."""
 
 
 class Preparation:
-    """Prepares the members of one group for their next round."""
+    """Prepares members of a group for their next round."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Preparation:
         pace: MachinePace,
         timings: Timings,
     ) -> None:
-        """prepare: prepares nodes for ranks, or raises CodeUnavailable or CodeUnfetchable."""
+        """`prepare` prepares nodes for ranks, or raises CodeUnavailable or CodeUnfetchable."""
         self._group = group
         self._nodes = nodes
         self._prepare = prepare
@@ -42,24 +42,26 @@ class Preparation:
         self._timings = timings
 
     async def dead_nodes(self, members: Sequence[Member] = ()) -> Set[str]:
-        """Dead nodes, of the nodes of the group and of `members`, which may have left the group."""
+        """Return the dead nodes among the nodes of the group and of `members`, which can have left
+        the group."""
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
         slots = [*self._group.slots, *(member.slots for member in members)]
         return {each.part.node_id for each in slots} - alive
 
     async def restart(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        """Start another process for each member, in up to MOST_STARTS tries. Returns nodes that
-        turned out dead; empty if all processes run. Raises one of NOT_STARTED."""
+        """Start another process for each member, trying up to MOST_STARTS times. Returns the nodes
+        that turned out to be dead, or an empty set if all processes are running. Raises one of
+        NOT_STARTED."""
         for _ in range(MOST_STARTS - 1):
             try:
                 return await self._restart_once(members, round_number)
-            except (ForkFailed, RayActorError):  # it was killed while it started, for example
+            except (ForkFailed, RayActorError):  # for example, it was killed while starting
                 traceback.print_exc()
                 members = [member for member in members if not member.is_running]
         return await self._restart_once(members, round_number)
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
-        # If a member still runs, its process did not become ready.
+        # If a member is still running, its process did not become ready.
         vanished = any(m.is_running or m.end.exit_code is None for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:
@@ -73,7 +75,7 @@ class Preparation:
         return set()
 
     async def restart_until_ready(self, member: Member, round_number: int) -> Set[str]:
-        """Like `restart`, in one try, and wait until the process is ready for a rank."""
+        """Like `restart`, but try only once, and wait until the process is ready to get a rank."""
         starting = self._restart_once([member], round_number)
         if dead := await self._pace.within(self._timings.replace_limit_s, starting):
             return dead
@@ -81,17 +83,17 @@ class Preparation:
         return set()
 
     async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
-        """Add members in these slots. Raises one of NOT_STARTED, CodeUnavailable, CodeUnfetchable
-        or ValueError; the slots are then not held."""
+        """Add members in these slots. If this fails, the slots are released, and one of
+        NOT_STARTED, CodeUnavailable, CodeUnfetchable or ValueError is raised."""
         node_ids = [part.node_id for part in slices]
         await self._nodes.know(node_ids)
         await self._prepare(node_ids)
-        # A rank actor that is stopped while it starts never answers.
+        # A rank actor that is stopped while starting never answers.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
         return await self._pace.within(limit_s, self._group.add(slices, round_number))
 
     async def until_ready(self, members: Sequence[Member]) -> None:
-        """Wait until each member is ready for a rank. Raises ForkFailed or TimeoutError."""
+        """Wait until all members are ready to get a rank. Raises ForkFailed or TimeoutError."""
         await self._pace.within(self._timings.ready_limit_s, self._until_ready(members))
 
     async def _until_ready(self, members: Sequence[Member]) -> None:

@@ -1,7 +1,7 @@
-"""The rank actor: holds one slot of Ray and represents the training process in it.
+"""The rank actor, which holds one slot in Ray and represents the training process in it.
 
 The node's forkserver forks the training process. The actor passes the task to the process, writes
-its log, shows its progress to Ray, and observes its end.
+its log, exports its progress to Ray, and observes its end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ray_workers.supervision.rules.timings import Timings
 
 @ray.remote(max_restarts=0)
 class RankActor:
-    """One rank of one attempt. Methods run concurrently on one event loop."""
+    """One rank of an attempt. Its methods run concurrently on one event loop."""
 
     def __init__(self, name: str, job_name: str, timings: Timings) -> None:
         self._name = name
@@ -58,20 +58,20 @@ class RankActor:
         return repr_name(self._job_name, self._name)
 
     async def gpus(self) -> list[str]:
-        """The GPUs, or parts of GPUs, that Ray has assigned to this actor."""
+        """Return the ids of the GPUs that Ray has assigned to this actor, wholly or in part."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     async def reserve_port(self) -> str:
-        """Reserve a port for the actor's processes, which no other job on the node gets. Returns
+        """Reserve a port for the actor's processes that no other job on the node can get. Returns
         `host:port`."""
         self._reserved = ReservedPort(own_address())
         return str(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
-        """Fork the training process, or another one after its end. Returns the pid.
+        """Fork the training process, or a new one after it has ended. Returns the pid.
 
-        The task names the store's proxy as its master. The process gets this actor's address
-        instead, because only the actor knows the secret.
+        The master address in the task is the address of the store's proxy. The process gets this
+        actor's address instead, because only the actor knows the secret.
         """
         with rank_gate.keeping_errors(task):
             gate = await asyncio.to_thread(rank_gate.admit, task, os.environ)
@@ -85,7 +85,7 @@ class RankActor:
         address = own_address()
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
-        # Empty for a rank without a GPU, which must not see the GPUs of others.
+        # Empty for a rank without a GPU, which must not see GPUs of other jobs.
         visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
@@ -113,8 +113,8 @@ class RankActor:
         return self._process.pid
 
     async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
-        """Fork the process. Code of dray gets the node's credentials; a script accesses the storage
-        through this actor."""
+        """Fork the process. Only dray's own code gets the node's credentials; scripts access the
+        storage through this actor."""
         request = {"op": "rank", "task": json.loads(task.to_json())}
         if needs_access(task):
             self._storage = StorageAccess(task)
@@ -126,12 +126,13 @@ class RankActor:
             return await ForkedProcess.start(socket_path, request)
         with open(os.memfd_create("credentials"), "r+b") as file:
             file.write(json.dumps(credentials).encode())
-            file.seek(0)  # flushes the file, too
+            file.seek(0)  # also flushes the file
             request["given"] = Given.CREDENTIALS
             return await ForkedProcess.start(socket_path, request, file.fileno())
 
     async def wait(self) -> RankExit:
-        """Return the end of the process once its whole session has ended."""
+        """Wait until all processes of the session have ended, and return the end of the training
+        process."""
         assert self._process is not None, "start() comes first"
         log, gauges, finder = self._log, self._gauges, self._finder
         page_prefix = self._page_prefix
@@ -157,20 +158,21 @@ class RankActor:
         )
 
     async def ping(self) -> None:
-        """Return, unless the actor's process is stopped."""
+        """Do nothing. The call returns unless the actor's process is stopped."""
 
     async def announce(self, place: RankAssignment) -> None:
-        """Announce to the process its rank in the next rendezvous round."""
+        """Announce the rank in the next rendezvous round to the process."""
         self._place = place
-        # The newest assignment, if another is announced while this call waits for the page.
+        # If another assignment is announced while this call waits for the page, that one is
+        # written.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
 
     async def ask_to_leave(self) -> None:
-        """Have the process save a checkpoint after its step, and end."""
+        """Ask the process to save a checkpoint after its current step, and to end."""
         await self._write_page(lambda: heartbeat.ask_to_leave(self._page_prefix))
 
     async def _write_page(self, write: Callable[[], None]) -> None:
-        """Write to the process's page, which a new process creates after a moment."""
+        """Write to the heartbeat page of the process. A new process takes a moment to create it."""
         deadline = time.monotonic() + self._timings.page_limit_s
         while True:
             try:
@@ -186,7 +188,8 @@ class RankActor:
             self._process.signal(signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
-        """End the process by SIGTERM to its session, and by SIGKILL after `grace_s` seconds."""
+        """End the process by sending SIGTERM to its session, and SIGKILL after `grace_s`
+        seconds."""
         if self._process is None:
             return
         await self.terminate()
@@ -195,12 +198,13 @@ class RankActor:
 
 
 def runs_user_code(spec: Mapping[str, Any]) -> bool:
-    """Whether a job's ranks run code of its user: a script, or an imported model."""
+    """Whether the ranks of a job run the user's code: a script or an imported model."""
     return bool(spec.get("script")) or (spec.get("model") or {}).get("name") == "imported"
 
 
 def _masker_of(task: RankTask) -> Masker:
-    """The masker of the rank's output. A rank whose secrets can't be read fails by itself."""
+    """Return the masker for the rank's output. If the secrets can't be read, nothing is masked,
+    since the rank itself fails."""
     environment = task.spec.get("environment") or {}
     try:
         names = environment.get("secrets") or ()
@@ -211,15 +215,16 @@ def _masker_of(task: RankTask) -> Masker:
 
 
 async def export_progress(task: RankTask, timings: Timings) -> None:
-    """Show the rank's newest step, loss and throughput as Ray metrics, for dashboard and Grafana.
+    """Export the rank's latest step, loss and throughput as Ray metrics, for the dashboard and
+    Grafana.
 
-    Reads the end of the rank's own spool, which costs the training process nothing.
+    The values are read from the end of the rank's spool, without any cost for the training process.
     """
-    # The import takes 0.1 s of a core, which the starting process needs first.
+    # The import takes 0.1 s of CPU time, which the starting process needs first.
     await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 
-    # Ray takes ASCII only.
+    # Ray accepts only ASCII.
     job_name = str(task.spec["name"]).encode("ascii", "backslashreplace").decode()
     tags = {"job": task.job_id, "job_name": job_name, "rank": str(task.rank)}
     keys = tuple(tags)
@@ -238,8 +243,8 @@ async def export_progress(task: RankTask, timings: Timings) -> None:
 
 
 def _last_metrics(spool_dir: Path) -> dict[str, float]:
-    """Values, `step` and speed of the newest METRICS frame near the end of a spool; may be
-    empty."""
+    """Return the values, `step` and speed of the last METRICS frame near the end of a spool; empty
+    if there is none."""
     for _, path in reversed(segments(spool_dir)[-2:]):
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,8 +1,9 @@
-"""Brings a group into its next rendezvous round, by the rules of `membership` and `recovery_rules`.
+"""Brings a group into its next rendezvous round, following the rules in `membership` and
+`recovery_rules`.
 
-The members of a group change for several reasons: ranks are lost, nodes are gone, slots are granted
-or recalled, or a replacement is ready. Each reason is a `GroupChange`. `RecoveryController.form`
-starts the processes that the next round needs, and announces the round.
+The members of a group change for several reasons: ranks or nodes are lost, slots are granted or
+recalled, or a replacement becomes ready. Each of these is a `GroupChange`.
+`RecoveryController.form` starts the processes that the next round needs, and announces the round.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ class GroupChange:
     """The difference between a group and its next round."""
 
     lost: Sequence[Member] = ()
-    """Members whose processes have ended, and that get other processes."""
+    """Members whose processes have ended and will be replaced."""
     ready: Sequence[Member] = ()
-    """Members that get a rank."""
+    """New members that get a rank."""
     leaving: Sequence[Member] = ()
-    """Members whose slots are released once the others know of the round."""
+    """Members whose slots are released once the others know about the round."""
     dead_nodes: Set[str] = frozenset()
     how: str | None = None
-    """The beginning of the message about the group's new size."""
+    """The beginning of the message that reports the group's new size."""
 
 
 class RecoveryController:
-    """Recovers one group, and forms its rounds."""
+    """Recovers a group and forms its rounds."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class RecoveryController:
         pace: MachinePace,
         timings: Timings,
     ) -> None:
-        """on_resize: called whenever the attempt holds more or fewer slots than before."""
+        """`on_resize` is called whenever the number of slots that the attempt holds changes."""
         self._traits = spec.traits
         self._group = group
         self._nodes = nodes
@@ -74,31 +75,33 @@ class RecoveryController:
         self._pace = pace
         self._timings = timings
         self.least = least_ranks(spec)
-        """The fewest workers with which the group trains."""
+        """Minimum number of workers with which the group trains."""
         self.state = RecoveryState()
         self.taken_in = asyncio.Event()
-        """Set when newcomers have got a rank, so that the monitor waits for their ends, too."""
+        """Set when newcomers have been assigned a rank, so that the monitor also waits for their
+        ends."""
         self.one_at_a_time = asyncio.Lock()
         """Held during each change of the group."""
         self.settled_command = 0
-        """The number of the newest grant or recall that is carried out, or can't be."""
+        """The number of the latest grant or recall that was carried out or turned out to be
+        impossible."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
-        """Lost members that get another process while the others train."""
+        """Lost members whose processes are being replaced while the others train."""
         self._asks_until = 0.0
-        """The time, as `MachinePace.time` counts, until which slots are requested in place of slots
-        on lost nodes."""
+        """Until when slots are requested to replace slots on lost nodes, on the clock of
+        `MachinePace.time`."""
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
-        """Continue without the lost members, or with other processes for them. Returns False if the
+        """Continue without the lost members, or with new processes for them. Returns False if the
         group does not recover.
 
-        lost: members whose process has ended; if empty, the living ranks reconnect in another
-        round. began_at: Unix seconds of the loss.
+        `lost` are members whose process has ended; if empty, the living ranks reconnect in another
+        round. `began_at` is the Unix time of the loss.
         """
         async with self.one_at_a_time:
-            # Only if a whole worker vanished, because Ray takes a while to answer.
+            # Only if a whole worker vanished, because Ray is slow to answer.
             vanished = any(member.end.exit_code is None for member in lost)
             dead = await self._preparation.dead_nodes() if vanished else set()
             self._nodes.forget(dead)
@@ -125,11 +128,11 @@ class RecoveryController:
                 return False
 
     async def num_holders(self) -> int:
-        """The number of running ranks that can hand over the state.
+        """Return the number of running ranks that can pass on the state.
 
-        While no such rank is known, waits for nodes that answer late.
+        If no such rank is known, waits for nodes that are slow to answer.
         """
-        # A lost node no longer reports the steps of its processes.
+        # A lost node can't report the steps of its processes any more.
         regrouping = self.state.regrouping
         furthest_step = 0 if regrouping is None else regrouping.furthest_step
         began = self._pace.time()
@@ -147,7 +150,8 @@ class RecoveryController:
     async def begin(
         self, lost: Sequence[RankExit], began_at: float, kind: LossKind | None = None
     ) -> None:
-        """Begin to regroup. kind: the kind of loss to report; None if only the size changes."""
+        """Begin to regroup. `kind` is the kind of loss to report, or None if only the size
+        changes."""
         observations = await self._nodes.observations()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
@@ -160,13 +164,13 @@ class RecoveryController:
     # The next round.
 
     async def resize(self, change: GroupChange) -> None:
-        """Form a round of another size, or with another batch size, though no rank is lost."""
+        """Form a round with a different number of workers or batch size, without any loss."""
         await self.begin([], time.time())
         await self.form(change)
 
     async def form(self, change: GroupChange) -> bool:
-        """Form the round that follows from a change, and announce it unless workers are awaited.
-        Returns False if there is no such round. Raises one of NOT_STARTED."""
+        """Form the round that results from a change, and announce it unless the group has to wait
+        for workers. Returns False if the group can't continue. Raises one of NOT_STARTED."""
         limit_s = self._timings.replace_limit_s
         found, is_smaller = await self._pace.within(limit_s, self._make_ready(change))
         if isinstance(found, str):
@@ -192,11 +196,11 @@ class RecoveryController:
         return True
 
     async def _make_ready(self, change: GroupChange) -> tuple[NextRound | str, bool]:
-        """Start the processes that the next round needs. Returns the round, or why there is none,
-        and whether workers were given up with their nodes.
+        """Start the processes that the next round needs. Returns the round (or the reason why there
+        is none), and whether workers were given up together with their nodes.
 
-        Each pass does the first remaining thing, and the next pass makes another roster, because
-        nodes may turn out dead and ranks may end meanwhile.
+        Each iteration performs the first remaining action and then starts over with a new roster,
+        because in the meantime nodes can turn out to be dead and ranks can end.
         """
         is_smaller = False
         while True:
@@ -228,8 +232,8 @@ class RecoveryController:
         return [by_seat[seat] for seat in seats]
 
     def _assign(self, found: NextRound) -> None:
-        """Assign ranks to the members of the round, and remove the ranks of all others. Members
-        that already have a rank keep it until the round is announced."""
+        """Assign ranks to the members of the round, and remove the ranks of all other members.
+        Existing ranks are kept until the round is announced."""
         seats = set(found.members)
         for member in self._group.placed:
             member.is_placed = member.seat in seats
@@ -246,23 +250,23 @@ class RecoveryController:
         return gone
 
     def _goes_on_smaller(self) -> None:
-        self.report_size("goes on without the workers of a lost node")
+        self.report_size("continues without the workers of a lost node")
         if self._traits.goes_on_without_lost:
             self._asks_until = self._pace.time() + self._timings.stand_by_limit_s
             self.do(self._ask_no_more())
 
     async def _ask_no_more(self) -> None:
-        """Go on without workers that got no slots in time. While a group lacks workers, the service
-        keeps slots from the whole queue."""
+        """Continue without workers that did not get slots in time, because the service withholds
+        slots from the whole queue while a group lacks workers."""
         while self._pace.time() < self._asks_until or self.state.grants or self.state.is_taking_in:
             await asyncio.sleep(self._timings.ready_period_s)
         if self._num_lacking:
             self.least = len(self._group.members)
-            self.report_size("goes on without workers for which no slots came")
+            self.report_size("continues without workers for which there were no slots")
 
     def confirm(self, ranks: Collection[RankStatus]) -> RegroupedReport | None:
-        """Report that the group trains again, if it was recovering. ranks: the newest statuses of
-        its ranks."""
+        """Report that the group has resumed training, if it was recovering. `ranks` are the latest
+        statuses of its ranks."""
         regrouping = self.state.regrouping
         if regrouping is None:
             return None
@@ -272,9 +276,9 @@ class RecoveryController:
             return None
         resumed = max((rank.resumed_step for rank in ranks), default=0)
         first_at = max((rank.first_at for rank in ranks), default=0.0)
-        if first_at < regrouping.began_at:  # the job is done, or the others did not stop
+        if first_at < regrouping.began_at:  # the job is done, or the other ranks did not stop
             first_at = time.time()
-        # Silos keep their part of an open round, and servers keep each gradient.
+        # Silos keep their part of an open round, and servers keep every gradient.
         is_kept = bool(self._traits.state_holders)
         steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
         report = RegroupedReport(
@@ -291,7 +295,7 @@ class RecoveryController:
     # Lost members that rejoin.
 
     async def _rejoin(self, member: Member) -> None:
-        """Start another process for a lost member, which joins a later round once it is ready."""
+        """Start another process for a lost member, which joins a later round when it is ready."""
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):
@@ -300,13 +304,14 @@ class RecoveryController:
                 await asyncio.sleep(self._timings.give_back_pause_s)
         finally:
             self._rejoining.remove(member)
-        self.report_size("goes on without a lost worker, for which no process can be started")
+        self.report_size("continues without a lost worker, whose process can't be restarted")
 
     async def _has_rejoined(self, member: Member) -> bool:
-        """Try once. Returns whether the member has a rank again, or was given up with its node."""
+        """Try once to restart the member. Returns True if it has a rank again or was given up
+        together with its node."""
         try:
             dead = await self._preparation.restart_until_ready(member, self.state.round)
-        except Exception:  # no caller waits for this task, so its error would not be seen
+        except Exception:  # no caller awaits this task, so the error would be lost
             traceback.print_exc()
             return False
         async with self.one_at_a_time:
@@ -320,9 +325,9 @@ class RecoveryController:
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Release the slots on dead nodes. If other members on these nodes had a rank, report them
-        as lost and form a round without them, because the monitor does not observe the end of a
-        worker that is no longer in the group."""
+        """Release the slots on dead nodes. If other members on these nodes had ranks, report them
+        as lost and form a round without them, because the monitor does not observe the ends of
+        workers that have left the group."""
         gone = await self._lose(dead)
         if gone:
             self._goes_on_smaller()
@@ -338,8 +343,8 @@ class RecoveryController:
         return task
 
     async def stop(self) -> None:
-        """Cancel the tasks that run while the group trains, because the attempt ends."""
-        while tasks := tuple(self._tasks):  # a task may start another when it ends
+        """Cancel the tasks that run while the group trains, because the attempt is ending."""
+        while tasks := tuple(self._tasks):  # a task can start another one when it ends
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -348,12 +353,12 @@ class RecoveryController:
 
     @property
     def _num_lacking(self) -> int:
-        """The number of workers for which the group needs slots."""
+        """Number of workers for which the group needs slots."""
         present = self._group.members if self._traits.goes_on_without_lost else self._group.placed
         return max(0, self.least - len(present))
 
     def report_size(self, what: str) -> None:
-        """Report the size of the group, and why it changed or did not."""
+        """Report the size of the group, and why it changed or did not change."""
         self.on_resize()
         num = len(self._group.running)
         lacking = self._num_lacking
@@ -385,6 +390,7 @@ def _state_of(member: Member, change: GroupChange) -> WorkerState:
 
 
 def least_ranks(spec: AttemptSpec) -> int:
-    """The fewest workers with which the group goes on if there are no replacements."""
+    """Return the minimum number of workers with which the group continues if there are no
+    replacements."""
     fewest = spec.min_workers if spec.traits.quorum is None else spec.traits.quorum
     return spec.world_size if fewest is None else fewest

@@ -1,4 +1,4 @@
-"""Writes the reports of a supervisor to a separate spool on its own node."""
+"""Writes the reports of a supervisor to a separate spool on its node."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ray_workers.shared.spool_reader import spool_key
 
 
 class Reporter:
-    """Writes frames as the rank SUPERVISOR_RANK; they are delivered like frames of ranks."""
+    """Writes frames as rank SUPERVISOR_RANK. They are delivered like the frames of ranks."""
 
     def __init__(self, spool_dir: Path, limit_bytes: int) -> None:
-        """spool_dir: the attempt's directory of spools on this node."""
+        """`spool_dir` is the attempt's spool directory on this node."""
         path = spool_dir / spool_key(SUPERVISOR_RANK, 0, "supervisor")
         self._spool = SpoolWriter(path, limit_bytes=limit_bytes)
 

@@ -1,4 +1,4 @@
-"""Carries out the service's grants and recalls of slots, which add and remove workers."""
+"""Carries out grants and recalls of slots by the service, which add and remove workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 
 class Resizing:
-    """The grants and recalls of one attempt."""
+    """Carries out the grants and recalls of one attempt."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Resizing:
         self._preparation = preparation
         self._timings = timings
         self._newest = 0
-        """The number of the newest grant or recall."""
+        """The number of the latest grant or recall."""
         self._is_giving_rest = False
-        """Whether a task releases slots when their processes have ended."""
+        """Whether a task is running that releases slots whose processes have ended."""
 
     def grow(self, grant: Grant) -> None:
         """Add workers in the granted slots as soon as possible. A repeated grant is ignored."""
@@ -47,7 +47,7 @@ class Resizing:
             self._recovery.state = replace(state, grants=(*state.grants, grant))
 
     def take_in(self, grant: Grant) -> None:
-        """Start workers in the slots of the first grant, and assign ranks to them once they are
+        """Start workers in the slots of the first grant, and give them ranks once they are
         ready."""
 
         def is_done(_: asyncio.Task[None]) -> None:
@@ -67,12 +67,14 @@ class Resizing:
             return
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
-            grows = f"grows by {len(newcomers)}" if newcomers else "goes on with another batch"
+            grows = (
+                f"grows by {len(newcomers)}" if newcomers else "continues with another batch size"
+            )
             await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
-        """Add members in these slots, and wait until they are ready; no slots are held if that
-        fails. A grant without slots only changes the batch."""
+        """Add members in these slots, and wait until they are ready. If this fails, the slots are
+        released. A grant without slots only changes the batch size."""
         newcomers = []
         if grant.slices:
             newcomers = await self._preparation.add(grant.slices, self._recovery.state.round + 1)
@@ -92,8 +94,8 @@ class Resizing:
             self._recovery.do(self._give_back(recall))
 
     async def _give_back(self, recall: Recall) -> None:
-        """Form a round without the workers in these slots, and end these workers. The others leave
-        the current round between two steps, and need nothing from these workers."""
+        """Form a round without the workers in these slots, and end these workers. The other workers
+        leave the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
@@ -102,7 +104,7 @@ class Resizing:
             may_go = going and not is_regrouping and await self._goes_on_without()
             self._recovery.settled_command = recall.number
             if not may_go:
-                self._recovery.report_size("keeps its slots, and goes on")
+                self._recovery.report_size("keeps its slots and continues")
                 return
             self._change_batch(recall)
             members = [member for member in self._group.members if member.slots in going]
@@ -122,12 +124,12 @@ class Resizing:
         return recovery_rules.are_prepared(await self._nodes.observations(), running)
 
     def _change_batch(self, asked: Grant | Recall) -> None:
-        """Announce the batch size of a grant or recall with the next round."""
+        """Announce the batch size of a grant or recall together with the next round."""
         if asked.batch_size is not None:
             self._recovery.state = replace(self._recovery.state, batch_size=asked.batch_size)
 
     def _give_rest_back(self) -> None:
-        """Release slots later if their processes have not ended yet."""
+        """Schedule the release of slots whose processes have not ended yet."""
         if not self._is_giving_rest and any(slots.is_going for slots in self._group.slots):
             self._is_giving_rest = True
             self._recovery.do(self._give_rest_back_later())
@@ -138,7 +140,7 @@ class Resizing:
             try:
                 was_given = await self._group.give_back_rest()
             except Exception:
-                traceback.print_exc()  # Ray may be busy
+                traceback.print_exc()  # Ray might be busy
                 continue
             if was_given:
                 self._recovery.report_size("released slots whose processes have ended")

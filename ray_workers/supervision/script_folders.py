@@ -1,5 +1,4 @@
-"""Creates the folders of a script on all nodes of its attempt, and stores their files at its
-end."""
+"""Creates the folders of a script on all nodes of an attempt, and stores their files at its end."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
 
 
 class ScriptFolders:
-    """The script folders of one attempt; a recipe has none."""
+    """The script folders of one attempt. Recipes have none."""
 
     def __init__(
         self,
@@ -43,24 +42,24 @@ class ScriptFolders:
         }
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:
-                message = f"the script's folders can't be made on the node {node_id}: {problem}"
+                message = f"the script's folders can't be created on the node {node_id}: {problem}"
                 raise CodeUnavailable(message)
 
     def _plans_on(self, node_ids: Collection[str]) -> dict[str, FolderPlan]:
-        """The plans of these nodes. A node that the attempt gained later gets a new plan."""
+        """Return the plans of these nodes. A node that joined the attempt later gets a new plan."""
         if not self._plans:
             return {}
         for node_id in node_ids:
             if node_id not in self._plans:
                 plans = list(self._plans.values())
-                # No other node reports its files under this rank.
+                # A rank under which no other node reports its files.
                 rank = 1 + max(plan.rank for plan in plans)
                 self._plans[node_id] = replace(plans[0], rank=rank, node_rank=len(plans))
         return {node_id: self._plans[node_id] for node_id in dict.fromkeys(node_ids)}
 
     async def keep(self, outcome: Outcome, are_given_up: AreGivenUp) -> Outcome:
-        """Return the outcome once the files of every node are stored and reported. If files are
-        lost, the attempt fails, and its message names the reason."""
+        """Return the outcome once the files of all nodes are stored and reported. If files are
+        lost, the attempt fails, and its message contains the reason."""
         if not self._plans or outcome.cause is Cause.SLOTS_UNAVAILABLE:
             return outcome
         found = await asyncio.gather(
@@ -71,7 +70,7 @@ class ScriptFolders:
         )
         taken: set[str] = set()
         num_bytes = 0
-        """The size of the files of previous nodes."""
+        """Total size of the files of the previous nodes."""
         ends = []
         for node_id, sizes in zip(self._plans, found, strict=True):
             theirs = sorted(taken.intersection(sizes or ()))
@@ -84,8 +83,8 @@ class ScriptFolders:
     async def _until_answered(
         self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
     ) -> Any:
-        """Call the agent until it answers. Returns None if the node is given up. The first message
-        about the reason for a wait is reported."""
+        """Call the agent until it answers. Returns None if the node is given up. If the agent
+        returns a message about why it has to wait, the first such message is reported."""
         limit_s = self._timings.files_answer_limit_s
         is_reported = False
         while True:
@@ -99,14 +98,14 @@ class ScriptFolders:
                     return answer
             except KeyError:
                 return None  # the node is gone
-            except Exception:  # a TimeoutError, or an error of Ray
+            except Exception:  # a TimeoutError or Ray's error
                 if await are_given_up({node_id}):
                     return None
             await asyncio.sleep(self._timings.ask_again_pause_s)
 
 
 def plans_of(spec: AttemptSpec) -> dict[str, FolderPlan]:
-    """The plan of each node, in the order of the ranks."""
+    """Return the plan of each node, in rank order."""
     plans: dict[str, FolderPlan] = {}
     rank = 0
     base = f"{spec.storage_url.rstrip('/')}/{attempt_prefix(spec.job_id, spec.attempt)}"
@@ -132,17 +131,18 @@ def _digest_of(code: CodeRef | RemoteCodeRef | None) -> str:
 
 
 def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
-    """The outcome, with a note about files that were not stored. ends: None for a dead node."""
-    lost = ["a node that had some is gone" if e is None else e.problem for e in ends]
+    """Return the outcome, with a note about files that were not stored. `ends` contains None for
+    dead nodes."""
+    lost = ["a node with some of them is gone" if e is None else e.problem for e in ends]
     problems = [problem for problem in lost if problem]
     left_out = [end.left_out for end in ends if end is not None and end.left_out]
     left_out += [end.left_behind for end in ends if end is not None and end.left_behind]
     outcome = replace(outcome, left_behind=". ".join(dict.fromkeys(left_out)))
     if problems:
-        note = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
+        note = f"not all files in the script's folders were stored: {'; '.join(problems)}"
         if outcome.cause is Cause.SUCCEEDED:
             cause = Cause.NODE_LOST if None in ends else Cause.INFRASTRUCTURE
-            outcome = replace(outcome, cause=cause, message=f"every rank ended well, but {note}")
+            outcome = replace(outcome, cause=cause, message=f"every rank succeeded, but {note}")
         else:
             outcome = replace(outcome, message=f"{outcome.message}; {note}")
     return outcome

@@ -1,8 +1,8 @@
-"""Ends rank actors and a rendezvous store that are stopped, but not dead.
+"""Ends rank actors and rendezvous stores that are stopped but not dead.
 
-A stopped rank actor neither passes on its process's output nor observes its end, and a group whose
+A stopped rank actor neither forwards its process's output nor observes its end, and a group whose
 rendezvous store is stopped can't form another round. Once such a process is killed, its loss is
-handled like any other. `service.cluster.ray.driver` watches the supervisor itself.
+handled like any other. The supervisor itself is watched by `service.cluster.ray.driver`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SilenceWatch:
         self._silence = Silence(pace)
 
     async def run(self) -> None:
-        """Ping until cancelled. After that, no process counts as silent."""
+        """Ping the processes until cancelled. After that, no process counts as silent."""
         try:
             while True:
                 asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
@@ -50,8 +50,8 @@ class SilenceWatch:
             self._silence = Silence(self._pace)
 
     def silent(self) -> tuple[SilentProcess, ...]:
-        """The silent processes that are reported to users. Of a node's rank actors, only the actor
-        that has been silent for longest."""
+        """Return the silent processes to report to users. For each node, only the rank actor that
+        has been silent for the longest time is included."""
         found: dict[tuple[ProcessKind, str | None], float] = {}
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
@@ -66,7 +66,7 @@ class SilenceWatch:
         return self._silence.seconds(name) > self._limits.report_s
 
     def _give_up(self, name: Any) -> bool:
-        """Whether the process was silent for too long. If so, its limit starts again."""
+        """Whether the process has been silent for too long. If so, its time limit is restarted."""
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)

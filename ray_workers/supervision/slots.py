@@ -1,4 +1,4 @@
-"""Reserves and releases the slots of an attempt, which are placement groups of Ray."""
+"""Reserves and releases the slots of an attempt, which are Ray placement groups."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 
 BLOCK_LIMIT_S = 2.0
-"""Limit for Ray to reserve a part of a GPU that is only to be blocked."""
+"""Limit for Ray to reserve a fraction of a GPU only to block it."""
 PROBE_LIMIT_S = 10.0
-"""The least limit for an actor that finds out which GPU Ray has chosen."""
+"""Minimum limit for an actor that determines which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
-    """Ray did not reserve every slot in time."""
+    """Ray did not reserve all slots in time."""
 
 
 @dataclass
 class Slots:
-    """One placement group, with all or some of the attempt's slots on one node."""
+    """A placement group with some or all of the attempt's slots on one node."""
 
     part: Slice
     group: PlacementGroup
     bundle: Mapping[str, float]
     """Ray resources of each worker in these slots."""
     is_held: bool = True
-    """False while the slots are only requested."""
+    """False while the slots have only been requested."""
     is_going: bool = False
-    """Whether the slots are released as soon as the processes in them have ended."""
+    """Whether the slots will be released as soon as the processes in them have ended."""
 
 
 class AttemptSlots:
-    """All slots of one attempt, from their request on."""
+    """All slots of one attempt, including requested ones."""
 
     def __init__(self, spec: AttemptSpec, timings: Timings) -> None:
         self._spec = spec
         self._timings = timings
         self.held: list[Slots] = []
-        """Slots that are requested or held."""
+        """Slots that have been requested or are held."""
         self.num_ever = 0
-        """The number of placement groups requested so far."""
+        """Number of placement groups requested so far."""
 
     async def acquire(self) -> None:
-        """Reserve all slots, in one placement group per node slice. Slots with a part of a GPU get
-        one placement group for each worker, on a GPU that no other worker of the group has.
+        """Reserve all slots, in one placement group per slice. Slots with a fraction of a GPU get
+        one placement group per worker, each on a different GPU.
 
-        Raises SlotsUnavailable after `start_timeout_s`; `held` then has the reserved slots.
+        Raises SlotsUnavailable after `start_timeout_s`; `held` then contains the slots that were
+        reserved.
         """
         spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
         if not 0 < spec.bundle.get("GPU", 0) < 1:
@@ -68,11 +69,11 @@ class AttemptSlots:
         self.held = kept
 
     async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
-        """Reserve slots for the workers of one slice, each on another GPU of the node.
+        """Reserve slots for the workers of one slice, each on a different GPU of the node.
 
-        Ray chooses the fullest GPU that has enough left, so it would put the second slot on the
-        same GPU as the first. Such a slot is released, and the rest of this GPU is blocked
-        meanwhile, part by part, until Ray chooses another GPU.
+        Ray chooses the fullest GPU with enough room, so it would put the second slot on the same
+        GPU as the first one. Such a slot is released again, and the rest of this GPU is blocked in
+        the meantime, piece by piece, until Ray chooses another GPU.
         """
         kept: dict[str, Slots] = {}
         bundle = self._spec.bundle
@@ -81,8 +82,8 @@ class AttemptSlots:
                 found = await self._acquire_seen(part.node_id, lacking, bundle, deadline)
             except (SlotsUnavailable, TimeoutError):
                 raise SlotsUnavailable(
-                    f"Ray did not give {part.num_workers} slots of {bundle['GPU']:g} GPU, each on "
-                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s"
+                    f"Ray did not provide {part.num_workers} slots of {bundle['GPU']:g} GPU, each "
+                    f"on a different GPU of one node, within {self._spec.start_timeout_s:g} s"
                 ) from None
             again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
             await self.give_back(again)
@@ -90,7 +91,7 @@ class AttemptSlots:
         return list(kept.values())
 
     async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
-        """Reserve `number` parts of these GPUs, or fewer if they have less left."""
+        """Reserve `number` fractions of these GPUs, or fewer if they do not have enough room."""
         known = list(self.held)
         part = {"GPU": self._spec.bundle["GPU"]}
         soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
@@ -103,8 +104,8 @@ class AttemptSlots:
     async def _acquire_seen(
         self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
     ) -> list[tuple[Slots, str]]:
-        """Reserve `number` slots with a part of a GPU, each in its own placement group. Returns
-        them with their GPUs."""
+        """Reserve `number` slots with a fraction of a GPU, each in its own placement group. Returns
+        the slots with their GPUs."""
         limit_s = max(0.0, deadline - time.monotonic())
         asked = await self.ask([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
         async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
@@ -120,8 +121,8 @@ class AttemptSlots:
         bundle: Mapping[str, float] | None = None,
         roles: Sequence[RoleSlots] = (),
     ) -> list[Slots]:
-        """Reserve slots. bundle: of one slot, if it differs from a worker's. roles: only if the
-        slots are for the whole group."""
+        """Reserve slots. `bundle` is the bundle of a slot, if it differs from a worker's bundle.
+        `roles` must only be given if the slots are for the whole group."""
         spec, asked = self._spec, []
         for part, own in by_bundle(slices, bundle or spec.bundle, roles):
             group = placement_group(
@@ -136,17 +137,17 @@ class AttemptSlots:
             self.held.append(asked[-1])
         deadline = time.monotonic() + timeout_s
         waits = [
-            # Ray truncates this to whole seconds.
+            # Ray truncates the timeout to whole seconds.
             asyncio.to_thread(slots.group.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
             for slots in asked
         ]
         if not all(await asyncio.gather(*waits)):
             num = sum(part.num_workers for part in slices)
-            raise SlotsUnavailable(f"Ray did not give {num} slots within {timeout_s:g} s")
+            raise SlotsUnavailable(f"Ray did not provide {num} slots within {timeout_s:g} s")
         return asked
 
     async def _gpu_of(self, slots: Slots) -> str:
-        """Find out which GPU Ray has chosen for a slot, by an actor in this slot."""
+        """Find out which GPU Ray has chosen for a slot, by starting an actor in the slot."""
         strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
         looks = RankActor.options(  # type: ignore[attr-defined]
             num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
@@ -158,6 +159,6 @@ class AttemptSlots:
             ray.kill(looks)
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
-        """Release slots in which nothing runs."""
+        """Release slots in which nothing is running."""
         await placement_groups.give_back([each.group for each in slots])
         self.held = [each for each in self.held if each not in slots]

@@ -1,7 +1,7 @@
 """The supervisor: one detached actor per attempt, which owns the attempt's slots and processes.
 
-The supervisor holds no slot and runs on control nodes only, because the group ends with it. It
-outlives the service: the training goes on while the service does not poll, and the reports of the
+The supervisor holds no slot, and runs only on control nodes, because the group ends with it. It
+outlives the service: training continues while the service does not poll, and the reports of the
 ranks wait in the spools. It ends when the service acknowledges its last reply.
 """
 
@@ -61,11 +61,13 @@ from ray_workers.supervision.worker_group import WorkerGroup
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Supervisor:
-    """Runs one attempt from acquiring to releasing its slots, and answers polls until it ends."""
+    """Runs one attempt, from acquiring to releasing its slots, and answers polls until it ends."""
 
     def __init__(self, spec: AttemptSpec, rank_actor_code: bytes) -> None:
-        """rank_actor_code: where the service has exported it, see `compat_ray.export_class`."""
-        # Named by its module, because Ray pickles this class by value, with copies of classes.
+        """`rank_actor_code` is where the service has exported the code: see
+        `compat_ray.export_class`."""
+        # Accessed through its module, because Ray pickles this class by value, with copies of
+        # classes.
         compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._spec = spec
         self._pace = pace = MachinePace()
@@ -75,7 +77,8 @@ class Supervisor:
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._started_at: float | None = None
-        """When the slots were reserved, by `time.monotonic`; `max_runtime_s` counts from then."""
+        """When the slots were reserved, by `time.monotonic`. `max_runtime_s` counts from this
+        time."""
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
@@ -103,7 +106,7 @@ class Supervisor:
         return repr_name(spec.job_name, supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
-        """Return the frames after `cursor`, as soon as there are some or the phase changes."""
+        """Return the frames after `cursor` as soon as there are any, or when the phase changes."""
         deadline = time.monotonic() + wait_s
         phase = self._phase
         while True:
@@ -124,7 +127,8 @@ class Supervisor:
         """Return new frames from all nodes, and the nodes that did not answer. Returns early when
         the phase changes.
 
-        wait_s: seconds until the poll's deadline, which answers may exceed by `poll_slack_s`.
+        `wait_s` is the time until the poll's deadline in seconds. Answers can exceed it by up to
+        `poll_slack_s`.
         """
         ended = self._phase is Phase.ENDED
         limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
@@ -144,7 +148,7 @@ class Supervisor:
         await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
-            return SpoolRead({}, False), set(node_ids)  # a read has no effect: it can be repeated
+            return SpoolRead({}, False), set(node_ids)  # reads can simply be repeated
         answers = dict(zip(node_ids, reads.result(), strict=True))
         read = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
         found = {key: chunk for answer in read for key, chunk in answer.data.items()}
@@ -159,8 +163,8 @@ class Supervisor:
         return answer
 
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
-        """Whether the last reports of the ranks on these nodes are given up. If the job is being
-        cancelled, they are."""
+        """Whether to stop waiting for the last reports of the ranks on these nodes. This is always
+        the case if the job is being cancelled."""
         return self._monitor.asked.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
@@ -182,7 +186,7 @@ class Supervisor:
         )
 
     async def carry_out(self, command: Command) -> None:
-        """Carry out a command of the service. A repeated command has no further effect."""
+        """Carry out a command from the service. Repeating a command has no effect."""
         match command:
             case Stop():
                 self._monitor.asked.stop()
@@ -200,7 +204,8 @@ class Supervisor:
                 assert_never(command)
 
     async def acknowledge(self) -> None:
-        """Delete the spools, because the last reply is stored. The caller then ends this actor."""
+        """Delete the spools, because the last reply has been stored. The caller then ends this
+        actor."""
         key, limit_s = (self._spec.job_id, self._spec.attempt), self._timings.drop_limit_s
         drops = [result_within(limit_s, a.drop.remote(*key)) for a in self._agents.values()]
         await asyncio.gather(*drops, return_exceptions=True)
@@ -218,7 +223,7 @@ class Supervisor:
             outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
         except _NodesLeft as error:
             outcome = Outcome.of(Cause.NODE_LOST, str(error))
-        except ForkFailed as error:  # another job may have ended the forkserver
+        except ForkFailed as error:  # another job might have ended the forkserver
             outcome = Outcome.of(Cause.NODE_LOST, _not_started(error))
         except RayActorError as error:
             outcome = Outcome.of(Cause.WORKER_LOST, _not_started(error))
@@ -249,7 +254,7 @@ class Supervisor:
             await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:
-        """Report periodically how the slots and the machines are used."""
+        """Periodically report how the slots and the machines are used."""
         while True:
             await asyncio.sleep(self._timings.ledger_period_s)
             self._system_metrics.ask()
@@ -264,15 +269,15 @@ class Supervisor:
             self._reporter.report(LedgerReport(slot_seconds))
 
     async def _slot_seconds(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
-        """Slot-seconds by category so far. otherwise: the category of time that no process accounts
-        for, if not the monitor's estimate."""
+        """Return the slot-seconds by category so far. `otherwise` is the category for time that no
+        process accounts for, by default the monitor's estimate."""
         observations = await self._monitor.observe()
         self._book_slots()
         return self._ledger.account(observations, otherwise or self._monitor.use)
 
     async def _release(self) -> None:
-        """Release the slots, retrying until it succeeds: an attempt ends only when its slots are
-        free."""
+        """Release the slots, retrying until this succeeds, because an attempt ends only when its
+        slots are free."""
         while True:
             try:
                 return await self._group.release()
@@ -306,7 +311,7 @@ class Supervisor:
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _prepare(self, node_ids: Collection[str]) -> None:
-        """Prepare these nodes for ranks: put the job's code into its directory, and create a
+        """Prepare these nodes for ranks: put the job's code into its directory and create the
         script's folders. Raises CodeUnavailable or CodeUnfetchable."""
         await asyncio.gather(
             self._nodes.put_code(self._spec, node_ids), self._folders.begin(node_ids)
@@ -315,7 +320,7 @@ class Supervisor:
     async def _build(self) -> None:
         if self._without_agent:
             nodes = ", ".join(self._without_agent)
-            raise _NodesLeft(f"no agent of dray answers to its name on {nodes}")
+            raise _NodesLeft(f"dray's agent was not found on {nodes}")
         code = asyncio.ensure_future(self._prepare([p.node_id for p in self._spec.slices]))
         try:
             await self._group.acquire()
@@ -329,16 +334,17 @@ class Supervisor:
         try:
             await self._pace.within(limit_s, self._group.start())
         except TimeoutError:
-            message = f"the group was not up within {limit_s:g} s{self._pace.why()}"
+            message = f"the group did not start within {limit_s:g} s{self._pace.why()}"
             raise ForkFailed(message) from None
         if self._spec.traits.is_script:
-            self._enter(Phase.RUNNING)  # a script need not report steps
+            self._enter(Phase.RUNNING)  # scripts do not have to report steps
         self._system_metrics.ask()
         await self._slot_seconds(TimeCategory.STARTING)
 
 
 class _NodesLeft(Exception):
-    """Nodes left after the scheduler had chosen them; an autoscaler may remove idle nodes."""
+    """Nodes left after the scheduler had chosen them. For example, an autoscaler can remove idle
+    nodes."""
 
 
 def _agent_of(node_id: str) -> Any:
@@ -349,16 +355,16 @@ def _agent_of(node_id: str) -> Any:
 
 
 def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:
-    """The outcome of an attempt whose last reports are lost, which can't be a success.
+    """Return the outcome of an attempt whose last reports are lost, which can't be a success.
 
-    ranks: the ranks, as in the names of their logs, on nodes that did not report.
+    `ranks` are the ranks, as used in the names of their logs, on nodes that did not report.
     """
     lost = {**(outcome.log_lines_lost or {}), **dict.fromkeys(ranks)}
     outcome = replace(outcome, log_lines_lost=lost)
     if outcome.cause is not Cause.SUCCEEDED:
         return outcome
     nodes = "a node" if num_nodes == 1 else f"{num_nodes} nodes"
-    message = f"every rank ended well, but the last reports of {nodes} never came"
+    message = f"every rank succeeded, but the last reports of {nodes} never arrived"
     return replace(outcome, cause=Cause.NODE_LOST, message=message)
 
 

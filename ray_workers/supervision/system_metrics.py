@@ -1,4 +1,4 @@
-"""Passes system metrics from the nodes' observations to the supervisor's reports."""
+"""Forwards system metrics from the nodes' observations to the supervisor's reports."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1
-"""Share of the period by which a sample may be early, because it waits for another call."""
+"""Share of the period by which a sample can be early, because it has to wait for the next call."""
 
 Sample = Mapping[int, Mapping[str, float]]
 """Values by rank and name."""
 
 
 def boot_time() -> float:
-    """Seconds since the boot. This clock can't be set, and runs while the machine sleeps."""
+    """Return the seconds since boot. This clock can't be set, and keeps running while the machine
+    is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SystemMetricsReporter:
     """The samples of one attempt.
 
-    A sample makes no separate call: the next observation of the ranks includes it. Times increase
-    from sample to sample, even if the node's clock is set back.
+    Samples do not need separate calls: they are included in the next observation of the ranks.
+    Their times always increase, even if the node's clock is set back.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class SystemMetricsReporter:
         clock: Callable[[], float] = boot_time,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """period_s: seconds between two samples; None for no samples."""
+        """`period_s` is the number of seconds between samples; None disables them."""
         self._reporter = reporter
         self._period_s = period_s
         self._clock = clock
@@ -43,7 +44,7 @@ class SystemMetricsReporter:
         self._is_wanted = False
 
     def ask(self) -> None:
-        """Include a sample in the next observation, if one is due."""
+        """Request a sample with the next observation, if one is due."""
         if self._period_s is None:
             return
         now = self._clock()
@@ -53,12 +54,13 @@ class SystemMetricsReporter:
             self._is_wanted = True
 
     def take_wish(self) -> bool:
-        """Whether the next observation must include a sample. Resets the request."""
+        """Return whether a sample was requested with the next observation, and reset the
+        request."""
         is_wanted, self._is_wanted = self._is_wanted, False
         return is_wanted
 
     def report(self, samples: Iterable[Sample]) -> None:
-        """Report the nodes' samples; nothing if no rank runs."""
+        """Report the nodes' samples, if any ranks are running."""
         alike: dict[tuple[str, ...], dict[int, Mapping[str, float]]] = {}
         for sample in samples:
             for rank, values in sample.items():

@@ -1,7 +1,7 @@
 """The worker group: the slots, rank actors and training processes of one attempt.
 
 Each resource is recorded as soon as it exists, and resources are released in reverse order, so that
-the same code releases partly built groups and whole groups.
+the same code can release both complete and partially built groups.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from ray_workers.supervision.slots import AttemptSlots, Slots
 
 @dataclass
 class Member:
-    """One worker: its slot, the actor that holds the slot, and the process in it now."""
+    """A worker: its slot, the actor that holds the slot, and the current process in it."""
 
     seat: int
-    """The worker's number for the whole attempt; no other member ever has it."""
+    """The worker's number for the whole attempt, which is never reused."""
     rank: int
-    """The worker's present number in the group; there are no gaps."""
+    """The worker's current number in the group. Ranks have no gaps."""
     local_rank: int
     node_rank: int
     slots: Slots
     bundle: int
-    """The index of the worker's bundle in its placement group."""
+    """Index of the worker's bundle in its placement group."""
     local_world_size: int
     actor: Any
     incarnation: int = 0
-    """The rendezvous round for which its process was started."""
+    """The rendezvous round for which the process was started."""
     is_placed: bool = True
-    """Whether the worker has a rank in the group; a newcomer gets one when it is ready."""
+    """Whether the worker has a rank in the group. A newcomer gets a rank when it is ready."""
     exit: asyncio.Future[RankExit] | None = None
-    """Done when the end of the process is observed or the actor is lost."""
+    """Completes when the end of the process is observed or the actor is lost."""
 
     @property
     def node_id(self) -> str:
@@ -75,13 +75,13 @@ class Member:
 
     @property
     def end(self) -> RankExit:
-        """The end of its process, with the present rank."""
+        """The end of its process, with its current rank."""
         assert self.exit is not None, "it never ran"
         return replace(self.exit.result(), rank=self.rank)
 
 
 class WorkerGroup:
-    """The slots, actors and processes that one supervisor owns."""
+    """The slots, actors and processes owned by one supervisor."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class WorkerGroup:
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
         self.members: list[Member] = []
         self._going: list[Member] = []
-        """Members that have left the group, and whose slots are not released yet."""
+        """Members that have left the group but whose slots have not been released yet."""
         self.log_lines_lost: dict[int, int | None] = {}
         """See `Outcome.log_lines_lost`."""
 
     @property
     def slots(self) -> list[Slots]:
-        """All slots that the attempt holds or has requested."""
+        """All slots that the attempt has requested or holds."""
         return self._slots.held
 
     async def acquire(self) -> None:
-        """Reserve all slots. Raises SlotsUnavailable if that fails; `release` then releases the
-        reserved slots."""
+        """Reserve all slots. Raises SlotsUnavailable if that fails; call `release` to release the
+        slots that were reserved."""
         await self._slots.acquire()
 
     async def start(self) -> None:
@@ -131,7 +131,7 @@ class WorkerGroup:
         await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
 
     async def _start_store(self) -> tuple[int, bytes]:
-        """Start the store. Returns the port and the secret of its proxy."""
+        """Start the store, and return the port and the secret of its proxy."""
         spec, node_id = self._spec, self._own_node_id
         path = paths.socket_path(spec.deployment_id, node_id)
         task = {"job_id": spec.job_id, "attempt": spec.attempt, "rank": -1}
@@ -152,8 +152,8 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> list[Slots]:
-        """The slots in the order of their ranks. Ranks of a node are consecutive, except for silos
-        and roles with their own resources, whose ranks follow the order of the slices."""
+        """Return the slots in rank order. Ranks on a node are consecutive, except for silos and
+        roles with their own resources, whose ranks follow the order of the slices."""
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return self.slots
         by_node: dict[str, list[Slots]] = {}
@@ -162,7 +162,7 @@ class WorkerGroup:
         return [slots for of_node in by_node.values() for slots in of_node]
 
     def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
-        """Create a member for each of these slots. Local ranks and node ranks count only these."""
+        """Create a member for each of these slots. Local and node ranks count only these slots."""
         sizes = Counter[str]()
         for slots in of_group:
             sizes[slots.part.node_id] += slots.part.num_workers
@@ -198,13 +198,13 @@ class WorkerGroup:
 
     async def _start_process(self, member: Member, round_number: int) -> None:
         """Fork a process for the member. After the first round, the process gets its rank later,
-        unless it is in no group."""
+        unless it is not part of a group."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:
             await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
         except BaseException:
-            # It is unknown whether a process runs, so another process needs another actor.
+            # It is unknown whether a process is running, so the next process needs another actor.
             member.exit = asyncio.get_running_loop().create_future()
             member.exit.set_result(RankExit.of(member.rank, None))
             raise
@@ -214,7 +214,7 @@ class WorkerGroup:
         spec = self._spec
         place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
         has_place = member.incarnation == 0 or member.seat in self._spec.traits.restarted_alone
-        stream = "metrics" if has_place else "early"  # the stream of a rank begins with its rank
+        stream = "metrics" if has_place else "early"  # the stream of a rank starts with its rank
         key = spool_reader.spool_key(member.seat, member.incarnation, stream)
         seat = Seat(
             rank=member.seat,
@@ -249,12 +249,12 @@ class WorkerGroup:
 
     @property
     def placed(self) -> list[Member]:
-        """The members that have a rank in the group, by rank."""
+        """The members that have a rank in the group, sorted by rank."""
         return sorted((m for m in self.members if m.is_placed), key=lambda member: member.rank)
 
     @property
     def running(self) -> list[Member]:
-        """The placed members whose process runs."""
+        """The placed members whose process is running."""
         return [member for member in self.placed if member.is_running]
 
     @property
@@ -262,21 +262,21 @@ class WorkerGroup:
         return sum(slots.part.num_workers for slots in self.slots)
 
     def ended(self) -> list[RankExit]:
-        """The ends of ranks whose newest process has ended."""
+        """Return the ends of the ranks whose latest process has ended."""
         return [member.end for member in self.placed if not member.is_running]
 
     async def replace(self, members: Sequence[Member], round_number: int) -> None:
-        """Start another process for each of these members, after ending a process that still runs.
+        """Replace the processes of these members, ending any that are still running.
 
-        A member whose actor is gone, too, or did not start a process, gets another actor in the
-        same slot. Raises RayActorError or ForkFailed if a member can't be replaced.
+        If the actor of a member is gone too, or did not start a process, the member gets another
+        actor in the same slot. Raises RayActorError or ForkFailed if a member can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
             if member.is_running and member.exit is not None:
                 await _end_actors([member])
                 await member.exit
-            # A process that never joined the round has left files with its number.
+            # A process that never joined the round has left files with this number.
             number = max(round_number, member.incarnation + 1)
             if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
@@ -287,9 +287,10 @@ class WorkerGroup:
         await asyncio.gather(*map(replace_one, members))
 
     async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
-        """Reserve more slots, and start a process without a rank in each.
+        """Reserve more slots, and start a process without a rank in each of them.
 
-        Raises SlotsUnavailable, RayActorError or ForkFailed; the slots are then released.
+        If this fails, the slots are released, and SlotsUnavailable, RayActorError or ForkFailed is
+        raised.
         """
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
@@ -322,7 +323,7 @@ class WorkerGroup:
     async def give_back(self, slots: Sequence[Slots]) -> None:
         """End the processes in these slots, and release the slots once the processes have ended. If
         processes do not end in time, the attempt keeps their slots (`is_going`) until
-        `give_back_rest`, or `release` at the end."""
+        `give_back_rest`, or until `release` at the end."""
         going = [member for member in self.members if member.slots in slots]
         self.members = [member for member in self.members if member not in going]
         for each in slots:
@@ -332,8 +333,8 @@ class WorkerGroup:
         await self.give_back_rest()
 
     async def give_back_rest(self) -> bool:
-        """Release the slots that are going and in which no process runs. Returns whether there were
-        any."""
+        """Release the slots that are marked as going and in which no process is running. Returns
+        whether there were any."""
         slots = [each for each in self.slots if each.is_going]
         going = self._going
         nodes, seats = {member.node_id for member in going}, [member.seat for member in going]
@@ -349,8 +350,8 @@ class WorkerGroup:
     async def announce(
         self, round_number: int, members: Sequence[Member], batch_size: int | None
     ) -> None:
-        """Announce the next round to its members, in the order of their ranks. batch_size: the
-        global batch size, if the service has chosen one."""
+        """Announce the next round to its members, given in rank order. `batch_size` is the global
+        batch size, if the service has chosen one."""
         for rank, member in enumerate(members):
             member.rank = rank
         limit_s = self._pace.stretched(self._timings.announce_limit_s)
@@ -363,13 +364,13 @@ class WorkerGroup:
             )
             for member in members
         )
-        # A member that ends meanwhile, or does not answer, is the next loss.
+        # A member that ends in the meantime or does not answer is handled as the next loss.
         await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
-        """Have rank 0 save a checkpoint and end, after which the others can't go on.
+        """Ask rank 0 to save a checkpoint and end, after which the others can't continue.
 
-        Each process of a script gets a SIGTERM instead.
+        Processes of a script get SIGTERM instead.
         """
         if self._spec.traits.is_script:
             for member in self.running:
@@ -384,28 +385,28 @@ class WorkerGroup:
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def stop_processes(self) -> None:
-        """End every training process. Returns when all have ended. A rank actor that does not
-        observe the end in time is ended, and `release` ends its process."""
+        """End all training processes, and return when they have ended. If a rank actor does not
+        observe the end in time, the actor is ended, and `release` ends its process."""
         grace_s = self._timings.stop_grace_s
         running = [member for member in self.members if member.is_running]
         for member in running:
-            member.actor.stop.remote(grace_s)  # not awaited: the call ends with its actor
+            member.actor.stop.remote(grace_s)  # not awaited, because the call ends with its actor
         if running:
             limit_s = grace_s + self._timings.kill_limit_s
             await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)
             await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
-        """Return once the rendezvous store has answered. Raises OSError if it does not listen."""
+        """Wait for an answer from the rendezvous store. Raises OSError if it is not listening."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
-        """Kill the rendezvous store; `store_is_lost` returns then."""
+        """Kill the rendezvous store, which makes `store_is_lost` return."""
         assert self._store is not None
         self._store.signal(signal.SIGKILL)
 
     async def store_is_lost(self) -> Outcome:
-        """Return the outcome once the rendezvous store has ended, which only a fault causes."""
+        """Return an outcome once the rendezvous store has ended, which only a fault can cause."""
         assert self._store is not None
         if await self._store.wait() is None:
             message = "the forkserver of the rendezvous store's node ended, and the store with it"
@@ -415,11 +416,12 @@ class WorkerGroup:
     async def release(self) -> None:
         """Release everything. Returns when the processes have ended and the slots are free.
 
-        The node's agent keeps slots whose processes can't be ended (`quarantine`). May be repeated
-        after a failure. The slots are released last, because others get them immediately.
+        The node's agent keeps slots whose processes can't be ended (`quarantine`). This method can
+        be repeated after a failure. The slots are released last, because other jobs can get them
+        immediately.
         """
         if not self._slots.num_ever:
-            return  # no process runs without a slot
+            return  # without a slot, there are no processes
         for member in self.members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)
@@ -436,7 +438,8 @@ class WorkerGroup:
 
 
 async def _end_actors(members: Sequence[Member]) -> None:
-    """End rank actors, which may be stopped. Errors are only logged, since a node may be gone."""
+    """End rank actors, even if they are stopped. Errors are only logged, since a node might be
+    gone."""
     ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
     for error in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""Committed checkpoints: rows in SQL, and files in the storage, whose reports may be lost."""
+"""Committed checkpoints: rows in SQL, and files in the storage, whose reports can get lost."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from service.domain.errors import CheckpointNotFound
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
-"""The last file of a checkpoint, which commits it (`ray_workers.training.checkpoint`)."""
+"""The file that is written last, which commits the checkpoint
+(`ray_workers.training.checkpoint`)."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""Errors that reading a malformed manifest may raise."""
+"""Errors that reading a malformed manifest can raise."""
 MAX_FOUND = 100
-"""The number of an attempt's newest checkpoints that `committed` considers."""
+"""Maximum number of an attempt's checkpoints that `committed` considers, newest first."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
-    """The steps done when the attempt began to train; None if it never did.
+    """Return the number of steps done when the attempt began to train; None if it never did.
 
-    A script that does not report a resumed step is assumed to begin just before its first metric.
+    A script that does not report the step it resumed from is assumed to begin just before its first
+    metric.
     """
     if attempt.resume_step is not None:
         return attempt.resume_step
@@ -42,26 +44,27 @@ def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
 
 
 def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """The job's checkpoints, newest first, except steps that a later attempt trained again."""
+    """Return the job's checkpoints, newest first, except for steps that a later attempt
+    repeated."""
     rows = repository.of_job(session, job_id)
     ends = last_steps({row.attempt: began_at_step(row) for row in rows})
     return [row for row in repository.checkpoints(session, job_id) if row.step <= ends[row.attempt]]
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
-    """The job's `counting_checkpoints`, and the best of them by the job's metric, if any."""
+    """Return the job's `counting_checkpoints`, and the best of them by the job's metric, if any."""
     rows = counting_checkpoints(session, job.id)
     return rows, best(rows, best_metric(job))
 
 
 def best_metric(job: JobRow) -> str | None:
-    """The metric that determines the job's best checkpoint."""
+    """Return the metric that determines the job's best checkpoint."""
     metric: str | None = (job.spec.get("checkpoint") or {}).get("best")
     return metric
 
 
 def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
-    """The checkpoint with the best value of the metric, the oldest among equals, if any."""
+    """Return the checkpoint with the best value of the metric, if any; in a tie, the oldest."""
     measured = [
         (row, value)
         for row in rows
@@ -74,28 +77,29 @@ def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | N
 
 
 def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
-    """The newest attempt's checkpoint of this step. Raises CheckpointNotFound if none counts."""
+    """Return the newest attempt's checkpoint at this step. Raise CheckpointNotFound if there is
+    none."""
     rows = counting_checkpoints(session, job_id)
     for row in rows:
         if row.step == step:
             return row
     steps = ", ".join(str(row.step) for row in rows[:10])
     raise CheckpointNotFound(
-        f"the job {job_id} has no checkpoint of step {step}",
-        hint=f"it has checkpoints of steps {steps}" if steps else "it has no checkpoints",
+        f"the job {job_id} has no checkpoint at step {step}",
+        hint=f"it has checkpoints at steps {steps}" if steps else "it has no checkpoints",
     )
 
 
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
-    """List the checkpoint's files by its manifest, and the manifest itself. Blocking.
+    """List the files named in the checkpoint's manifest, and the manifest itself. Blocking.
 
-    Raises CheckpointNotFound if the manifest is missing or was changed after the commit. The
-    manifest's paths are checked, because a process with a user's code wrote it.
+    Raise CheckpointNotFound if the manifest is missing or was changed after the commit. The
+    manifest's paths are checked, because it was written by a process that runs user code.
     """
     try:
         text = storage.read_bytes(f"{storage.key_of(row.url)}/{MANIFEST}")
     except (BadKey, FileNotFoundError):
-        raise _broken(row, "its manifest is missing in the storage") from None
+        raise _broken(row, "its manifest is missing from the storage") from None
     if hashlib.sha256(text).hexdigest() != row.manifest_sha256:
         raise _broken(row, "its manifest was changed after the commit")
     try:
@@ -109,7 +113,8 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
 
 
 def files_of(manifest: Any) -> list[views.CheckpointFile]:
-    """The files that a manifest lists. Raises one of `MALFORMED` if it has another form."""
+    """Return the files that a manifest lists. Raise one of `MALFORMED` if the manifest is
+    malformed."""
     return [
         views.CheckpointFile(
             path=check_file_name(entry["path"]),
@@ -121,7 +126,8 @@ def files_of(manifest: Any) -> list[views.CheckpointFile]:
 
 
 def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.CheckpointFile, str]:
-    """A file of the checkpoint, and its key. Raises CheckpointNotFound if the file is missing."""
+    """Return a file of the checkpoint and its key. Raise CheckpointNotFound if the file is
+    missing."""
     for file in files(storage, row):
         if file.path == path:
             key = f"{storage.key_of(row.url)}/{path}"
@@ -133,22 +139,22 @@ def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.Check
                 raise _broken(row, f"its file {path!r} was deleted or changed after the commit")
             return file, key
     raise CheckpointNotFound(
-        f"the checkpoint of step {row.step} has no file {path!r}",
-        hint="its list of files has their paths",
+        f"the checkpoint at step {row.step} has no file {path!r}",
+        hint="list the checkpoint's files to see their paths",
     )
 
 
 def _broken(row: CheckpointRow, why: str) -> CheckpointNotFound:
     return CheckpointNotFound(
-        f"the checkpoint of step {row.step} of the job {row.job_id} can't be read: {why}"
+        f"the checkpoint of job {row.job_id} at step {row.step} can't be read: {why}"
     )
 
 
 def committed(storage: Storage, job_id: str, attempt: int) -> Iterator[Frame]:
-    """Yield a report of each committed checkpoint, newest first, equal to its rank's report.
+    """Yield a report of each committed checkpoint, newest first, identical to its rank's report.
 
-    Blocking. Raises StorageUnavailable. A checkpoint counts if its manifest has its step, and every
-    file has the size in the manifest; ranks that load it compare the hashes.
+    Blocking. Raise StorageUnavailable. A checkpoint counts if its manifest names the same step and
+    every file has the size in the manifest. Ranks compare the hashes when they load it.
     """
     base = f"{attempt_prefix(job_id, attempt)}/checkpoints"
     folders = [name for name in storage.names(base) if name.startswith("step-")]

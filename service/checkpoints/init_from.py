@@ -1,9 +1,9 @@
-"""The checkpoint of another job, named by `init_from`, from which a job starts.
+"""Starting a job from another job's checkpoint (`init_from`).
 
 The checkpoint is chosen when the job is submitted, so that it does not depend on how long the job
-waits. The other job can't be deleted before this job has ended. But the other job may delete the
-checkpoint itself (`checkpoint.keep`); then its newest or best checkpoint at that time is used. If
-`init_from` names a step, the ranks report that this checkpoint is gone.
+waits. The other job can't be deleted before this job has ended, but it may itself delete the
+checkpoint (`checkpoint.keep`). In that case its newest or best checkpoint at that time is used, or,
+if `init_from` names a step, the ranks report that the checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TAKE_WEIGHTS = "set init_from.take to weights"
 
 @dataclass(frozen=True)
 class InitFromCheckpoint:
-    """A checkpoint of another job, in the form stored in a job's row."""
+    """A checkpoint of another job, as stored in a job's row."""
 
     job: str
     wanted: Wanted
@@ -47,10 +47,11 @@ class InitFromCheckpoint:
 def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
     """Return the checkpoint that `init_from` names; None if the document has no `init_from`.
 
-    The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
+    The other job stays locked until the transaction ends, so that it can't be deleted in the
+    meantime.
 
-    Raises InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
-    show that it does not fit.
+    Raise InitFromNotFound if the checkpoint does not exist, and InitFromDiffers if the documents
+    show that the checkpoint does not fit.
     """
     asked = spec.init_from
     if asked is None:
@@ -70,7 +71,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
 
 
 def current(session: Session, job: JobRow) -> CheckpointRef | None:
-    """The checkpoint from which an attempt starts if the job has no checkpoint of its own."""
+    """Return the checkpoint from which an attempt starts if the job has none of its own yet."""
     if job.init_from is None:
         return None
     origin = InitFromCheckpoint(**job.init_from)
@@ -85,7 +86,7 @@ def current(session: Session, job: JobRow) -> CheckpointRef | None:
 
 
 def refuse_if_needed(session: Session, job_id: str) -> None:
-    """Raise CheckpointInUse if a job that has not ended starts from a checkpoint of this job."""
+    """Raise CheckpointInUse if an unfinished job starts from a checkpoint of this job."""
     users = repository.starting_from(session, job_id)
     if not users:
         return
@@ -100,7 +101,7 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
 
 
 def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
-    """Raise InitFromDiffers unless `spec` can start from this job's state after this step."""
+    """Raise InitFromDiffers unless `spec` can start from the source job's state after this step."""
     assert spec.init_from is not None
     is_whole = spec.init_from.take == "everything"
     try:
@@ -123,7 +124,7 @@ def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
     found = continuing.difference(before, step, spec) if is_whole else None
     if found is not None:
         raise InitFromDiffers(
-            f"can't continue from the whole state of {source.id}: {found.pointer} {found.why}",
+            f"can't continue from the full state of {source.id}: {found.pointer} {found.why}",
             pointer=found.pointer,
             hint=f"change it, or {_TAKE_WEIGHTS}",
         )
@@ -149,6 +150,6 @@ def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotF
         message = f"the job {job.id} has no best checkpoint: {why}"
         hint = f"use latest, or one of the steps {steps}"
     else:
-        message = f"the job {job.id} has no checkpoint of step {wanted}"
-        hint = f"it has checkpoints of steps {steps}"
+        message = f"the job {job.id} has no checkpoint at step {wanted}"
+        hint = f"it has checkpoints at steps {steps}"
     return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

@@ -1,7 +1,7 @@
-"""The port to the cluster: the requests that the service makes, independent of Ray.
+"""The port to the cluster: the interface that the service uses, independent of Ray.
 
-`service.cluster.ray.gateway.GatewayCluster`, which talks to Ray through a child process, passes the
-same conformance suite as the fake and the simulated cluster of the tests (`tests/contract`).
+`service.cluster.ray.gateway.GatewayCluster`, which communicates with Ray through a child process,
+passes the same conformance suite as the tests' fake and simulated clusters (`tests/contract`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ray_workers.shared.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
-    """The cluster can't be reached now; try again later. The request may still have arrived."""
+    """Raised if the cluster currently can't be reached; try again later. The request may still have
+    arrived."""
 
 
 @dataclass(frozen=True)
@@ -30,38 +31,40 @@ class ClusterNode:
     resources: Mapping[str, float]
     """All resources of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
-    """The part of the resources that no job holds, neither ours nor others'."""
+    """The resources that nothing holds, neither our jobs nor other programs."""
     accepted: bool
     problem: str | None
-    """Why the node may not carry ranks."""
+    """Why ranks can't run on the node."""
     full: str | None
-    """Why the node can't write reports and temporary files; it may still carry ranks."""
+    """Why the node can't write reports and temporary files. Ranks can still run on it."""
     quarantined: tuple[Quarantined, ...] | None
-    """Slots of ended attempts that are not clean, and so not available. None before the node has
-    reported."""
+    """Slots of ended attempts that are not clean and therefore not available. None before the node
+    has reported."""
     drained_by: float | None
-    """Unix time when the node leaves, `math.inf` if the time is unknown; None if it stays. A node
-    that leaves is not accepted."""
+    """Unix time at which the node will leave, `math.inf` if the time is unknown, None if it won't
+    leave. A node that will leave is not accepted."""
     labels: Mapping[str, str]
-    """Ray's labels of the node, such as `ray.io/market-type`, without the label of its id."""
+    """The node's Ray labels, such as `ray.io/market-type`, without the label with its id."""
     is_starting: bool
-    """Whether the node is not accepted yet only because it is starting."""
+    """Whether the only reason why the node is not accepted is that it is starting."""
     is_released: bool
-    """Whether dray's processes were removed by `Cluster.request_nodes`; not accepted meanwhile."""
+    """Whether `Cluster.request_nodes` has removed dray's processes from the node. Such a node is
+    not accepted."""
     is_never_released: bool
-    """Whether it is the head, which Ray never ends, or a control node, where supervisors run."""
+    """Whether the node is the head, which Ray never removes, or a control node, on which
+    supervisors run."""
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The cluster at one moment."""
+    """The state of the cluster at one time."""
 
     session: str
-    """Changes when the cluster is restarted: no process of an older session is alive."""
+    """Changes when the cluster is restarted. No process of an earlier session is alive."""
     address: str
     dashboard_url: str | None
     shared: bool
-    """Whether others may use the cluster, so that free slots may disappear."""
+    """Whether others can use the cluster, so that free slots can disappear."""
     nodes: tuple[ClusterNode, ...]
 
 
@@ -76,25 +79,26 @@ class AttemptRef:
 
 
 class Cluster(Protocol):
-    """The cluster for the scheduler and the reconciler. Methods may raise ClusterUnavailable."""
+    """The cluster as seen by the scheduler and the reconciler. All methods can raise
+    ClusterUnavailable."""
 
     async def start(self) -> None:
         """Begin to connect, without waiting for the connection."""
 
     async def stop(self) -> None:
-        """Disconnect from the cluster. Its attempts go on, unless the cluster is embedded."""
+        """Disconnect from the cluster. Its attempts continue, unless the cluster is embedded."""
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Return the nodes and their resources, and prepare new nodes to carry ranks."""
+        """Return the nodes and their resources, and prepare new nodes for running ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Start an attempt. If the answer is lost, the attempt is ended, never launched again.
+        """Start an attempt. If the answer is lost, the attempt is ended and never launched again.
 
-        A launch after `give_up` is refused: the next attempt may run by then.
+        A launch after `give_up` is refused, because the next attempt may already be running.
         """
 
     async def give_up(self, ref: AttemptRef) -> None:
-        """Prevent the launch of the attempt from now on. An attempt that was launched is not
+        """Prevent any later launch of the attempt. An attempt that has already been launched is not
         affected. Idempotent."""
 
     async def poll(
@@ -102,40 +106,42 @@ class Cluster(Protocol):
     ) -> PollReply:
         """Return the reports of an attempt after `cursor`.
 
-        If its supervisor is gone, return the frames that its spools still hold, and an outcome once
-        all of its processes are known to be dead.
+        If the supervisor is gone, return the frames that remain in the attempt's spools, and an
+        outcome once all of its processes are known to be dead.
         """
 
     async def send(self, ref: AttemptRef, command: Command) -> None:
-        """Send a command to an attempt; does nothing if its supervisor is gone. `poll` reports the
-        effects. Idempotent: commands with the same `name` are one command."""
+        """Send a command to an attempt. Does nothing if its supervisor is gone. `poll` reports the
+        effects. Idempotent: commands with the same `name` count as one command."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
-        """Forget the attempt, whose outcome is stored. Idempotent."""
+        """Forget an attempt whose outcome is stored. Idempotent."""
 
     async def attempts(self) -> list[AttemptRef]:
-        """Return every attempt of this deployment that the cluster still knows."""
+        """Return all attempts of this deployment that the cluster still knows."""
 
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
-        """Request a cluster from Ray's autoscaler that could hold all these bundles while empty.
+        """Request from Ray's autoscaler a cluster that could hold all these bundles if it were
+        empty.
 
-        Each bundle has a count, and fits only nodes with its labels. Without bundles, Ray
-        chooses the size. The call also ends dray's own processes on the released nodes, since Ray
-        would never consider these idle; a node that a later call does not name gets them again.
-        Idempotent.
+        Each bundle has a count, and only fits on nodes with its labels. Without bundles, Ray
+        chooses the size. The call also ends dray's own processes on the released nodes, because Ray
+        would otherwise never consider these nodes idle. A node that is not released in a later call
+        gets the processes again. Idempotent.
         """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
-        """Return a node's progress with the needs of a job, and begin if necessary. Idempotent."""
+        """Return a node's progress in preparing the needs of a job, and start the preparation if
+        necessary. Idempotent."""
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
-        """End the preparation of these needs on a node unless others need it: no job of their owner
-        waits for it any more. Idempotent."""
+        """Stop preparing these needs on a node, because no job of their owner waits for them any
+        more, unless others need them. Idempotent."""
 
     async def kept_jobs(self) -> list[str]:
-        """Return the jobs that have a working directory on a node."""
+        """Return the jobs that have a working directory on some node."""
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
         """Delete the working directories of these deleted jobs on every node that answers.

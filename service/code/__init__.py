@@ -1,1 +1,1 @@
-"""The code of jobs: uploads, stored in parts by their hash, separately for each owner."""
+"""Uploaded code of jobs, which is stored in parts by hash, separately for each owner."""

@@ -13,13 +13,13 @@ from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
 LARGEST_PARSED_BYTES = 256 << 10
-"""The largest file to parse: parsing takes 2 s per MiB, and blocks the whole process."""
+"""Maximum size of a file to parse. Parsing takes 2 s per MiB, and blocks the whole process."""
 SHOWN = 10
-"""The most files that an error names."""
+"""Maximum number of files that an error names."""
 
 
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
-    """The reason why a script can't run, or None; also None if it has no uploaded code."""
+    """Return the reason why a script can't run; None if it can, or has no uploaded code."""
     if script is None or not isinstance(script.code, str):
         return None  # the nodes check other code themselves
     try:
@@ -47,7 +47,8 @@ async def _why_program_unfit(
     pointer: str,
     framework: Framework,
 ) -> CodeUnfit | None:
-    """pointer: the field that names the program."""
+    """Return the reason why the program can't run. `pointer` is the field that names the
+    program."""
     path = posixpath.normpath(entrypoint)
     file = next((file for file in files if file.path == path), None)
     if file is None or ".." in entrypoint.split("/"):  # `a/../b` needs a folder `a`
@@ -73,13 +74,14 @@ async def _why_program_unfit(
 
 
 def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
-    """The error of a job with code that its owner did not upload."""
+    """Return the error for a job with code that its owner has not uploaded."""
     missing = code_not_found(identity)
     return CodeUnfit(missing.message, pointer=pointer, hint=missing.hint)
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
-    """The reason why the module can't be run, or None; it may be in a package on the nodes."""
+    """Return the reason why the module can't be run, or None. The module may also be in a package
+    on the nodes."""
     paths = {file.path for file in files}
     top = module.split(".")[0]
     if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):
@@ -102,7 +104,7 @@ def what_there_is(files: Sequence[StoredFile]) -> str:
 
 
 def _imports_mpi4py(source: bytes) -> int | None:
-    """The line of the program's top level that imports mpi4py; None if there is none."""
+    """Return the number of the top-level line that imports mpi4py; None if there is none."""
     for statement in ast.parse(source).body:
         match statement:
             case ast.Import(names=names) if any(n.name.split(".")[0] == "mpi4py" for n in names):
@@ -113,7 +115,7 @@ def _imports_mpi4py(source: bytes) -> int | None:
 
 
 def syntax_fault(source: bytes) -> str | None:
-    """The line and message of a Python file's first syntax error; None if there is none."""
+    """Return the line and message of a Python file's first syntax error; None if there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -123,5 +125,5 @@ def syntax_fault(source: bytes) -> str | None:
     except ValueError as error:  # a NUL byte
         return str(error)
     except (RecursionError, MemoryError):
-        return None  # too deep to parse here: the worker reports an error, if any
+        return None  # nested too deeply to parse here: the worker reports any error
     return None

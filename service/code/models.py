@@ -22,16 +22,17 @@ WHERE = "/model/import"
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """The reason why `model.import` can't be trained, or None; it may be in a package on nodes."""
+    """Return the reason why `model.import` can't be trained, or None. The model may also be in a
+    package on the nodes."""
     model = spec.model
     if not isinstance(model, Imported):
         return None
     if not storage_url.startswith("file:"):
         return CodeUnfit(
-            "a model of your own needs storage that is a folder: its ranks run your code, so they "
-            "get no credentials of the node, but the recipe writes checkpoints in its ranks",
+            "your own model needs storage in a folder: its ranks run your code, so they don't "
+            "get the node's credentials, but the recipe's ranks write the checkpoints",
             pointer=WHERE,
-            hint="train it with a script: dray.train passes its files to a process of dray",
+            hint="train it with a script: dray.train passes files to one of dray's own processes",
         )
     if model.code is None:
         return None
@@ -58,12 +59,12 @@ async def why_unfit(
         return None
     shown = ", ".join(sorted(names)[:10]) or "nothing"
     return CodeUnfit(
-        f"{file.path} defines no {model.attribute}", pointer=WHERE, hint=f"it defines {shown}"
+        f"{file.path} does not define {model.attribute}", pointer=WHERE, hint=f"it defines {shown}"
     )
 
 
 def _names_of(source: bytes) -> set[str] | None:
-    """The names defined at the top level of a module; None if other code may define more names."""
+    """Return the names defined at the top level of a module; None if other code may define more."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -85,7 +86,7 @@ def _names_of(source: bytes) -> set[str] | None:
                 found |= set(_bound(target))
             case ast.Expr(value=ast.Constant()):
                 pass
-            case _:  # a condition, a loop, a call: it may define anything
+            case _:  # a condition, a loop, a call: can define anything
                 return None
     return found
 

@@ -1,7 +1,7 @@
-"""Use cases of uploads: describe code, send missing parts, read code.
+"""Use cases for uploads: describe code, send missing parts, read code.
 
-The parts of one request become one object in the storage, a pack. Once every part is stored, a
-description with the parts' locations is written next to the packs. Then jobs can use the code.
+The parts of one request are stored as one object, a pack. Once every part is stored, a description
+with the parts' locations is written next to the packs, and jobs can use the code.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from service.storage.storage import Storage, in_storage_thread
 logger = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=1)
-"""How long unused parts and code are kept, because an upload may be in progress."""
+"""How long unused parts and code are kept, since an upload may be in progress."""
 PACKS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of code in the storage."""
+    """A code file in the storage."""
 
     path: str
     size_bytes: int
@@ -56,7 +56,8 @@ class StoredFile:
 
 
 class CodeUploads:
-    """The use cases. Owners can't see each other's parts, not even whether a part exists."""
+    """Use cases for uploads. Owners can't see each other's parts, not even whether a part
+    exists."""
 
     def __init__(
         self,
@@ -72,10 +73,10 @@ class CodeUploads:
         self._clock = clock or database.clock
 
     async def describe(self, files: Sequence[FileEntry], owner: str) -> views.Code:
-        """Describe code, and return it with the parts that are still to be sent.
+        """Describe code, and return it with the list of parts that are missing.
 
-        If no part is missing, the code is complete. Repeating this is harmless. Raises BadUpload
-        for an invalid path or size, UploadTooLarge, and QuotaExceeded while the storage is full.
+        If no part is missing, the code is complete. Idempotent. Raise BadUpload for an invalid path
+        or size, UploadTooLarge, and QuotaExceeded if the storage is full.
         """
         total = self._check(files)
         identity = code_id(files)
@@ -122,7 +123,7 @@ class CodeUploads:
             total += file.size_bytes
         if total > self._limit_bytes:
             raise UploadTooLarge(
-                f"the files have {total} bytes in total, more than {self._limit_bytes}",
+                f"the files total {total} bytes, more than {self._limit_bytes}",
                 hint="exclude data with .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
             )
         if (two := collision_in(file.path for file in files)) is not None:
@@ -138,7 +139,8 @@ class CodeUploads:
         places: Mapping[str, PartPlace],
         now: datetime,
     ) -> CodeRow | None:
-        """Write the description of stored parts. Returns None if a part was deleted meanwhile."""
+        """Write the description of stored parts. Return None if a part has been deleted in the
+        meantime."""
         for number, file in enumerate(files):
             for index, part in enumerate(file.parts):
                 if places[part].size_bytes != part_size(file.size_bytes, index):
@@ -147,7 +149,8 @@ class CodeUploads:
                         pointer=f"/files/{number}/size_bytes",
                     )
         text = _description(files, places)
-        # A unique name: deleting older code with this identity must not delete this description.
+        # The name is unique, so that deleting older code with this id doesn't delete this
+        # description.
         key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
         await self._write_object(key, text, owner, now)
         row = CodeRow(
@@ -163,7 +166,7 @@ class CodeUploads:
         packs = {place.pack for place in places.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
-            # Use the present time: the description may have taken long to write.
+            # Use the current time, since writing the description may have taken long.
             if repository.renew(session, packs, self._clock()) != packs:
                 return None
             return repository.insert_code(session, row, packs)
@@ -171,16 +174,16 @@ class CodeUploads:
         return await self._database.write(store)
 
     async def _write_object(self, key: str, content: bytes, owner: str, now: datetime) -> None:
-        """Write an object, which is deleted later if it stays unused."""
+        """Write an object. It is deleted later if it stays unused."""
         await self._database.write(
             lambda session: repository.insert_pack(session, key, owner, len(content), now)
         )
         await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
-        """Store new parts, by hash, as one object.
+        """Store new parts as one object. `parts` maps hashes to content.
 
-        Raises BadUpload if a part has another hash, or more than PART_BYTES.
+        Raise BadUpload if a part has a different hash, is empty, or is larger than PART_BYTES.
         """
         for data in parts.values():
             if len(data) > PART_BYTES:
@@ -189,16 +192,16 @@ class CodeUploads:
                 raise BadUpload("a part is empty: an empty file has no parts")
         wrong = await asyncio.to_thread(_first_wrong, parts)
         if wrong is not None:
-            raise BadUpload(f"the part {wrong} has another hash: it was damaged in transit")
+            raise BadUpload(f"the hash of part {wrong} does not match: it was damaged in transit")
         now = self._clock()
 
         def look(session: Session) -> set[str]:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many uploaded parts belong to no code",
+                    "too many uploaded parts don't belong to any code",
                     hint="complete an upload with POST /v1/code, or wait: such parts are deleted "
-                    "an hour after their upload",
+                    "an hour after the upload",
                 )
             return set(_kept_places(session, owner, set(parts), now))
 
@@ -215,7 +218,7 @@ class CodeUploads:
         await self._database.write(lambda session: repository.insert_parts(session, owner, places))
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
-        """The files of code. Raises CodeNotFound and StorageUnavailable."""
+        """Return the files of the code. Raise CodeNotFound and StorageUnavailable."""
         row = await self._database.read(lambda s: repository.get(s, owner, identity))
         if row is None:
             raise code_not_found(identity)
@@ -234,22 +237,24 @@ class CodeUploads:
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Yield a file's bytes, part by part. Raises StorageUnavailable, also for damaged parts."""
+        """Yield a file's bytes, part by part. Raise StorageUnavailable, also if a part is
+        damaged."""
         for sha256, place in file.parts:
             yield await self._read(place.pack, sha256, place.start, place.start + place.size_bytes)
 
     async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read bytes of an object, and check their hash."""
+        """Read bytes from an object, and verify their hash."""
         try:
             data = await in_storage_thread(self._storage.read_bytes, key, start, end)
         except FileNotFoundError:
-            raise StorageUnavailable(f"{key} is missing in the storage") from None
+            raise StorageUnavailable(f"{key} is missing from the storage") from None
         if hashlib.sha256(data).hexdigest() != sha256:
             raise StorageUnavailable(f"{key} is damaged in the storage")
         return data
 
     async def sweep(self, now: datetime) -> int:
-        """Delete code and parts that were not used for an hour. Returns the number of objects."""
+        """Delete code and parts that were not used for an hour. Return the number of deleted
+        objects."""
         before = now - KEPT
 
         def forget(session: Session) -> list[str]:
@@ -276,7 +281,7 @@ def code_not_found(identity: str) -> CodeNotFound:
 def _kept_places(
     session: Session, owner: str, parts: set[str], now: datetime
 ) -> dict[str, PartPlace]:
-    """The locations of the stored ones of these parts, whose retention time is restarted."""
+    """Return the locations of those parts that are stored, and restart their retention time."""
     places = repository.places(session, owner, parts)
     kept = repository.renew(session, {place.pack for place in places.values()}, now)
     return {part: place for part, place in places.items() if place.pack in kept}
@@ -289,7 +294,8 @@ def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
 
 
 def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) -> bytes:
-    """The description that nodes read: each file with the locations and hashes of its parts."""
+    """Return the description that nodes read: each file with the locations and hashes of its
+    parts."""
     described = [
         {
             "path": file.path,
@@ -311,5 +317,6 @@ def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) ->
 
 
 def _folder(owner: str) -> str:
-    """The folder of an owner's code: a hash, because names may contain any characters."""
+    """Return the folder for an owner's code. It is a hash, because names can contain any
+    characters."""
     return f"code/{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

@@ -1,8 +1,9 @@
-"""The lock on DRAY_HOME, which one process at a time may use.
+"""The lock on DRAY_HOME, which ensures that only one process uses it at a time.
 
-SQLite has one writer here, and only this writer may checkpoint the write-ahead log. A second
-service on the same home would be a second writer. `flock` belongs to the open file, so the lock
-ends with the process, however the process ends, and is not inherited by programs that it starts.
+The SQLite database has a single writer, which is also the only process that checkpoints the
+write-ahead log. A second service on the same home would be a second writer. An `flock` belongs to
+the open file, so the lock is released when the process ends in any way, and is not inherited by
+programs that it starts.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ LOCK_NAME = "lock"
 
 
 class HomeInUse(StartRefused):
-    """Another process uses this home."""
+    """Another process is using this home."""
 
 
 class HomeUnusable(StartRefused):
-    """This folder can't be used as a home."""
+    """The folder can't be used as a home."""
 
 
 def write_privately() -> None:
-    """Let this process and its children, such as the embedded Ray, create private files only."""
+    """Make this process and its children, such as the embedded Ray, create only private files."""
     os.umask(0o077)
 
 
 def keep_private(home: Path) -> None:
-    """Create the home for this user only, or remove other users' permissions from it.
+    """Create the home as a private folder, or remove other users' permissions from it.
 
     A folder that users share, such as `/tmp`, is not changed.
     """
@@ -46,27 +47,26 @@ def keep_private(home: Path) -> None:
 
 
 def make_private(database: Path) -> None:
-    """Make a SQLite file, and the files that SQLite keeps next to it, private to this user."""
+    """Make a SQLite file, and the files that SQLite creates next to it, private to this user."""
     for suffix in ("", "-wal", "-shm", "-journal"):
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # the file of another user
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # another user's file
             Path(f"{database}{suffix}").chmod(0o600)
 
 
 class HomeLock:
-    """A lock that is held from `acquire` to `release`; also a context manager."""
+    """A lock that is held from `acquire` to `release`. Can be used as a context manager."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
     def acquire(cls, home: Path) -> Self:
-        """Lock the home, and create it if necessary. Raises HomeInUse and HomeUnusable."""
+        """Lock the home, and create it if necessary. Raise HomeInUse and HomeUnusable."""
         try:
             return cls._acquire(home)
         except OSError as error:
             raise HomeUnusable(
-                f"the home {home} {reason_of(error)}: correct that, or set DRAY_HOME to another "
-                "folder"
+                f"the home {home} {reason_of(error)}: fix this, or set DRAY_HOME to another folder"
             ) from error
 
     @classmethod

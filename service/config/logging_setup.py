@@ -1,6 +1,6 @@
-"""The logs of the service's own processes: lines for people, or JSON for programs.
+"""Logging of the service's own processes: text for people, or JSON for programs.
 
-A record made during a request has the request's id, and the values of `extra`.
+A record contains the values of `extra` and, during a request, the request's id.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOT_SHOWN = _STANDARD | {"color_message"}
-"""uvicorn adds its message a second time, with codes for a terminal."""
+"""uvicorn adds its message a second time, with terminal escape codes."""
 _CONTROL = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{DIRECTION}]")
 """C0, DEL, C1, line separators, and characters that change the direction of text."""
 
 
 class TextFormatter(logging.Formatter):
-    """`time LEVEL logger: message`, then further values; one line, unless there is a traceback.
+    """Format a record as `time LEVEL logger: message` and further values, on one line unless there
+    is a traceback.
 
-    Control characters are escaped, because a terminal may show the log.
+    Control characters are escaped, because the log may be shown in a terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"]
         parts += [f"{name}={value}" for name, value in _extras(record).items()]
         lines = [" ".join(parts)]
-        if record.exc_info:  # its messages may quote text of a caller or a job
+        if record.exc_info:  # its messages can quote text from a caller or a job
             lines += self.formatException(record.exc_info).split("\n")
         return "\n".join(map(_escaped, lines))
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and further values."""
+    """Format a record as one line of JSON: time, level, logger, message, and further values."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -67,7 +68,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    # Ray marks every record of a process that imports it, by a name that begins with `_`.
+    # Ray adds an attribute whose name begins with `_` to every record of a process that imports it.
     given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
     found = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
     current = request_id.get()
@@ -77,7 +78,7 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure(log_format: LogFormat) -> None:
-    """Log everything from level INFO on to stderr."""
+    """Log all records of level INFO and above to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

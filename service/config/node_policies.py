@@ -1,4 +1,4 @@
-"""The operator's policies for nodes: data, code and environments of jobs."""
+"""The operator's policies for the data, code and environments of jobs on nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from service.config.settings import Settings
 
 
 def data_policy(settings: Settings) -> DataPolicy:
-    """The sources that every rank may read, and the cache on its node."""
+    """Return the sources that ranks may read, and the settings of the cache on their nodes."""
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
-        roots = ()  # with tokens, not every caller may read the machine's files
+        roots = ()  # with tokens, callers must not read the machine's files by default
     return DataPolicy(
         cache_dir=_plain(settings.data_cache_dir),
         cache_limit_bytes=settings.data_cache_limit_bytes,
@@ -29,7 +29,7 @@ def _plain(path: Path | None) -> str | None:
 
 
 def environment_policy(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
-    """The operator's settings for environments, for a job of this owner."""
+    """Return the operator's settings for the environments of this owner's jobs."""
     folder = settings.secrets_dir
     return EnvironmentPolicy(
         secrets_dir=None if folder is None else str(folder.absolute()),
@@ -40,7 +40,7 @@ def environment_policy(settings: Settings, owner: str | None = None) -> Environm
 
 
 def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
-    """The reference with which nodes fetch code themselves."""
+    """Return the reference with which nodes fetch the code themselves."""
     return RemoteCodeRef(
         **code.model_dump(),
         policy=data_policy(settings),

@@ -1,4 +1,4 @@
-"""The shapes of the nodes that an autoscaler may add, and their setting."""
+"""The types of nodes that an autoscaler may add, and the setting that lists them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 from dray.input import units
 
 LABEL = "label:"
-"""The prefix of labels as resources, `label:KEY=VALUE`. A node has 1 of each of its labels, and
-each worker that requests the label takes `LABEL_SHARE`. Ray itself has no such resource."""
+"""Prefix of labels that are represented as resources, `label:KEY=VALUE`. A node has an amount of 1
+of each of its labels, and each worker that requests the label takes `LABEL_SHARE`. Ray itself has
+no such resources."""
 LABEL_SHARE = 0.001
 SILO_LABEL = "dray.io/silo"
 """Key of the label of nodes with a silo's data, which run only ranks of silos. The node's agent
-reports it if the owner names a source; the owner may also label the node."""
+reports the label if the owner names a source; the owner can also label the node."""
 OPEN = "open to all jobs"
-"""A resource that is 0 on nodes with a silo's data, and unlimited elsewhere, where it is missing.
-Workers never take it, but all workers except ranks of silos need it."""
+"""A resource that is 0 on nodes with a silo's data. On other nodes it is missing, which means
+unlimited. All workers except ranks of silos need it, but never take any of it."""
 NODE_LEVEL = "node"
-"""The level of the topology at which each node is a separate domain."""
+"""The topology level at which each node is a separate domain."""
 MAX_NODES = 1000
-"""The most nodes of all types in total."""
+"""Maximum total number of nodes of all types."""
 _ENTRY = re.compile(r"(?P<most>[0-9]{1,6})\s*x\s+(?P<resources>\S.*)")
 _RESOURCE = re.compile(
     r"(?P<name>CPU|GPU|memory|accelerator_type:[^\s=]+)=(?P<amount>[0-9.]+[A-Za-z]*)"
@@ -33,42 +34,42 @@ EXAMPLE = "`4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4 accelerator_type:H100=1`"
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes of one shape."""
+    """A type of node."""
 
     resources: Mapping[str, float]
-    """Resources of each node, by Ray's names, and its labels."""
+    """Resources of each node, by Ray's names, including its labels."""
     most: int
-    """The most nodes of this type at the same time."""
+    """Maximum number of nodes of this type at a time."""
 
 
 def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
-    """A node's labels as resources."""
+    """Return a node's labels as resources."""
     return {f"{LABEL}{key}={value}": 1.0 for key, value in labels.items()}
 
 
 def resources_of_node(labels: Mapping[str, str]) -> dict[str, float]:
-    """A node's labels as resources, with `OPEN` if the node runs only ranks of silos."""
+    """Return a node's labels as resources, with `OPEN` if the node runs only ranks of silos."""
     return {**label_resources(labels), **({OPEN: 0.0} if SILO_LABEL in labels else {})}
 
 
 def without_labels(resources: Mapping[str, float]) -> dict[str, float]:
-    """The resources that Ray knows."""
+    """Return the resources that Ray knows."""
     return {name: n for name, n in resources.items() if not name.startswith(LABEL)}
 
 
 def labels_in(resources: Mapping[str, float]) -> dict[str, str]:
-    """The labels among the resources of a node or a worker."""
+    """Return the labels among the resources of a node or a worker."""
     named = (name.removeprefix(LABEL) for name in resources if name.startswith(LABEL))
     return dict(name.split("=", 1) for name in named)
 
 
 def parse(value: Any) -> Any:
-    """Parse node types: `4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4`. Raises ValueError."""
+    """Parse node types: `4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4`. Raise ValueError if invalid."""
     if not isinstance(value, str):
         return value
     types = tuple(_node_type(entry.strip()) for entry in value.split(",") if entry.strip())
     if sum(each.most for each in types) > MAX_NODES:
-        raise ValueError(f"names more than {MAX_NODES} nodes in total")
+        raise ValueError(f"lists more than {MAX_NODES} nodes in total")
     return types
 
 
@@ -78,7 +79,7 @@ def _node_type(entry: str) -> NodeType:
         raise ValueError(f"{entry!r} is not a number of nodes with resources, as in {EXAMPLE}")
     resources = dict(_resource(word) for word in found["resources"].split())
     if not resources.get("CPU"):
-        raise ValueError(f"{entry!r} has no CPU, and every worker needs one")
+        raise ValueError(f"{entry!r} has no CPU, but every worker needs one")
     return NodeType({**resources, **resources_of_node(labels_in(resources))}, int(found["most"]))
 
 

@@ -1,4 +1,4 @@
-"""All settings of the service, read once when the program is composed."""
+"""All settings of the service, which are read once at startup."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from service.config.start_refusals import StartRefused
 
 
 def _listed(value: Any) -> Any:
-    """Split names separated by commas."""
+    """Split a comma-separated list."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 def _checked_hosts(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    AllowedHosts(hosts or ())  # a typing error must be found at the start, not with a job
+    AllowedHosts(hosts or ())  # report a typing error at startup, not when a job runs
     return hosts
 
 
@@ -50,7 +50,7 @@ def _distinct_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(levels)) < len(levels):
         raise ValueError("names a level twice")
     if NODE_LEVEL in levels:
-        raise ValueError(f"names {NODE_LEVEL!r}, which is always the last level: leave it out")
+        raise ValueError(f"names {NODE_LEVEL!r}, which is always the last level: remove it")
     return levels
 
 
@@ -84,11 +84,12 @@ Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
 
 EMBEDDED = "local"
-"""The `ray_address` with which the service runs its own Ray."""
+"""The value of `ray_address` with which the service runs its own Ray."""
 
 
 class Settings(BaseSettings):
-    """Settings from `DRAY_*` in the environment, then `.env`. Defaults run everything locally."""
+    """Settings, read from the environment variables `DRAY_*` and then from `.env`. With the
+    defaults, everything runs locally."""
 
     model_config = SettingsConfigDict(
         env_prefix="DRAY_",
@@ -99,140 +100,150 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(DEFAULT_HOME)
-    """Folder with the state of the embedded mode. One service at a time uses it."""
+    """Folder with the state of the embedded mode. Only one service can use it at a time."""
     host: str = "127.0.0.1"
-    """Address to listen on. An address that other machines reach needs `DRAY_TOKENS_FILE`."""
+    """Address to listen on. An address that other machines can reach requires
+    `DRAY_TOKENS_FILE`."""
     port: int = Field(8420, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free port."""
     database_url: str = Field("", repr=False)
     """`sqlite:///path` or `postgresql://user@host/database`; by default a SQLite file in the home.
-    It may hold a password, so it is never printed."""
+    The URL can contain a password, so it is never printed."""
     storage_url: str = ""
-    """URL of logs, checkpoints and artifacts; by default a folder in the home. `s3://` takes the
-    AWS variables of each process."""
+    """URL for logs, checkpoints and artifacts; by default a folder in the home. With `s3://`, each
+    process uses the AWS variables in its environment."""
     ray_address: str = EMBEDDED
     """`local` runs the embedded Ray; `host:port` joins a cluster."""
     ray_token_file: Path | None = None
-    """File with the token of that cluster."""
+    """File with the token of the Ray cluster."""
     autoscale_nodes: NodeTypes = ()
-    """Nodes that Ray's autoscaler may add when jobs wait, such as `8x CPU=16, 4x CPU=32 GPU=4`."""
+    """Nodes that Ray's autoscaler may add for waiting jobs, such as `8x CPU=16, 4x CPU=32
+    GPU=4`."""
     autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
-    """Seconds without a job after which dray leaves a node to the autoscaler."""
+    """Seconds without a job after which dray releases a node to the autoscaler."""
     topology: TopologyLevels = ()
-    """Keys of Ray's node labels, the widest level first, such as `zone,rack,nvlink`. The workers of
-    a job are placed near each other by these levels."""
+    """Keys of Ray node labels, widest level first, such as `zone,rack,nvlink`. The workers of a job
+    are placed close to each other in these levels."""
     silo_source: str | None = Field(None, repr=False)
-    """On a silo's node of a cluster: the silo's data. A service with the embedded Ray does not
-    start with this setting, since its one node could run nothing else."""
+    """URL of a silo's data, set on the silo's node of a cluster. A service with the embedded Ray
+    does not start with this setting, since its only node could run nothing else."""
     local_slots: int | None = Field(None, ge=1)
-    """One-CPU workers that the embedded Ray offers where there is no GPU; by default the number of
-    CPUs."""
+    """Number of one-CPU workers that the embedded Ray offers on a machine without a GPU; by default
+    the number of CPUs."""
     tokens_file: Path | None = None
-    """File with the callers' tokens, in lines of `name:sha256-of-the-token`. `:admin` at the end of
-    a line allows changes of queues. Changes of the file take effect at once. Set it for all
-    processes of dray."""
+    """File with the callers' tokens, one `name:sha256-of-the-token` per line. `:admin` at the end
+    of a line makes the caller an admin, who can change queues. Changes to the file take effect
+    immediately. Set it for all of dray's processes."""
     open_to_local_users: bool = False
-    """Without a tokens file: whether every user of this machine may call, and so run programs as
-    the service's user. If not, other users need the token in the home."""
+    """Whether, without a tokens file, every user of this machine can call the service, and thereby
+    run programs as the service's user. If false, other users need the token in the home."""
     prices_file: Path | None = None
-    """File with the prices of slots, in YAML or JSON. Changes of the file take effect within
+    """YAML or JSON file with the prices of slots. Changes to the file take effect within
     seconds."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
-    """Address of an MLflow that gets every job as a run. It may hold a password."""
+    """Address of an MLflow server to which every job is exported as a run. It can contain a
+    password."""
 
     allowed_hosts: HostNames = None
-    """Names, without port and with commas between, that the server answers under besides localhost
-    and IP addresses; unset with tokens: any."""
+    """Comma-separated host names, without ports, under which the server answers in addition to
+    localhost and IP addresses. If unset and there is a tokens file, it answers under any name."""
     allowed_origins: Origins = None
-    """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
-    server's own pages; unset with tokens: any that the browser allows."""
+    """Origins, such as `https://dray.example.org`, of web pages that may call the API in addition
+    to the server's own pages. If unset and there is a tokens file, any origin that the browser
+    allows."""
 
     forwarded_allow_ips: Addresses = None
-    """Addresses and networks (CIDR) of proxies before the server, whose `X-Forwarded-For` names the
-    caller; unset, the header is ignored."""
+    """Addresses and networks (CIDR) of proxies in front of the server, whose `X-Forwarded-For` is
+    trusted to name the caller. If unset, the header is ignored."""
 
     public_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")
-    """Address of the server for links in messages; unset: its host and port."""
+    """Address of the server for links in messages. If unset, its host and port."""
     webhook_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) for webhooks, even without encryption."""
+    """Private names, addresses and networks (CIDR) to which webhooks may send messages, even
+    without encryption."""
 
     rank_env: VariableNames = ()
-    """Names of environment variables that ranks get in addition to the allow-list. Only for the
-    embedded Ray, because the nodes of a cluster have their own environments."""
+    """Names of environment variables that are passed to ranks in addition to the allow-list. Only
+    for the embedded Ray, because the nodes of a cluster have their own environments."""
     data_roots: Folders = None
-    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none with
-    them."""
+    """Folders on the nodes from which `file://` data may be read. If unset, any folder without a
+    tokens file, and none with one."""
     data_private_hosts: Hosts = None
-    """Private names, addresses and networks (CIDR) that data may come from."""
+    """Private names, addresses and networks (CIDR) from which data may be fetched."""
     data_cache_dir: Path | None = None
-    """Folder where each node caches fetched data; unset, its temporary folder."""
+    """Folder in which each node caches fetched data. If unset, its temporary folder."""
     data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """Most bytes of data that a node caches, and the largest source that is read."""
+    """Maximum bytes of data that a node caches, and maximum size of a source."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
     secrets_dir: Path | None = None
     """Folder on each node with the files that `environment.secrets` names."""
     environment_limit_bytes: int = Field(20 << 30, ge=1 << 20)
-    """The most bytes of a machine's environments, including the installer's cache."""
+    """Maximum bytes of a machine's environments, including the installer's cache."""
     environment_build_limit_s: float = Field(1800.0, gt=0)
-    """The most seconds that building an environment on a node may take."""
+    """Maximum seconds that building an environment on a node may take."""
     s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
-    """Server of `s3://` data, if it is not AWS."""
+    """Server for `s3://` data, if it is not AWS."""
 
     max_connections: int = Field(2048, ge=16)
-    """Requests that are answered at a time, and connections that are kept; fewer where the limit of
-    open files is lower."""
+    """Maximum number of concurrent requests and of open connections; lower if the limit of open
+    files requires it."""
     max_connections_per_client: int | None = Field(None, ge=1)
-    """Requests of one address that are answered at a time; unset, half of
+    """Maximum number of concurrent requests from one address. If unset, half of
     `DRAY_MAX_CONNECTIONS`."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
-    """Largest body of a request; uploads have limits of their own."""
+    """Maximum size of a request body in bytes; uploads have separate limits."""
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
-    """The most bytes of the files of one upload."""
+    """Maximum total bytes of the files in one code upload."""
     max_array_size: int = Field(10_000, ge=1)
-    """The most jobs that one document may make with `array` or `sweep`."""
+    """Maximum number of jobs that one document can create with `array` or `sweep`."""
     takes_functions: bool = True
-    """Whether jobs of `submit_function`, which are pickles, are accepted."""
+    """Whether jobs from `submit_function`, which are pickles, are accepted."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
-    """The most bytes of log text that are kept of a job; further lines are only counted."""
+    """Maximum bytes of log text that are kept per job; further lines are only counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
-    """The most undelivered bytes that a rank keeps on its node, for logs and for metrics each."""
+    """Maximum undelivered bytes that a rank keeps on its node, separately for logs and for
+    metrics."""
     output_limit_bytes: int = Field(100 << 30, ge=1 << 20)
-    """The most bytes of the files in an attempt's output folders, and of the artifacts that one
-    rank saves. Sparse files count with their holes, as the storage gets them."""
+    """Maximum bytes of the files in an attempt's output folders, and of the artifacts that one rank
+    saves. Sparse files count with their holes, since they are uploaded with them."""
     system_metrics_s: float = Field(10.0, ge=0, le=3600)
-    """Seconds between samples of ranks' and nodes' resource use, at least 10; 0 turns them off."""
+    """Seconds between samples of the resource use of ranks and nodes, at least 10; 0 disables
+    sampling."""
     retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
-    """Days after which finished jobs are deleted; unset or 0 keeps them."""
+    """Days after which finished jobs are deleted. If unset or 0, they are kept."""
     retention_jobs: int | None = Field(None, ge=0)
-    """Finished jobs of each project that are kept, the newest; unset or 0 keeps all."""
+    """Number of finished jobs to keep per project; older jobs are deleted. If unset or 0, all are
+    kept."""
     storage_quota_bytes: int | None = Field(None, ge=1)
-    """The most bytes of all checkpoints, artifacts and logs. When it is reached, no job is accepted
-    or started until jobs are deleted; running jobs continue."""
+    """Maximum total bytes of checkpoints, artifacts and logs. Once it is reached, no job is
+    accepted or started until jobs are deleted; running jobs continue."""
     min_free_bytes: int | None = Field(None, ge=1)
-    """Bytes of disk that must stay free under the storage and the database; below it no job is
-    taken or started."""
+    """Minimum free disk space in bytes for the storage and the database. Below it, no job is
+    accepted or started."""
     log_format: LogFormat = "text"
-    """Format of the service's own log on stderr: `text`, or `json` with an object in each line."""
+    """Format of the service's own log on stderr: `text`, or `json` with one object per line."""
     infra_retries: int = Field(10, ge=0)
-    """How often a job is tried again after faults of the cluster or of a data source."""
+    """How often a job is retried after faults of the cluster or of a data source."""
     start_timeout_s: float = Field(60.0, gt=0)
     """How long Ray may take to provide the slots before the job returns to the queue."""
     preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
-    """Seconds that a job that is asked to leave has for its checkpoint, unless the call has
-    others."""
+    """Seconds that a job has to save a checkpoint when it is preempted, unless the call sets
+    another time."""
     elastic_sizing: bool = True
-    """Whether the sizes of elastic recipes are chosen by their reported step times. Otherwise they
-    get free slots like other jobs, and no worker leaves because another job would gain more."""
+    """Whether the sizes of elastic recipes are chosen by their reported step times. If false, they
+    get free slots like other jobs, and never give up a worker because another job would gain more
+    from it."""
     min_run_s: float = Field(300.0, ge=0, le=7 * 24 * 3600)
-    """How long a job holds its slots before the scheduler may preempt or shrink it."""
+    """Minimum seconds that a job holds its slots before the scheduler can preempt or shrink it."""
     silence_limit_s: float = Field(60.0, ge=1, le=3600)
-    """A live process of dray is replaced after this many seconds without an answer."""
+    """Seconds without a response after which a live process of dray is replaced."""
     scheduler_tick_s: float = Field(1.0, gt=0)
-    """The longest time between scheduler rounds; a change of the queue starts one at once."""
+    """Maximum seconds between scheduler rounds; a change in the queue starts a round
+    immediately."""
     poll_wait_s: float = Field(5.0, gt=0)
-    """How long a poll of an attempt waits for news."""
+    """Maximum seconds that a poll of an attempt waits for new reports."""
 
     @field_validator("autoscale_nodes")
     @classmethod
@@ -266,12 +277,12 @@ class Settings(BaseSettings):
 
     @property
     def base_url(self) -> str:
-        """Address of this server for links, without a trailing slash."""
+        """The address of this server for links, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def read_settings() -> Settings:
-    """Read the settings. Raises StartRefused, which names the first invalid setting."""
+    """Read the settings. Raise StartRefused, which names the first invalid setting."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Refusals to start, with a message for the operator: the error, where it is, and what to do."""
+"""Errors that prevent startup. Their message states the error, where it is, and what to do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _REASONS = {
 
 
 class StartRefused(Exception):
-    """The service does not start; the message states what to do."""
+    """The service can't start; the message states what to do."""
 
 
 def reason_of(error: OSError) -> str:
-    """The system's error about a file, as words to put after the file's name."""
+    """Return the system's error in words that can follow the file's name."""
     return _REASONS.get(error.errno or 0) or f"can't be used ({error.strerror or error})"

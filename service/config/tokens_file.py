@@ -1,7 +1,7 @@
-"""The file with the callers' tokens, and the token that the first start writes.
+"""The file with the callers' tokens, and the token that is written at the first start.
 
-The file has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the
-caller may change queues; `#` begins a comment. A change of the file takes effect at once.
+The file has a line `name:sha256-of-the-token` for each caller, followed by `:admin` if the caller
+may change queues; `#` begins a comment. Changes to the file take effect immediately.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class KnownToken:
 
 
 Tokens = Mapping[str, KnownToken]
-"""Tokens by the name of their caller."""
+"""Tokens by caller name."""
 
 
 def load_tokens(path: Path) -> Tokens:
-    """Read the tokens. Raises BadTokensFile if the file is unreadable, invalid or empty."""
+    """Read the tokens. Raise BadTokensFile if the file is unreadable, invalid or empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:
@@ -56,7 +56,7 @@ def load_tokens(path: Path) -> Tokens:
 
 
 def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
-    """Read the tokens, and a message for each invalid line. Raises OSError."""
+    """Return the tokens, and a message for each invalid line. Raise OSError."""
     tokens: dict[str, KnownToken] = {}
     mistakes = []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -67,8 +67,8 @@ def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
         match = re.fullmatch(rf"({USER_NAME}):([0-9a-fA-F]{{64}})(:admin)?", entry)
         if match is None or match[1] in tokens:
             mistakes.append(
-                f"{path}, line {number}: write name:sha256-of-the-token with each name once "
-                "(printf %s TOKEN | sha256sum), and :admin after it for an admin"
+                f"{path}, line {number}: write name:sha256-of-the-token (printf %s TOKEN | "
+                "sha256sum), followed by :admin for an admin; each name must be unique"
             )
         else:
             tokens[match[1]] = KnownToken(bytes.fromhex(match[2]), match[3] is not None)
@@ -76,9 +76,9 @@ def read_tokens(path: Path) -> tuple[Tokens, list[str]]:
 
 
 class TokensFile:
-    """The current content of the file.
+    """The current content of the tokens file.
 
-    While a process runs, an invalid line is ignored and the other lines apply, so that a removed
+    While a process runs, invalid lines are ignored and the other lines apply, so that a removed
     token is always refused.
     """
 
@@ -88,28 +88,28 @@ class TokensFile:
         self._tokens: Tokens = {}
 
     def tokens(self) -> Tokens:
-        """Raises OSError if the file can't be read."""
+        """Return the current tokens. Raise OSError if the file can't be read."""
         stat = self._path.stat()
         version = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if version != self._seen:
             self._tokens, mistakes = read_tokens(self._path)
             for mistake in mistakes:
                 logger.error("an invalid line of DRAY_TOKENS_FILE is ignored: %s", mistake)
-            # A file that was just written may change again within the resolution of its mtime.
+            # A file that was just written can change again within the resolution of its mtime.
             is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
             self._seen = version if is_settled else None
         return self._tokens
 
 
 class HomeTokenUnusable(StartRefused):
-    """The file of the token can't be used or created."""
+    """The token file can't be used or created."""
 
 
 def ensure(home: Path) -> str:
-    """Return the token in the home, which is written if it is missing. Raises HomeTokenUnusable.
+    """Return the token in the home, and create it if it is missing. Raise HomeTokenUnusable.
 
-    The file gets its name when it is complete, and never replaces another file: two services that
-    start at the same time both get the first one's token.
+    The file is put in place only when it is complete, and never replaces another file: if two
+    services start at the same time, both get the token of the first.
     """
     path = home_token.path_in(home)
     try:
@@ -122,7 +122,7 @@ def ensure(home: Path) -> str:
         raise HomeTokenUnusable(f"{path} {error}: delete it, and start again") from None
     except OSError as error:
         raise HomeTokenUnusable(
-            f"{path} {reason_of(error)}: correct that, or set DRAY_HOME to another folder"
+            f"{path} {reason_of(error)}: fix this, or set DRAY_HOME to another folder"
         ) from error
     if found is None:
         raise HomeTokenUnusable(f"{path} was deleted while the service started: start again")

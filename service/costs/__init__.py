@@ -1,1 +1,1 @@
-"""Costs: the file of prices, the costs of attempts, the spending of queues, and reports."""
+"""The prices file, the costs of attempts, the spending of queues, and cost reports."""

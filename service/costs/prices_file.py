@@ -1,7 +1,7 @@
-"""The file of prices (DRAY_PRICES_FILE). A change applies from the next report of an attempt on.
+"""The prices file (DRAY_PRICES_FILE). Changes take effect with the next report of an attempt.
 
-It is YAML or JSON: a currency, which is any text, and rules. While the service runs, an invalid or
-missing file leaves the prices unchanged.
+The file is YAML or JSON, with a currency (any string) and rules. If it becomes invalid or missing
+while the service runs, the prices stay unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAX_BYTES = 1 << 20
 MAX_RULES = 1000
 MAX_PER_HOUR = 1e9
 SETTLED_NS = 1_000_000_000
-"""A file younger than this is read again: it may change within the resolution of its timestamp."""
+"""A file younger than this is read again, since it can change within the resolution of its
+timestamp."""
 
 
 def _plain(value: str) -> str:
@@ -51,11 +52,12 @@ NodeLabels = Annotated[
     dict[LabelName, Annotated[str, StringConstraints(max_length=255), AfterValidator(_plain)]],
     Field(max_length=64),
 ]
-"""Labels of Ray's nodes: a key is a prefix of up to 253 characters, a slash, and 63 characters."""
+"""Labels of Ray nodes. A key is a prefix of up to 253 characters, a slash, and a name of up to
+63."""
 
 
 class PriceEntry(Document):
-    """One rule of the file."""
+    """A rule in the file."""
 
     resource: Literal["slot", "CPU", "GPU", "memory"]
     per_hour: Annotated[Number, Field(ge=0, le=MAX_PER_HOUR)]
@@ -74,8 +76,9 @@ class PriceList(Document):
             late, early = found
             raise wrong(
                 f"/prices/{late}",
-                f"never applies: the first rule whose labels a node has counts, and prices/{early} "
-                "is before it and applies to all its nodes; put the rule with more labels first",
+                "never applies: the first rule whose labels a node has is used, and "
+                f"prices/{early} comes first and applies to all the same nodes; put the rule "
+                "with more labels first",
             )
         return self
 
@@ -85,11 +88,11 @@ class PriceList(Document):
 
 
 class BadPricesFile(StartRefused):
-    """DRAY_PRICES_FILE can't be read or is not valid."""
+    """DRAY_PRICES_FILE can't be read or is invalid."""
 
 
 def load_prices(path: Path) -> Prices:
-    """Read the file of prices. Raises BadPricesFile, which names the field and its error."""
+    """Read the prices file. Raise BadPricesFile, which names the invalid field and the error."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -104,15 +107,15 @@ def load_prices(path: Path) -> Prices:
 
 
 def parse(text: str, source: str) -> Prices:
-    """Parse prices. Raises BadPricesFile, which names `source`, if the text is invalid."""
+    """Parse prices. Raise BadPricesFile, which names `source`, if the text is invalid."""
     try:
         document: Any = parse_yaml(text, source=source)
     except SpecError as error:
         raise BadPricesFile(str(error)) from None
-    except ValueError:  # int() accepts no longer numbers
-        raise BadPricesFile(f"{source}: a number in it has more than 4,300 digits") from None
+    except ValueError:  # int() limits the number of digits
+        raise BadPricesFile(f"{source}: a number has more than 4,300 digits") from None
     if not isinstance(document, dict):
-        raise BadPricesFile(f"{source}: write `currency: EUR` and a list `prices` into it")
+        raise BadPricesFile(f"{source}: must contain `currency`, such as EUR, and a list `prices`")
     try:
         check_values(document)
         return check_as(PriceList, document).as_prices()
@@ -127,7 +130,7 @@ class PricesFile:
     """The current prices. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """path: the file; None if the deployment has no prices. Raises BadPricesFile."""
+        """Read the file; None if the deployment has no prices. Raise BadPricesFile."""
         self._path = path
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] | None = None
@@ -135,7 +138,7 @@ class PricesFile:
         self._problem: str | None = None
 
     def current(self) -> Prices | None:
-        """The prices, read again if the file changed; None if the deployment has no prices."""
+        """Return the prices, after reading a changed file; None if the deployment has no prices."""
         if self._path is not None:
             with self._lock:
                 self._refresh(self._path)
@@ -143,7 +146,7 @@ class PricesFile:
 
     @property
     def problem(self) -> str | None:
-        """The error of the changed file, because of which the earlier prices still apply."""
+        """The error in the changed file, because of which the previous prices still apply."""
         return self._problem
 
     def _refresh(self, path: Path) -> None:
@@ -166,5 +169,5 @@ class PricesFile:
 
     def _keep(self, problem: str) -> None:
         if problem != self._problem:
-            logger.error("the earlier prices still apply: %s", problem)
+            logger.error("the previous prices still apply: %s", problem)
         self._problem = problem

@@ -1,4 +1,4 @@
-"""Use case: the costs of users and queues in a period of time."""
+"""Use case: report the costs of users and queues in a period."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from service.domain.costs.budgets import month_of
 from service.domain.costs.prices import Prices
 
 MAX_NAMED = 5
-"""The most nodes without a price that a warning names."""
+"""Maximum number of nodes without a price that a warning names."""
 
 
 class Costs:
-    """Reports of costs, made from the database."""
+    """Cost reports from the database."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Costs:
         until: datetime | None = None,
         owner: str | None = None,
     ) -> views.CostReport:
-        """Report the cost of each user or queue, the highest first.
+        """Report the cost of each user or queue, highest first.
 
-        since, until: by default the beginning of this month, in UTC, and now. owner: only this
-        user's jobs count.
+        `since` and `until` default to the beginning of this month (in UTC) and the current time. If
+        `owner` is given, only this user's jobs count.
         """
         now = self._clock()
         since, until = since or month_of(now), until or now
@@ -74,7 +74,7 @@ class Costs:
             return [views.Reason(code="no_prices", message=message)]
         found = []
         if self._prices.problem is not None:
-            message = f"the earlier prices still apply: {self._prices.problem}"
+            message = f"the previous prices still apply: {self._prices.problem}"
             found.append(views.Reason(code="prices_invalid", message=message))
         free = _without_price(prices, cluster_repository.nodes(session))
         if free:
@@ -115,7 +115,7 @@ def _as_views(prices: Prices) -> list[views.Price]:
 
 
 def _without_price(prices: Prices, nodes: list[NodeRow]) -> list[str]:
-    """Host names of nodes that run ranks and for which there is no price."""
+    """Return the host names of nodes that run ranks but have no price."""
     return [
         node.hostname
         for node in nodes

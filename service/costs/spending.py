@@ -1,4 +1,4 @@
-"""The spending of attempts and queues, and the queues whose budget is used up."""
+"""The spending of attempts and queues, and queues whose budget is used up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import held_slots, resizing
 
 FRESH_FOR = timedelta(seconds=5)
-"""The most age of the sums that the scheduler uses; attempts report every 10 seconds."""
+"""Maximum age of the sums that the scheduler uses. Attempts report every 10 seconds."""
 
 
 def of_queues(
     session: Session, names: Sequence[str], currency: str, now: datetime
 ) -> dict[str, QueueSpending]:
-    """The spending of each queue, up to the newest reports of its jobs."""
+    """Return the spending of each queue, up to the latest reports of its jobs."""
     in_all = repository.spent_in_all(session, names, currency)
     month = month_of(now), next_month(now)
     this_month = repository.between(session, "queue", *month, queues=names, currency=currency)
@@ -36,7 +36,7 @@ def of_queues(
 
 
 class UsedUpBudgets:
-    """The queues whose budget is used up, read periodically. Belongs to one loop."""
+    """The queues whose budget is used up, read periodically. Not thread-safe."""
 
     def __init__(self, prices: PricesFile) -> None:
         self._prices = prices
@@ -45,7 +45,7 @@ class UsedUpBudgets:
         self._sentences: dict[str, str] = {}
 
     def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
-        """The reason why no job starts, for each queue whose budget is used up."""
+        """Return, for each queue whose budget is used up, the reason why no job starts."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -66,10 +66,10 @@ class UsedUpBudgets:
 def charge(
     session: Session, job: JobRow, attempt: AttemptRow, prices: Prices | None, until: datetime
 ) -> None:
-    """Store the cost of the attempt up to this time.
+    """Store the cost of the attempt up to `until`.
 
-    The attempt's whole time is priced by `prices`, which is None if the deployment has no prices.
-    So a change of prices affects live attempts, but not ended ones.
+    `prices` apply to the attempt's entire time, and are None if the deployment has no prices. A
+    price change therefore affects live attempts, but not ended ones.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

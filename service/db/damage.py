@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from service.config.start_refusals import StartRefused, reason_of
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_WHAT_TO_DO = "put a backup in place of its home, or move it away to start without its jobs"
+_WHAT_TO_DO = "restore its home folder from a backup, or move it away to start without its jobs"
 
 
 class DatabaseUnusable(StartRefused):
@@ -19,31 +19,31 @@ class DatabaseUnusable(StartRefused):
 
 
 def is_damage(error: DBAPIError) -> bool:
-    """Whether the SQLite file is damaged, so that a retry is useless."""
+    """Whether the SQLite file is damaged, so that retrying is pointless."""
     return _code(error) in _DAMAGED
 
 
 def sentence(url: URL, error: DBAPIError) -> str:
-    """A message that names the database, its error, and what to do."""
+    """Return a message that names the database, its error, and what to do."""
     cause = str(error.orig).strip().split("\n")[0]
     if url.get_backend_name() != "sqlite":
         name = url.render_as_string(hide_password=True)
-        return f"the database {name} can't be used: {cause}. Check DRAY_DATABASE_URL and its server"
+        return f"the database {name} can't be used: {cause}. Check DRAY_DATABASE_URL and the server"
     path = Path(url.database or "")
     if is_damage(error):
         return f"the database {path} is damaged ({cause}): {_WHAT_TO_DO}"
     if path.is_dir():
-        return f"the database {path} is a folder, not a file: move it away"
+        return f"the database {path} is a folder instead of a file: move it away"
     if _code(error) == sqlite3.SQLITE_FULL:
         return f"the database {path} is on a full disk: free some space"
     return f"the database {path} can't be used ({cause}): let this user read and write it"
 
 
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
-    """Raise DatabaseUnusable if a SQLite file was emptied.
+    """Raise DatabaseUnusable if the SQLite file was emptied.
 
-    SQLite opens an empty file as a new database. The file is new only if the service never used it:
-    then the file that the service writes into its storage is missing, too.
+    SQLite opens an empty file as a new database. It really is new only if the service never used
+    it; in that case, the file that the service writes to its storage is missing too.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return
@@ -54,11 +54,11 @@ def refuse_emptied(url: URL, used_storage: Path | None) -> None:
 
 def unusable_folder(path: Path, error: OSError) -> DatabaseUnusable:
     return DatabaseUnusable(
-        f"the folder of the database, {path}, {reason_of(error)}: set DRAY_DATABASE_URL to another"
+        f"the folder of the database, {path}, {reason_of(error)}: change DRAY_DATABASE_URL"
     )
 
 
 def _code(error: DBAPIError) -> int:
-    """SQLite's primary result code; 0 for other databases."""
+    """Return SQLite's primary result code; 0 for other databases."""
     code: int = getattr(error.orig, "sqlite_errorcode", 0)
     return code & 0xFF

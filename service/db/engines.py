@@ -14,12 +14,13 @@ from service.db.types import from_json
 THREADS = 8
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""PostgreSQL ends a transaction that is idle for this long: a process that was stopped during a
-transaction must not hold its locks forever."""
+"""Time after which PostgreSQL aborts an idle transaction, so that a process that was stopped during
+a transaction does not hold its locks forever."""
 
 
 def normalise_url(url: str) -> URL:
-    """Parse a URL of SQLite, or of PostgreSQL, for psycopg 3. Raises ValueError for others."""
+    """Parse a URL of SQLite or PostgreSQL, for which psycopg 3 is used. Raises ValueError for other
+    databases."""
     parsed = make_url(url)
     backend = parsed.drivername.split("+")[0]
     if backend in ("postgresql", "postgres"):
@@ -59,7 +60,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # `begin` below sends BEGIN instead
+        connection.isolation_level = None  # `begin` below sends BEGIN
         pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
         if writes:
             pragmas += ["journal_mode=WAL", "synchronous=FULL"]
@@ -71,7 +72,7 @@ def sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine
     def begin(connection: Any) -> None:
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    # SQLAlchemy's event `begin` is slower: an engine with an event looks for listeners at each
-    # statement.
+    # SQLAlchemy's `begin` event would be slower: an engine with an event looks up listeners for
+    # each statement.
     engine.dialect.do_begin = begin  # type: ignore[method-assign, assignment]
     return engine

@@ -1,4 +1,4 @@
-"""Migrate a database to the schema of this program, with Alembic but without an ini file."""
+"""Migrates a database to the current schema, using Alembic without an ini file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ADVISORY_LOCK = 0x64726179
-"""The key of the lock, an arbitrary number: processes that start together migrate one by one."""
+"""Key of the lock (an arbitrary number) that makes concurrently starting processes migrate one by
+one."""
 
 
 FIRST = "0042"
-"""The oldest revision that is upgraded."""
+"""The oldest revision that can be upgraded."""
 LAST_BEFORE = "1beec0b5"
-"""The last commit that upgrades older revisions, up to `FIRST`."""
+"""The last commit that can upgrade older revisions to `FIRST`."""
 
 
 class SchemaTooNew(StartRefused):
@@ -34,7 +35,7 @@ class SchemaTooNew(StartRefused):
 
 
 class SchemaTooOld(StartRefused):
-    """The database has a revision older than `FIRST`."""
+    """The database has a revision that is older than `FIRST`."""
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -45,10 +46,10 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def migrate(database: Database) -> None:
-    """Upgrade to the newest revision, in one transaction.
+    """Upgrade to the latest revision in one transaction.
 
-    Raises SchemaTooNew if the database has a newer revision, SchemaTooOld if it has a revision from
-    which this program can't upgrade, and DatabaseUnusable if it is no database or does not answer.
+    Raises SchemaTooNew if the database has a newer revision, SchemaTooOld if it has a revision that
+    is too old to upgrade, and DatabaseUnusable if it is not a database or does not respond.
     """
     try:
         _migrate(database)
@@ -67,16 +68,16 @@ def _migrate(database: Database) -> None:
             at = f"the database {database.url.render_as_string()} is at revision {current}"
             if current < FIRST:
                 raise SchemaTooOld(
-                    f"{at}, and this dray upgrades from {FIRST} on: start the dray of commit "
-                    f"{LAST_BEFORE} once, which upgrades it to {FIRST}"
+                    f"{at}, but this version of dray can only upgrade from {FIRST}: start dray at "
+                    f"commit {LAST_BEFORE} once to upgrade to {FIRST}"
                 )
             raise SchemaTooNew(
-                f"{at}, which this dray does not know: run the newer dray that migrated it, or "
-                "restore an earlier backup"
+                f"{at}, which is unknown to this version of dray: run the newer version that "
+                "migrated it, or restore an earlier backup"
             )
         head = ScriptDirectory.from_config(config).get_current_head()
         if current is None:
-            logger.info("creating the database's schema, revision %s", head)
+            logger.info("creating the database schema, revision %s", head)
         elif current != head:
             logger.info("migrating the database from revision %s to %s", current, head)
         command.upgrade(config, "head")

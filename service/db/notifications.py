@@ -1,9 +1,10 @@
-"""Signals that wake waiting tasks, in this process and, through PostgreSQL, in others.
+"""Signals that wake waiting tasks in this process and, through PostgreSQL, in other processes.
 
-A signal means only that something about a topic may have changed; the woken task reads the
-database. So a lost signal costs a little time, because every task reads again after its own wait,
-but never correctness. A signal is sent after its transaction is committed: within the transaction,
-NOTIFY would be another round trip, and PostgreSQL commits transactions with NOTIFY one by one.
+A signal only means that something about a topic might have changed; the woken task then reads the
+database. Since every task also reads again when its wait times out, a lost signal costs a little
+time but never affects correctness. A signal is sent after its transaction has been committed:
+within the transaction, NOTIFY would need another round trip, and PostgreSQL serialises the commits
+of transactions with NOTIFY.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ import psycopg
 logger = logging.getLogger(__name__)
 
 QUEUE = "queue"
-"""The topic of the loops that plan: a change that affects plans, such as a new or ended job."""
+"""The topic of the planning loops: a change that affects plans, such as a new or ended job."""
 
 ATTEMPTS = "attempts"
-"""The topic of the reconciler: an attempt was launched, or a command to an attempt is due."""
+"""The topic of the reconciler: an attempt was launched, or a command for an attempt is due."""
 
 WEBHOOKS = "webhooks"
-"""The topic of the sender of webhooks: a message is due."""
+"""The topic of the webhook sender: a message is due."""
 
 
 def events_of(job_id: str) -> str:
-    """The topic of a job's events.
+    """Return the topic of a job's events.
 
-    The id itself is the topic of everything about the job, including metrics and log lines. A task
-    that waits for an event need not wake whenever a step is stored.
+    The job id itself is the topic for everything about the job, including metrics and log lines.
+    This separate topic keeps tasks that wait for an event from waking up for each stored step.
     """
     return f"{job_id}/events"
 
 
 def rounds_of(job_id: str) -> str:
-    """The topic of a federated job's rounds, for which its clients wait."""
+    """Return the topic of a federated job's rounds, on which its clients wait."""
     return f"{job_id}/rounds"
 
 
@@ -49,17 +50,18 @@ CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0
 LAST_WORDS_S = 5.0
-"""How long a process that ends waits for each thread, for example for a last NOTIFY."""
+"""How long an exiting process waits for each thread, for example for a last NOTIFY."""
 ANNOUNCE_REST_S = 0.02
-"""Pause between NOTIFY statements; transactions that commit meanwhile share the next one."""
+"""Pause between NOTIFY statements. Transactions that commit in the meantime share the next one."""
 MAX_PAYLOAD = 7999
-"""The most bytes of a NOTIFY message (PostgreSQL)."""
+"""Maximum size of a NOTIFY message in PostgreSQL, in bytes."""
 LOOK_AGAIN_S = 5.0
-"""How long a task with a waiting caller relies on signals, which a killed process may not send."""
+"""How long a task with a waiting caller relies on signals, which a killed process might not have
+sent."""
 
 
 class Subscription:
-    """A subscription to topics; it misses no signal that is published after it was opened."""
+    """A subscription to topics. No signal that is published after it was opened is missed."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -67,26 +69,29 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_woken = False
-        """Whether the event is set or about to be set. Saves the system call that wakes a loop."""
+        """Whether the event is set or about to be set; avoids needless system calls to wake the
+        loop."""
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Return True once a topic was published since the last wait, False after `timeout_s`."""
+        """Return True as soon as a topic has been published since the last wait, or False after
+        `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             return False
-        # Before the event is cleared: a `wake` in between sets the event again, which is harmless.
+        # This must precede `clear`: a `wake` in between then sets the event again, which is
+        # harmless.
         self._is_woken = False
         self._event.clear()
         return True
 
     def wake(self) -> None:
-        """Wake the waiting task; may be called from any thread."""
+        """Wake the waiting task. Can be called from any thread."""
         if self._is_woken:
             return
         self._is_woken = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task is waiting
             self._loop.call_soon_threadsafe(self._event.set)
 
     def __enter__(self) -> Self:
@@ -103,17 +108,19 @@ class Subscription:
 
 
 class Signals:
-    """The topics of one process. Any thread may publish; event loops wait."""
+    """The topics of one process. Any thread can publish to them; tasks of event loops wait for
+    them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._subscribers: dict[str, dict[Subscription, None]] = {}
-        """Subscriptions by topic, in the order of arrival."""
+        """Subscriptions by topic, in the order in which they were opened."""
 
     def subscribe(self, *topics: str) -> Subscription:
-        """`with signals.subscribe(a, b) as woken: ...; await woken.wait(timeout_s)`.
+        """Subscribe to topics: `with signals.subscribe(a, b) as woken: ...; await
+        woken.wait(timeout_s)`.
 
-        Read the state after subscribing and before waiting.
+        Callers must read the state after subscribing and before waiting.
         """
         return Subscription(self, topics)
 
@@ -124,7 +131,7 @@ class Signals:
             subscription.wake()
 
     def publish_all(self) -> None:
-        """Wake every subscriber, because signals may have been missed."""
+        """Wake all subscribers, because signals might have been missed."""
         with self._lock:
             topics = list(self._subscribers)
         for topic in topics:
@@ -145,9 +152,9 @@ class Signals:
 
 
 class PostgresAnnouncer:
-    """A thread that notifies other processes, by NOTIFY, of the topics that this process published.
+    """A thread that sends the topics published in this process to other processes, by NOTIFY.
 
-    The thread starts with the first topic. While the database does not answer, topics are queued.
+    The thread starts with the first topic. While the database does not respond, topics are queued.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -158,11 +165,11 @@ class PostgresAnnouncer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-announce", daemon=True)
         self.mark = f"from:{secrets.token_hex(8)}"
-        """A word in each of its messages that identifies the sender. The server's process id, which
-        PostgreSQL adds to messages, does not: it is reused, and changes with each connection."""
+        """A word in each message that identifies the sender. The backend process id that PostgreSQL
+        adds to messages is not suitable: ids are reused, and change with each connection."""
 
     def announce(self, topics: Collection[str]) -> None:
-        """Queue topics to be sent; may be called from any thread."""
+        """Queue topics to be sent. Can be called from any thread."""
         if not topics:
             return
         with self._lock:
@@ -172,7 +179,7 @@ class PostgresAnnouncer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Send the queued topics, unless the database does not answer, and end the thread."""
+        """Send the queued topics, if the database responds, and end the thread."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -185,13 +192,13 @@ class PostgresAnnouncer:
                 with psycopg.connect(self._conninfo, autocommit=True) as connection:
                     self._send_all(connection)
             except psycopg.Error as error:
-                logger.warning("can't notify other processes, will try again: %s", error)
+                logger.warning("can't notify other processes, will retry: %s", error)
                 if is_last:
                     return
                 self._stop.wait(RECONNECT_S)
 
     def _send_all(self, connection: psycopg.Connection) -> None:
-        """Send topics until the thread is stopped and none is queued."""
+        """Send topics until the thread is stopped and no topics are queued."""
         while True:
             self._woken.wait()
             self._woken.clear()
@@ -220,9 +227,10 @@ def _payloads(topics: Iterable[str], mark: str) -> Iterator[str]:
 
 
 class PostgresListener:
-    """A thread that publishes the topics of other processes' NOTIFY messages, but not `own`'s.
+    """A thread that publishes topics from the NOTIFY messages of other processes, ignoring messages
+    sent by `own`.
 
-    Every subscriber is woken after a reconnection, because signals may have been missed.
+    After a reconnection, it wakes all subscribers, because signals might have been missed.
     """
 
     def __init__(self, conninfo: str, signals: Signals, own: PostgresAnnouncer) -> None:
@@ -238,7 +246,7 @@ class PostgresListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, unless it waits for a database that does not answer."""
+        """End the thread, unless it is blocked by a database that does not respond."""
         self._stop.set()
         self._thread.join(LAST_WORDS_S)
 
@@ -252,7 +260,7 @@ class PostgresListener:
                     for topic in self._topics(connection):
                         self._signals.publish(topic)
             except psycopg.Error as error:
-                logger.warning("lost the database's notifications, will listen again: %s", error)
+                logger.warning("lost the connection for notifications, will reconnect: %s", error)
                 self._stop.wait(RECONNECT_S)
             finally:
                 self.listening.clear()

@@ -1,13 +1,14 @@
-"""One transaction at a time, on SQLite and on PostgreSQL.
+"""Transactions on SQLite and PostgreSQL.
 
-`write` and `read` run a function of a Session as exactly one transaction, in a thread. The
-function may run again after a lost connection or a deadlock, even if the first commit may have
-succeeded. The function must allow for this, so every write is a compare-and-set.
+`write` and `read` run a function of a Session as exactly one transaction, in a thread. The function
+can be run again after a lost connection or a deadlock, even though the first commit might have
+succeeded. It must allow for this, so every write is a compare-and-set.
 
 SQLite has one writing connection behind a lock, and only this connection checkpoints the
-write-ahead log; readers have other connections that can't write. Each commit is synced to disk
-(`synchronous=FULL`), because an acknowledged job must survive a power failure. Writes that wait
-during a commit share the next commit, each within a savepoint. PostgreSQL groups commits itself.
+write-ahead log; readers have separate, read-only connections. Each commit is synced to disk
+(`synchronous=FULL`), because an acknowledged job must survive a power failure. Writes that are
+waiting during a commit share the next commit, each in its own savepoint. PostgreSQL groups commits
+itself.
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 MAX_SHARED_WRITES = 50
 MAX_SHARED_S = 0.05
-"""The most writes that share a commit on SQLite, and how long writes may join it."""
+"""How many writes can share a commit on SQLite, and how long writes can join it."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
-"""Serialization failure, deadlock, server stops or starts, lock not available, idle transaction."""
+"""SQLSTATEs that are retried: serialization failure, deadlock, server stopping or starting, lock
+not available, idle transaction."""
 
 OF_VALUES = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(AssertionError, RecursionError, StatementError),
 )
-"""Errors of code that computes with or stores values of an unexpected form."""
+"""Errors that are raised when code processes or stores unexpected values."""
 
 _TOPICS = "topics"
 _TOUCHED = "touched"
@@ -69,23 +71,24 @@ _MEASURED = "measured"
 
 
 def notify(session: Session, *topics: str) -> None:
-    """Publish these topics if and when this transaction is committed."""
+    """Publish these topics when the transaction is committed, and not if it is rolled back."""
     session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Declare that this transaction changes only the answers about these jobs, and jobs that it
-    notifies of. Wakes no task."""
+    """Declare that this transaction changes only responses about these jobs and about jobs whose
+    topics it notifies. Does not wake any task."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
 def at_end(session: Session, work: Callable[[Session], None]) -> None:
-    """Run `work` at the end of this transaction, once, however often it is requested."""
+    """Run `work` at the end of this transaction, only once even if it is requested repeatedly."""
     session.info.setdefault(_AT_END, {})[work] = None
 
 
 def measure(session: Session, metric: ServiceMetric, amount: float = 1.0, label: str = "") -> None:
-    """Count in this process's meter if and when this transaction is committed."""
+    """Add to this process's meter when the transaction is committed, and not if it is rolled
+    back."""
     measured = session.info.setdefault(_MEASURED, [])
     measured.append(cells_of(metric, amount, label))
 
@@ -104,26 +107,27 @@ class Database:
 
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
-        """The clock of this process. Use `time` for decisions if other processes write, too."""
+        """The clock of this process. Use `time` for decisions that involve times written by other
+        processes."""
         self.url = normalise_url(url)
         self.signals = Signals()
         self.meter = Meter()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
-        """A message about the damage of the database, once a statement has found it."""
+        """A message about the damage, once a statement has found the database to be damaged."""
         self._announcer: PostgresAnnouncer | None = None
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
         self._queued: deque[_Queued[Any]] = deque()
-        """Writes that wait for the writer of SQLite."""
+        """Writes that wait for SQLite's writer."""
         self._watchers: list[Callable[[frozenset[str] | None], None]] = []
         if self.is_sqlite:
             self.engine = sqlite_engine(self.url, writes=True)
             self._read_engine = sqlite_engine(self.url, writes=False)
             self._near_engine = sqlite_engine(self.url, writes=False, pool_size=1)
         else:
-            # `pool_pre_ping` would add a round trip to each transaction. Without it, a lost
-            # connection invalidates the pool, and `_retrying` takes a new connection.
+            # `pool_pre_ping` would add a round trip to each transaction. Instead, a lost connection
+            # invalidates the pool, and `_retrying` gets a new connection.
             self.engine = create_engine(
                 self.url,
                 pool_size=THREADS,
@@ -141,19 +145,19 @@ class Database:
         )
 
     def time(self, session: Session) -> datetime:
-        """The present time, by the clock of the database's server; on SQLite, of this process."""
+        """Return the current time of the database server, or on SQLite, of this process."""
         return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
-        """Return the result of `work`, which reads one consistent snapshot of the database."""
+        """Run `work` on one consistent snapshot of the database, and return its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, self.read_sync, work)
 
     async def look_up(self, work: Work[T]) -> T:
-        """Like `read`, for a single statement that finds a row by its key.
+        """Like `read`, but for a single statement that looks up a row by its key.
 
-        On SQLite such a statement is faster than handing it to a thread, so it runs in the caller's
-        thread, on a separate connection. Readers never wait for the writer.
+        On SQLite, such a statement is faster than a switch to another thread, so it runs in the
+        caller's thread, on a separate connection. Readers never wait for the writer.
         """
 
         def once() -> T:
@@ -165,7 +169,8 @@ class Database:
         return await loop.run_in_executor(self._readers, self._retrying, once)
 
     async def write(self, work: Work[T]) -> T:
-        """Return the result of `work` once it is committed. Any exception rolls `work` back."""
+        """Run `work`, commit it, and return its result. Any exception rolls the transaction
+        back."""
         if not self.is_sqlite:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._writers, self.write_sync, work)
@@ -186,13 +191,14 @@ class Database:
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
         """Call `watcher` after each commit of this process, before the writer continues.
 
-        Its argument is the set of jobs that the transaction notified of or touched, whose answers
-        may have changed; None if the transaction did neither, so that any answer may have changed.
+        Its argument is the set of jobs that the transaction touched or whose topics it notified:
+        responses about these jobs might have changed. It is None if the transaction did neither, so
+        that any response might have changed.
         """
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """Start to publish the signals of other processes, on PostgreSQL, until `close`."""
+        """Start publishing the signals of other processes (PostgreSQL only), until `close`."""
         if self._announcer is None or self._listener is not None:
             return
         self._listener = PostgresListener(self._conninfo, self.signals, own=self._announcer)
@@ -200,7 +206,7 @@ class Database:
 
     @property
     def _conninfo(self) -> str:
-        """The URL in psycopg's form."""
+        """The URL in the format of psycopg."""
         return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     @property
@@ -208,7 +214,7 @@ class Database:
         return self._listener
 
     def close(self) -> None:
-        """Wait for running transactions, then close every connection, the writer's last."""
+        """Wait for running transactions, then close all connections, the writer's last."""
         if self._listener is not None:
             self._listener.stop()
         self._readers.shutdown()
@@ -235,7 +241,7 @@ class Database:
         return result
 
     def _notify(self, session: Session) -> None:
-        """Notify watchers and waiting tasks of a committed transaction."""
+        """Notify watchers and waiting tasks about a committed transaction."""
         topics = session.info.get(_TOPICS, ())
         changed = _changed(topics, session.info.get(_TOUCHED))
         for watcher in self._watchers:
@@ -248,7 +254,8 @@ class Database:
             self.meter.add_all(cells)
 
     def _write_queued(self) -> None:
-        """Write at least one queued write to SQLite, if any is left. Runs once for each of them."""
+        """Perform at least one queued write on SQLite, if there are any. Called once for each
+        queued write."""
         with self._write_lock:
             taken: list[_Queued[Any]] = []
             while self._queued and len(taken) < MAX_SHARED_WRITES:
@@ -264,9 +271,11 @@ class Database:
         return self._retrying(lambda: self._write_once(work))
 
     def _write_shared(self, taken: Sequence[_Queued[Any]]) -> bool:
-        """Write in one transaction as many as there is time for, and put the others back.
+        """Perform as many writes as there is time for in one transaction, and put the others back
+        into the queue.
 
-        Returns False after a database error, which rolls back all: each must then run alone.
+        Returns False after a database error, which rolls all of them back; each must then run in
+        its own transaction.
         """
         until = time.monotonic() + MAX_SHARED_S
         written: list[tuple[_Queued[Any], Any, Session]] = []
@@ -283,7 +292,7 @@ class Database:
                     except Exception as error:
                         failed.append((queued, error))
         except Exception as error:
-            logger.warning("%d writes are written one by one: %r", len(taken), error)
+            logger.warning("%d writes are retried one by one: %r", len(taken), error)
             return False
         self._queued.extendleft(reversed(taken[len(written) + len(failed) :]))
         for queued, result, session in written:
@@ -306,7 +315,7 @@ class Database:
                 if damage.is_damage(error):
                     self.damage = damage.sentence(self.url, error)
                     raise DatabaseUnavailable(
-                        "the database is damaged", hint="notify the operator of this service"
+                        "the database is damaged", hint="contact the operator of this service"
                     ) from error
                 if not _may_pass(error):
                     raise
@@ -314,19 +323,19 @@ class Database:
                     raise DatabaseUnavailable(
                         "the database does not answer", hint="try again in a moment"
                     ) from error
-                logger.warning("a transaction is tried again (%d): %s", tried, error.orig)
+                logger.warning("retrying a transaction (%d): %s", tried, error.orig)
                 time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))
 
 
 class _Queued(Generic[T]):
-    """A write that waits for the writer of SQLite."""
+    """A write that waits for SQLite's writer."""
 
     def __init__(self, work: Work[T]) -> None:
         self.work = work
         self.answer: Future[T] = Future()
 
     def is_wanted(self) -> bool:
-        """Whether the caller still waits. If so, the caller can't cancel the write any more."""
+        """Whether the caller is still waiting. If so, it can no longer cancel the write."""
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
 
     def settle(self, write: Callable[[Work[T]], T]) -> None:
@@ -337,7 +346,7 @@ class _Queued(Generic[T]):
 
 
 class _OneTransaction(Session):
-    """A session for one transaction, which looks up its connection only once."""
+    """A session for a single transaction, which looks up its connection only once."""
 
     _found: Connection | None = None
 
@@ -352,7 +361,7 @@ class _OneTransaction(Session):
 
 
 def _within_savepoint(connection: Connection, work: Work[T]) -> tuple[T, Session]:
-    """Return the result of `work`, run within a savepoint. Any exception rolls `work` back."""
+    """Run `work` in a savepoint and return its result. Any exception rolls `work` back."""
     with _OneTransaction(
         connection, join_transaction_mode="create_savepoint", expire_on_commit=False
     ) as session:
@@ -370,7 +379,8 @@ def _changed(topics: Iterable[str], touched: set[str] | None) -> frozenset[str] 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """Whether the error is caused by the connection or by other transactions, not the statement."""
+    """Whether the error was caused by the connection or by other transactions, rather than by the
+    statement."""
     sqlstate = getattr(error.orig, "sqlstate", None)
     if error.connection_invalidated or sqlstate in RETRIED_SQLSTATES:
         return True
@@ -380,7 +390,8 @@ def _may_pass(error: DBAPIError) -> bool:
 
 
 def is_of_values(error: Exception) -> bool:
-    """Whether the stored values may be the cause, and not the database, schema or connection."""
+    """Whether the error might be caused by the stored values, rather than by the database, schema
+    or connection."""
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
     return isinstance(error, OF_VALUES)

@@ -1,4 +1,4 @@
-"""Column types that mean the same on SQLite and PostgreSQL, and the time of the database."""
+"""Column types that behave the same on SQLite and PostgreSQL, and the time of the database."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sqlalchemy.types import TypeDecorator
 from dray.views import JobState
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
-"""A 64-bit key that autoincrements; SQLite does that for INTEGER only."""
+"""A 64-bit autoincrementing key. SQLite autoincrements only INTEGER keys."""
 _SERVER_NOW = select(func.clock_timestamp())
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, stored in UTC: `timestamptz`, or on SQLite text of fixed width.
+    """An aware datetime, stored in UTC as `timestamptz`, or on SQLite as fixed-width text.
 
-    Both sort and compare as times. A naive datetime raises ValueError.
+    Both representations sort and compare like times. Naive datetimes raise ValueError.
     """
 
     impl = DateTime(timezone=True)
@@ -37,7 +37,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        # Not `process_result_value`, which is slower: rows have many times, most of them None.
+        # Faster than `process_result_value`: rows have many times, and most of them are None.
         parsed = datetime.fromisoformat if dialect.name == "sqlite" else _in_utc
 
         def process(value: Any) -> datetime | None:
@@ -54,7 +54,7 @@ def _in_utc(time: datetime) -> datetime:
 
 
 class StateType(TypeDecorator[JobState]):
-    """A job's state, stored by name; an unknown name raises ValueError."""
+    """A job's state, stored by name. Unknown names raise ValueError."""
 
     impl = String(16)
     cache_ok = True
@@ -67,19 +67,20 @@ class StateType(TypeDecorator[JobState]):
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON like `json.loads`, in half the time: rows have many JSON columns."""
+    """Parse JSON like `json.loads`, but in half the time, since rows have many JSON columns."""
     try:
         return pydantic_core.from_json(text)
     except ValueError:
-        return json.loads(text)  # which accepts a lone surrogate
+        return json.loads(text)  # accepts lone surrogates
 
 
 def storable(text: str) -> bool:
-    """Whether a row can hold this text: PostgreSQL accepts neither NUL nor surrogates."""
+    """Whether the text can be stored: PostgreSQL accepts neither NUL nor surrogates."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def server_now(session: Session) -> datetime:
-    """The PostgreSQL server's time when this statement runs, not when the transaction began."""
+    """Return the time of the PostgreSQL server when this statement runs, rather than when the
+    transaction began."""
     now: datetime = session.connection().execute(_SERVER_NOW).scalar_one()
     return now

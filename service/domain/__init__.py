@@ -1,1 +1,2 @@
-"""Pure rules on plain data: states, retries, the scheduling policy, series. No I/O, no clock."""
+"""Pure rules on plain data: states, retries, the scheduling policy, metric series. No I/O and no
+clock."""

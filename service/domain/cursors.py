@@ -1,4 +1,5 @@
-"""Opaque cursors: positions in a listing as text that only the same listing can read."""
+"""Opaque cursors: positions in a listing, encoded as strings that only the same listing can
+decode."""
 
 from __future__ import annotations
 
@@ -25,16 +26,17 @@ def _as_text(raw: bytes) -> str:
 
 
 def encode_cursor(scope: str, place: Any) -> str:
-    """Return `place`, JSON data, as text. scope: name of the listing."""
+    """Encode `place`, which is JSON data, as a string. scope: name of the listing."""
     packed = zlib.compress(json.dumps(place, separators=(",", ":")).encode(), 6)
     return _as_text(_check(scope, packed) + packed)
 
 
 def decode_cursor(scope: str, cursor: str) -> Any:
-    """Return the place that `encode_cursor` got for the same scope; raises BadCursor otherwise.
+    """Return the place that was passed to `encode_cursor` with the same scope. Raises BadCursor if
+    the cursor is invalid.
 
-    The check catches accidents and cursors of other listings. A forged cursor grants nothing, so it
-    is harmless as long as it causes no server error.
+    The checksum catches accidents and cursors of other listings. A forged cursor grants no access,
+    so it is harmless as long as it doesn't cause a server error.
     """
     try:
         if len(cursor) > _MAX_CURSOR_CHARS:
@@ -50,6 +52,6 @@ def decode_cursor(scope: str, cursor: str) -> Any:
         return json.loads(plain)
     except (ValueError, binascii.Error, zlib.error, RecursionError) as error:
         raise BadCursor(
-            "the cursor was not returned by this listing",
-            hint="use next_cursor of the previous page, unchanged, or leave it out",
+            "the cursor does not belong to this listing",
+            hint="pass next_cursor of the previous page unchanged, or omit the cursor",
         ) from error

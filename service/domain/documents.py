@@ -1,4 +1,4 @@
-"""Stored job documents keep their version, and are upgraded when read."""
+"""Stored job documents. They keep their version, and are upgraded when they are read."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ UPCASTS: Mapping[int, Callable[[Document], Document]] = {}
 
 
 class DocumentRefused(Exception):
-    """A job stored by another release can't run, because the rules have changed."""
+    """A job stored by another release can't run, because the validation rules have changed."""
 
 
 def read(spec: Mapping[str, Any]) -> JobSpec:
-    """Return a stored document, checked by this release. Raises DocumentRefused."""
+    """Validate a stored document with the rules of this release. Raises DocumentRefused."""
     try:
         return check(upcast(spec))
     except Fault as fault:
         place = f"{fault.pointer} " if fault.pointer else ""
-        raise DocumentRefused(f"this release of dray refuses it: {place}{fault.detail}") from None
+        raise DocumentRefused(f"this release of dray rejects it: {place}{fault.detail}") from None
     except ValueError as error:
         raise DocumentRefused(str(error)) from None
 
 
 @dataclass(frozen=True)
 class CheckedDocument:
-    """A document that this release can run."""
+    """A validated document, which this release can run."""
 
     spec: JobSpec
     document: Mapping[str, Any]
@@ -54,11 +54,12 @@ class CheckedDocument:
 MAX_SEED = 2**63
 """Exclusive upper bound of seeds."""
 MAX_REMEMBERED = 256
-"""Most cached checks of documents. A check takes longer than the rest of a claim."""
+"""Maximum number of cached validations. A validation takes longer than the rest of a claim."""
 
 
 def checked(spec: Mapping[str, Any]) -> CheckedDocument:
-    """Return the checked document, from a cache for documents that differ only in their seeds."""
+    """Return the validated document. Documents that differ only in their seeds share a cache
+    entry."""
     train = spec.get("train")
     seed = train.get("seed") if isinstance(train, Mapping) else None
     if type(seed) is not int or not 0 <= seed < MAX_SEED:
@@ -73,7 +74,7 @@ def _checked(text: bytes) -> CheckedDocument:
 
 
 def shown(spec: Mapping[str, Any]) -> Document:
-    """Return a stored document to show to users, unchanged if it can't be upgraded."""
+    """Return a stored document for display. It is returned unchanged if it can't be upgraded."""
     try:
         return upcast(spec)
     except ValueError:
@@ -86,16 +87,16 @@ def upcast(
     upcasts: Mapping[int, Callable[[Document], Document]] = UPCASTS,
     target: int = SPEC_VERSION,
 ) -> Document:
-    """Return the document in the version of this release.
+    """Upgrade the document to the version of this release.
 
-    Raises ValueError if a newer release wrote it, or if it can't be upgraded.
+    Raises ValueError if the document was written by a newer release or can't be upgraded.
     """
     document = dict(spec)
     version = int(document.get("version", 1))
     if version > target:
         raise ValueError(
-            f"the job document has version {version}, but this dray reads up to version "
-            f"{target}: run the newer dray that wrote it"
+            f"the job document has version {version}, but this release of dray reads only up to "
+            f"version {target}: use a newer release"
         )
     while version < target:
         step = upcasts.get(version)

@@ -1,8 +1,8 @@
-"""The errors that a caller of a use case may see. They do not depend on HTTP.
+"""The errors that use cases raise. They don't depend on HTTP.
 
-Each class has a stable `code` for programs; `dray.errors` has the meaning of each code. `message`
-states the error, `hint` what to do, and `pointer` (a JSON pointer) the invalid field of the
-document. An error that only one use case raises may be defined next to it.
+Each class has a stable `code` for programs; `dray.errors` documents the codes. `message` describes
+the error, `hint` suggests what to do, and `pointer` is the JSON pointer of the invalid field. An
+error that only one use case raises can be defined next to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class DomainError(Exception):
-    """Base of all errors that a caller of a use case may see."""
+    """Base class of all errors that use cases raise."""
 
     code: ClassVar[str] = "error"
 
@@ -66,7 +66,7 @@ class ClientNotFound(NotFound, code="client_not_found"): ...
 
 
 class JoinTokenUnknown(DomainError, code="unauthorized"):
-    """The token is not one of the job's clients, or was revoked."""
+    """The token does not belong to a client of this job, or has been revoked."""
 
 
 class Conflict(DomainError, code="conflict"): ...
@@ -205,5 +205,5 @@ class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
 class FolderSpoilt(StorageUnavailable):
-    """The storage works, but a job's folder is unusable: a file is in place of a folder, a link
-    leads out of it, or permissions are missing."""
+    """The storage works, but the folder of a job is unusable: it contains a file where a folder
+    should be or a link that leads outside, or permissions are missing."""

@@ -20,17 +20,17 @@ _FROM_RFC_4648 = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", ALPHABET.e
 
 
 def _base32(value: int, length: int) -> str:
-    """Return the last `length` digits, at most 16, of a number below 2**80."""
+    """Return the last `length` digits (at most 16) of a number below 2**80."""
     return base64.b32encode(value.to_bytes(10)).translate(_FROM_RFC_4648)[-length:].decode()
 
 
 def _milliseconds(at: datetime) -> int:
-    """Return the milliseconds since 1970, limited to the range of an id."""
+    """Return the milliseconds since 1970, clamped to the range of an id."""
     return max(0, min((at - _EPOCH) // _MILLISECOND, _MAX_MILLISECONDS))
 
 
 class _Sequence:
-    """Numbers for the ids of one process: random, but increasing within a millisecond."""
+    """Number parts of this process's ids: random, but increasing within a millisecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class _Sequence:
     def next(self, milliseconds: int) -> int:
         with self._lock:
             at, number = self._last
-            # One bit less than 80, so that there is always a next number.
+            # One bit less than 80, so that the number can always be incremented.
             number = number + 1 if at == milliseconds else secrets.randbits(79)
             self._last = (milliseconds, number)
             return number
@@ -51,44 +51,44 @@ _sequence = _Sequence()
 def new_job_id(now: datetime) -> str:
     """Return `job-` and 26 characters: 48 bits of milliseconds, then 80 bits, mostly random.
 
-    Ids of one process for the same `now` increase.
+    Ids that one process creates for the same `now` are increasing.
     """
     milliseconds = _milliseconds(now)
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
 
 
 def new_array_id(now: datetime) -> str:
-    """Return `array-` and 26 characters as in a job's id."""
+    """Return `array-` and 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", ARRAY_PREFIX, 1)
 
 
 def is_array_id(text: str) -> bool:
-    """Whether the text has the prefix of an array's id."""
+    """Whether a string has the prefix of an array id."""
     return text.startswith(ARRAY_PREFIX)
 
 
 def new_drill_id(now: datetime) -> str:
-    """Return `drill-` and 26 characters as in a job's id."""
+    """Return `drill-` and 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", "drill-", 1)
 
 
 def new_webhook_id(now: datetime) -> str:
-    """Return `webhook-` and 26 characters as in a job's id."""
+    """Return `webhook-` and 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", "webhook-", 1)
 
 
 def is_job_id(text: str) -> bool:
-    """Whether the text has the prefix of a job's id."""
+    """Whether a string has the prefix of a job id."""
     return text.startswith("job-")
 
 
 def ids_since(time: datetime) -> str:
-    """Return a lower bound of all job ids made at `time` or later."""
+    """Return a lower bound of all job ids created at or after `time`."""
     return f"job-{_base32(_milliseconds(time), 10)}"
 
 
 def ids_up_to(time: datetime) -> str:
-    """Return an exclusive upper bound of all job ids made at `time` or earlier."""
+    """Return an exclusive upper bound of all job ids created at or before `time`."""
     return f"job-{_base32(_milliseconds(time) + 1, 10)}"
 
 
@@ -103,6 +103,7 @@ def new_deployment_id() -> str:
 
 
 def artifact_id(job_id: str, path: str) -> str:
-    """Return an id that is equal for all attempts that write the path, so that links stay valid."""
+    """Return an id that depends only on the job and the path, so that links remain valid when
+    another attempt writes the path."""
     digest = hashlib.sha256(f"{job_id}\0{path}".encode()).digest()
     return f"artifact-{_base32(int.from_bytes(digest[:10]), 16)}"

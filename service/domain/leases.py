@@ -1,9 +1,9 @@
-"""The lease of the loops: which of several processes may run them.
+"""The lease that decides which of several processes runs the loops.
 
-A lease is held for a while and renewed well before it ends. Its term increases each time a process
-takes it. The term is the fencing token of everything that the loops write, so a process that was
-stopped until after the end of its lease is refused at its next write. All times here are the
-database's, so the processes' clocks don't matter.
+A lease is valid for a limited time and is renewed well before it expires. Each time a process
+acquires the lease, its term increases. The term is the fencing token for all writes of the loops:
+if a process is suspended until its lease has expired, its next write is rejected. All times are
+from the database's clock, so the clocks of the processes don't matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Lease:
 
     holder: str
     term: int
-    """Number of times that the lease was taken so far."""
+    """Number of times that the lease has been acquired."""
     expires_at: datetime
 
     def is_over(self, now: datetime) -> bool:
@@ -26,9 +26,10 @@ class Lease:
 
 
 def taken(found: Lease | None, holder: str, now: datetime, held_for: timedelta) -> Lease | None:
-    """Return the lease that `holder` gets, always in a new term; None while another process has it.
+    """Return the lease that `holder` acquires, always with a new term; None while another process
+    has the lease.
 
-    A `holder` that already has the lease takes it again if the answer was lost or it has doubts.
+    A `holder` that already has the lease acquires it again if the reply was lost or is in doubt.
     """
     if found is not None and found.holder != holder and not found.is_over(now):
         return None
@@ -37,7 +38,7 @@ def taken(found: Lease | None, holder: str, now: datetime, held_for: timedelta) 
 
 
 def holds(found: Lease | None, holder: str, term: int, now: datetime) -> bool:
-    """Whether a write by `holder` under `term` may still be made."""
+    """Whether `holder` may still write under `term`."""
     return (
         found is not None
         and (found.holder, found.term) == (holder, term)
@@ -50,5 +51,6 @@ def renewed(lease: Lease, now: datetime, held_for: timedelta) -> Lease:
 
 
 def released(lease: Lease, now: datetime) -> Lease:
-    """End the lease at once, so that the next process need not wait. The term stays used."""
+    """Return the lease with an immediate expiry, so that the next process doesn't have to wait. The
+    term is not reused."""
     return replace(lease, expires_at=now)

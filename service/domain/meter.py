@@ -1,7 +1,7 @@
-"""Counts and durations of what the service does, for Prometheus.
+"""Counters and histograms of the service itself, for Prometheus.
 
-Each process collects its sums here and periodically adds them to the database, from which every
-process reads the totals. So metrics include loops that run in another process, and survive
+Each process collects sums and periodically adds them to the totals in the database, which every
+process can read. Therefore the metrics include loops that run in another process, and survive
 restarts.
 """
 
@@ -19,29 +19,29 @@ from dray.views import JobState
 
 COUNT: Final = "count"
 SUM: Final = "sum"
-"""`COUNT`, `SUM` and the upper bounds of buckets are the parts of a metric."""
+"""The parts of a metric are `COUNT`, `SUM`, and the upper bounds of the buckets."""
 BEYOND: Final = "+Inf"
 
 Cell = tuple[str, str, str]
-"""(metric, value of its label, part)."""
+"""(metric, label value, part)."""
 
 
 @dataclass(frozen=True)
 class ServiceMetric:
-    """A counter or, with bounds, a histogram of seconds."""
+    """A counter or, if it has bounds, a histogram of durations."""
 
     name: str
-    """Name in Prometheus, without `_total`."""
+    """Prometheus name, without `_total`."""
     help: str
     label: str | None = None
     values: tuple[str, ...] = ("",)
-    """All values of the label."""
+    """All possible label values."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets, in seconds."""
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The buckets in rising order."""
+        """The buckets, in increasing order."""
         return (*(f"{bound:g}" for bound in self.bounds), BEYOND)
 
 
@@ -50,40 +50,40 @@ _LONG = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 SCHEDULER_ROUND = ServiceMetric(
     "dray_scheduler_round_seconds",
-    "Time of a round of the scheduler: look, plan, claim and launch.",
+    "Duration of a scheduling round: read, plan, claim and launch.",
     bounds=_SHORT,
 )
 REPLY_DELAY = ServiceMetric(
     "dray_reply_delay_seconds",
-    "Time that a reply with reports of a running job waited to be stored.",
+    "Time that a reply with a running job's reports waited before it was stored.",
     bounds=_SHORT,
 )
 JOB_WAIT = ServiceMetric(
     "dray_job_wait_seconds",
-    "Time from a job's submission to its first claim of slots.",
+    "Time from the submission of a job until it first claimed slots.",
     bounds=(1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0),
 )
 JOB_START = ServiceMetric(
     "dray_job_start_seconds",
-    "Time from an attempt's claim of slots until it was seen to train.",
+    "Time from an attempt's claim of slots until its training was observed.",
     bounds=_LONG,
 )
 RECOVERY = ServiceMetric(
     "dray_recovery_seconds",
-    "Time without training after a fault: within the group, or until the next attempt trained.",
+    "Time without training after a fault, until the group or the next attempt was training again.",
     "how",
     ("in_place", "restart"),
     bounds=_LONG,
 )
 JOB_ENDS = ServiceMetric(
     "dray_job_ends",
-    "Jobs that ended, by their last state.",
+    "Jobs that have ended, by final state.",
     "state",
     tuple(state.value for state in JobState if state.is_terminal),
 )
 WEBHOOK_TRIES = ServiceMetric(
     "dray_webhook_tries",
-    "Messages sent to webhooks, including retries, by whether they were accepted.",
+    "Messages sent to webhooks, including retries, by outcome.",
     "outcome",
     ("delivered", "failed"),
 )
@@ -95,7 +95,7 @@ METRICS: Final = (
 
 
 class Meter:
-    """Sums of one process since the last `take`. Thread-safe."""
+    """Sums of this process since the last `take`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Meter:
                 self._cells[cell] += amount
 
     def take(self) -> dict[Cell, float]:
-        """Return the sums and reset them."""
+        """Return the sums, and reset them."""
         with self._lock:
             taken, self._cells = self._cells, defaultdict(float)
         return dict(taken)

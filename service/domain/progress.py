@@ -1,7 +1,7 @@
-"""A job's progress, and the range of times in which it ends at the measured paces.
+"""A job's progress, and the range of its expected end times according to measured paces.
 
-A mark is a time in seconds and the step that was reached then. A few marks are kept with the job's
-progress, evenly spread over the training time of the attempt.
+A mark is a time in seconds and the step that was reached at this time. A few marks are stored with
+the job's progress, spread evenly over the training time of the attempt.
 """
 
 from __future__ import annotations
@@ -13,51 +13,57 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 RATES: Final = ("samples_per_s", "earliest_end_at", "latest_end_at", "marks")
-"""The parts of a progress that are valid only while the job trains."""
+"""Fields of the progress that are only valid while the job is training."""
 MAX_MARKS = 24
 MIN_PACES = 4
-"""A job with fewer measured paces, or less than `MIN_S` of them, has no expected end."""
+"""A job has no expected end if it has fewer measured paces than this, or if they span less than
+`MIN_S`."""
 MIN_S = 5.0
 SURE = 1.3
-"""Error of the mean pace that the range allows for, in standard deviations."""
+"""Error of the mean pace that the range covers, in standard deviations."""
 FEW = 4.0
-"""The error grows by the factor 1 + FEW / n for n paces: few paces make their spread uncertain."""
+"""The error is multiplied by 1 + FEW / n for n paces, because the spread of a few paces is
+uncertain."""
 MARGIN = 0.1
-"""Share by which the range widens on each side for each doubling of the measured steps up to the
-last step, for later evaluations, checkpoints and neighbours that were not measured."""
+"""Fraction by which each side of the range widens for every doubling from the measured steps to the
+last step. This covers later evaluations, checkpoints and neighbouring jobs, which have not been
+measured."""
 MAX_TREND = 2.0
-"""Largest factor by which a changing pace is expected to change."""
+"""Maximum factor by which a trend is expected to change the pace."""
 
 
 FARTHEST_S = 365 * 86400.0
-"""Longest time left in seconds with an expected end. Longer times stand for "without end"."""
+"""Maximum remaining time, in seconds, for which an end is forecast. Longer times mean that there is
+no end."""
 
 
 class Mark(NamedTuple):
-    """A step and the time when it was reached."""
+    """A step and the time at which it was reached."""
 
     at_s: float
     step: int
 
 
 class TimeLeft(NamedTuple):
-    """The least and the most seconds that a job has left."""
+    """The shortest and the longest remaining time of a job, in seconds."""
 
     earliest_s: float
     latest_s: float
 
     def at(self, share: float) -> float:
-        """Return the seconds at this share of the range, from 0 for the least to 1 for the most."""
+        """Return the remaining time at a position in the range, from 0 (shortest) to 1
+        (longest)."""
         return self.earliest_s + share * (self.latest_s - self.earliest_s)
 
 
 def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the progress of a job that does not train now."""
+    """Return the progress of a job that is not training."""
     return {**progress, **dict.fromkeys(RATES)} if progress else None
 
 
 def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
-    """Return the marks with a new one. They start again if the job went back to an earlier step."""
+    """Return the marks with a new mark added. If the job has returned to an earlier step, only the
+    new mark is kept."""
     if marks and new.step < marks[-1].step:
         return [new]
     if marks and (new.step == marks[-1].step or new.at_s <= marks[-1].at_s):
@@ -70,10 +76,12 @@ def reached(marks: Sequence[Mark], new: Mark) -> list[Mark]:
 
 
 def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
-    """Return the seconds from the newest mark to the last step; None without enough measured paces.
+    """Return the time from the latest mark to the last step, in seconds; None if there are not
+    enough measured paces.
 
-    The range covers the mean pace with its error from the spread of the measured paces, the pace of
-    the newer half, and that pace with the trend from the older half to the newer.
+    The range covers the mean pace with an error that is estimated from the spread of the paces, the
+    pace of the newer half, and this pace extrapolated by the trend from the older to the newer
+    half.
     """
     if len(marks) <= MIN_PACES or marks[-1].at_s - marks[0].at_s < MIN_S:
         return None
@@ -82,7 +90,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
     measured = marks[-1].step - marks[0].step
     error = spread * math.sqrt(left + left * left / measured)
     older, newer = _halves(marks)
-    # From the middle of the newer half to the middle of the steps left, in units of a half.
+    # The distance from the middle of the newer half to the middle of the remaining steps, in
+    # halves.
     trend = newer + (newer - older) * (0.5 + min(left, 2 * measured) / measured)
     paces = newer, min(max(trend, newer / MAX_TREND), newer * MAX_TREND)
     low = min(mean * left - error, *(pace * left for pace in paces))
@@ -94,8 +103,8 @@ def seconds_left(marks: Sequence[Mark], total_steps: int) -> TimeLeft | None:
 def end_between(
     marks: Sequence[Mark], total_steps: int, at_the_latest: datetime | None
 ) -> tuple[datetime, datetime] | None:
-    """Return the earliest and the latest time at which a job ends; None if unknown. at_the_latest:
-    when its `max_runtime_s` ends it."""
+    """Return the earliest and the latest expected end of a job; None if unknown. at_the_latest: the
+    time at which `max_runtime_s` ends the job."""
     left = seconds_left(marks, total_steps)
     if left is None or left.latest_s > FARTHEST_S:
         return None
@@ -107,13 +116,13 @@ def end_between(
 
 
 def _pace(marks: Sequence[Mark]) -> float:
-    """Return the seconds per step."""
+    """Return the mean time per step, in seconds."""
     return (marks[-1].at_s - marks[0].at_s) / (marks[-1].step - marks[0].step)
 
 
 def _spread(marks: Sequence[Mark]) -> float:
-    """Return the error of the seconds of n steps, divided by sqrt(n). Long phases of fast or slow
-    paces show in a few long intervals, and pauses in many short intervals."""
+    """Return the error of the duration of n steps, divided by sqrt(n). Several interval widths are
+    used: wide intervals reveal long fast or slow phases, and narrow intervals reveal pauses."""
     return max(
         _error(marks[::-width][::-1]) for width in (1, 2, 4) if len(marks) > MIN_PACES * width
     )
@@ -130,7 +139,7 @@ def _error(marks: Sequence[Mark]) -> float:
 
 
 def _halves(marks: Sequence[Mark]) -> tuple[float, float]:
-    """Return the paces of the older and the newer half of the steps."""
+    """Return the pace of the older and of the newer half of the steps."""
     half = (marks[0].step + marks[-1].step) / 2
     middle = min(range(1, len(marks) - 1), key=lambda n: abs(marks[n].step - half))
     return _pace(marks[: middle + 1]), _pace(marks[middle:])

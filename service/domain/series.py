@@ -1,4 +1,4 @@
-"""Series of metric values: chunks of one series, rows of several, and downsampling."""
+"""Metric series: chunks of a single series, rows of several series, and downsampling."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from ray_workers.shared.frame_fields import TIMES as TIMES
 
 CHUNK_POINTS = 1024
-"""Points after which a chunk is closed and the next one begins."""
+"""Maximum number of points in a chunk."""
 BLOCK_POINTS = 64
-"""The outline of a chunk has the extremes of each block of this many points."""
+"""Block size of an outline, which contains the extremes of each block."""
 _BLOCK = struct.Struct("<qdqdq")
 """Step and value of the minimum, step and value of the maximum, first step with a NaN. A step of -1
-stands for no step."""
+means that there is none."""
 
 Points = tuple[list[int], list[float]]
-"""(steps, values) of equal length with rising steps."""
+"""(steps, values), with equal lengths and increasing steps."""
 Series = tuple[str, int]
 """(key, rank)"""
 
 
 def times_at(steps: Sequence[int], known: Points) -> list[float]:
-    """Return the Unix time of each step. known: at least one point of the series `TIMES`.
+    """Return the Unix time of each step. known: points of the series `TIMES`, at least one.
 
-    A step between two known steps gets an interpolated time, for example where the series was
-    thinned. A step outside of the known ones gets the time of the nearest.
+    The time of a step between two known steps is interpolated, for example if the series was
+    downsampled. A step outside the range of known steps gets the time of the nearest step.
     """
     there, times = known
     found = []
@@ -48,7 +48,7 @@ def times_at(steps: Sequence[int], known: Points) -> list[float]:
 def pack(steps: Iterable[int], values: Iterable[float]) -> bytes:
     """Return all steps as little-endian int64, then all values as little-endian IEEE doubles.
 
-    Exact for every double, including NaN and infinities. Steps must fit 63 bits.
+    Exact for every double, including NaN and infinities. Steps must fit in 63 bits.
     """
     packed_steps, packed_values = array("q", steps), array("d", values)
     if len(packed_steps) != len(packed_values):
@@ -71,25 +71,26 @@ def unpack(blob: bytes) -> Points:
 
 
 def append(blob: bytes, steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """Return the packed points in `blob` followed by these points."""
+    """Return `blob` with the given points appended."""
     half = len(blob) // 2
     more = pack(steps, values)
     return b"".join((blob[:half], more[: len(more) // 2], blob[half:], more[len(more) // 2 :]))
 
 
 def tail(blob: bytes, begin: int) -> Points:
-    """Return the packed points from index `begin` on."""
+    """Return the points in `blob` starting with index `begin`."""
     half = len(blob) // 2
     return unpack(blob[8 * begin : half] + blob[half + 8 * begin :])
 
 
 def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """Return the extremes of each `BLOCK_POINTS` points. A chunk's outline grows by appending."""
+    """Return the extremes of each block of `BLOCK_POINTS` points. Outlines of consecutive blocks
+    can be concatenated."""
     blocks = []
     for begin in range(0, len(steps), BLOCK_POINTS):
         end = begin + BLOCK_POINTS
         part = values[begin:end]
-        if not math.isnan(sum(part)):  # no value is NaN, as in most blocks
+        if not math.isnan(sum(part)):  # no NaN, as in most blocks
             least, greatest = min(part), max(part)
             low_at, high_at = begin + part.index(least), begin + part.index(greatest)
             blocks.append(_BLOCK.pack(steps[low_at], least, steps[high_at], greatest, -1))
@@ -102,14 +103,14 @@ def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
 
 
 def whole_blocks(blob: bytes | None, count: int) -> tuple[bytes, int]:
-    """Return the full blocks of the outline of `count` points, and the number of their points; none
-    if there is no outline."""
+    """Return the complete blocks of the outline of `count` points, and the number of points in
+    these blocks. Both are empty if there is no outline."""
     full = 0 if blob is None else count // BLOCK_POINTS
     return (blob or b"")[: full * _BLOCK.size], full * BLOCK_POINTS
 
 
 def outlined(blob: bytes) -> list[tuple[int, float]]:
-    """Return the points that an outline names in order of steps, each once."""
+    """Return the points of an outline in the order of their steps, each only once."""
     points: list[tuple[int, float]] = []
     for low_step, low, high_step, high, nan_step in _BLOCK.iter_unpack(blob):
         if nan_step < 0 and low_step >= 0:
@@ -128,7 +129,7 @@ def outlined(blob: bytes) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Summary:
-    """The extremes of a chunk, to read a long series without its values."""
+    """The extremes of a chunk, so that long series can be read without loading all values."""
 
     count: int
     first: tuple[int, float]
@@ -137,10 +138,11 @@ class Summary:
     """Step and value of the minimum; None if every value is NaN."""
     high: tuple[int, float] | None
     nan_step: int | None
-    """The first step whose value is NaN."""
+    """First step whose value is NaN; None if there is none."""
 
     def then(self, later: Summary) -> Summary:
-        """Return the summary of these and the later points. The first of equal extremes is kept."""
+        """Return the summary of these points followed by the later points. Of equal extremes, the
+        first is kept."""
         lows = [one for one in (self.low, later.low) if one is not None]
         highs = [one for one in (self.high, later.high) if one is not None]
         return Summary(
@@ -153,7 +155,7 @@ class Summary:
         )
 
     def points(self) -> list[tuple[int, float]]:
-        """Return the extremes in order of steps, each step once."""
+        """Return the extremes in the order of their steps, each step only once."""
         chosen = {self.first[0]: self.first[1], self.last[0]: self.last[1]}
         if self.nan_step is not None:
             chosen[self.nan_step] = math.nan
@@ -164,7 +166,7 @@ class Summary:
 
 
 def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
-    """Return the summary of at least one point. Infinities count as extremes, NaN does not."""
+    """Summarise at least one point. Infinities count as extremes, but NaN does not."""
     nan_at = _first_nan(values)
     if nan_at is None:
         low = values.index(min(values))
@@ -189,15 +191,15 @@ def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
 
 
 def _first_nan(values: Sequence[float]) -> int | None:
-    """Return the index of the first NaN, if any. The search is skipped unless the sum is NaN, as it
-    also is with infinities of both signs."""
+    """Return the index of the first NaN, if any. The search is skipped unless the sum is NaN, which
+    also happens with infinities of both signs."""
     if not math.isnan(sum(values)):
         return None
     return next((i for i, value in enumerate(values) if value != value), None)
 
 
 def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -> Points:
-    """Return at most `max_points` of the points, with the first, the last and the extremes.
+    """Return at most `max_points` of the points, including the first, the last and the extremes.
 
     The points between the first and the last are divided into equal buckets by index. Each bucket
     contributes its minimum, its maximum and, if any, its first NaN. max_points: at least 1.
@@ -233,7 +235,7 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
 
 
 def pack_row(points: Mapping[Series, Points]) -> bytes:
-    """Return the row of these points, exact for every double. No series may be empty."""
+    """Pack the points into a row, exact for every double. Series must not be empty."""
     groups: dict[tuple[int, tuple[int, ...]], dict[str, list[float]]] = {}
     for (key, rank), (steps, values) in points.items():
         groups.setdefault((rank, tuple(steps)), {})[key] = values
@@ -246,7 +248,7 @@ def pack_row(points: Mapping[Series, Points]) -> bytes:
 
 
 def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
-    """Return the points in a row, of all ranks or of one."""
+    """Return the points of a row, for all ranks or one."""
     found: dict[Series, Points] = {}
     head, _, _ = row.partition(b"\n")
     at = len(head) + 1
@@ -262,7 +264,7 @@ def unpack_row(row: bytes, rank: int | None = None) -> dict[Series, Points]:
 
 
 def join(earlier: dict[Series, Points], later: Mapping[Series, Points]) -> None:
-    """Append the later points to the earlier ones, in place."""
+    """Append the points of `later` to `earlier` in place."""
     for series, (steps, values) in later.items():
         before = earlier.setdefault(series, ([], []))
         before[0].extend(steps)

@@ -1,7 +1,7 @@
-"""The life of a job as one table.
+"""The states of a job and the transitions between them, as one table.
 
-Every (state, trigger) pair that is not in `TRANSITIONS` is refused. Terminal states have no row, so
-they are final. Each row names the reason codes that are allowed with the transition. They appear in
+A (state, trigger) pair that is not in `TRANSITIONS` is rejected. Terminal states have no rows, so
+they are final. Each row lists the reason codes that are allowed for the transition, which appear in
 `Job.reason.code` and in the job's events.
 """
 
@@ -20,34 +20,34 @@ class Trigger(StrEnum):
     """The causes of a job's transitions."""
 
     CLAIM = "claim"
-    """The scheduler chose slots and a launch follows."""
+    """The scheduler has chosen slots for the job, which is launched next."""
     STEP = "step"
-    """The first optimizer step was seen, or a script's process."""
+    """The first optimizer step, or the process of a script, was observed."""
     REFORM = "reform"
-    """The running group lost workers and recovers in place."""
+    """The running group has lost workers and is recovering in place."""
     SUCCEED = "succeed"
     """Every rank finished normally."""
     FAIL = "fail"
-    """The attempt failed, and another one would not help or exceeds the retry budget."""
+    """The attempt failed, and a retry is pointless or would exceed the retry budget."""
     RETRY = "retry"
-    """The attempt ended and the job is tried again."""
+    """The attempt ended, and the job is retried."""
     CANCEL = "cancel"
-    """The user or the job's sweep cancels the job."""
+    """The user or the job's sweep cancelled the job."""
     UNMET = "unmet"
     """A job whose success this job depends on did not succeed."""
     STOPPED = "stopped"
-    """The attempt has ended after a request to stop."""
+    """The attempt ended after a request to stop."""
     IMPOSSIBLE = "impossible"
-    """The cluster could not run the job even if it were empty."""
+    """The job does not fit the cluster, even if the cluster were idle."""
 
 
 CANCELLED_BY_USER = "cancelled_by_user"
 STOPPED_EARLY = "stopped_early"
-"""Other trials of the sweep are better at the same step."""
+"""Other trials of the sweep were better at the same step."""
 TOO_MANY_FAILED = "too_many_failed"
-"""More trials of the sweep failed than it allows, and this one has not started."""
+"""The sweep exceeded its limit of failed trials before this trial started."""
 STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
-"""Reasons for which a job that has had slots is cancelled."""
+"""Reasons for cancelling a job that has slots."""
 
 GIVE_UP_CODES = frozenset(
     {
@@ -62,12 +62,12 @@ GIVE_UP_CODES = frozenset(
         "supervisor_lost",
     }
 )
-"""Reasons for which a job fails: its own error, or faults of the cluster or of a data source once
-their retry budget is used up."""
+"""Reasons for failing a job: an error of the job itself, or failures of the cluster or of a data
+source after their retry budget is exhausted."""
 
 UNFIT_CODES = frozenset({"document_refused", "runtime_exceeded", "cannot_run"})
-"""Reasons for which a job that is due fails instead: this release refuses its document, its
-`max_runtime_s` is used up, or its environment can't be installed."""
+"""Reasons for failing a waiting job instead of starting it: this release rejects its document, its
+`max_runtime_s` is exhausted, or its environment can't be installed."""
 
 RETRY_CODES = frozenset(
     {
@@ -82,7 +82,7 @@ RETRY_CODES = frozenset(
         "preempted",
     }
 )
-"""Reasons for which a job returns to the queue, with `not_before` set."""
+"""Reasons for returning a job to the queue, with `not_before` set."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +119,18 @@ TRANSITIONS = _table()
 
 
 class IllegalTransition(Exception):
-    """A transition that is not in the table, by an error in the caller or a lost race."""
+    """A transition that is not in the table, because of a bug in the caller or a lost race."""
 
     def __init__(self, state: JobState, trigger: Trigger, code: str | None = None):
         with_code = "" if code is None else f" with the reason {code!r}"
-        super().__init__(f"a job that is {state} can't move by {trigger}{with_code}")
+        super().__init__(f"a job in state {state} has no transition {trigger}{with_code}")
         self.state = state
         self.trigger = trigger
 
 
 def transition(state: JobState, trigger: Trigger, code: str | None = None) -> JobState:
-    """Return the state to which `trigger` leads. Raises IllegalTransition if the table lacks the
-    pair or does not allow `code` with it."""
+    """Return the state to which `trigger` leads. Raises IllegalTransition if the pair is not in the
+    table, or if the row does not allow `code`."""
     rule = TRANSITIONS.get((state, trigger))
     if rule is None:
         raise IllegalTransition(state, trigger)
@@ -143,18 +143,19 @@ BEING_STOPPED = "; its processes are being stopped"
 
 
 def cancelled_by(actor: str, owner: str) -> str:
-    """Return the reason of a cancelled job. actor: the user or administrator who cancelled it."""
+    """Return the reason message of a cancelled job. actor: the user or admin who cancelled it."""
     return f"cancelled by {'the user' if actor in (owner, ANONYMOUS) else actor}"
 
 
 def cancelled_while_queued(by: str, attempt: int) -> str:
-    """Return the reason of a waiting job that was cancelled. by: `cancelled_by`. attempt: number of
-    its last attempt, or 0."""
+    """Return the reason message of a job that was cancelled while it was waiting. by: the result of
+    `cancelled_by`. attempt: number of the job's last attempt, or 0."""
     if attempt:
         return f"{by} while it waited for attempt {attempt + 1}"
     return f"{by} before it started"
 
 
 def once_stopped(message: str) -> str:
-    """Return the reason of a cancelled job whose processes have ended. message: earlier reason."""
+    """Return the reason message of a cancelled job after its processes have ended. message: the
+    previous message."""
     return message.removesuffix(BEING_STOPPED)

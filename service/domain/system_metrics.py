@@ -1,4 +1,4 @@
-"""Samples of system metrics, many series at the same times: packing, joining and thinning."""
+"""Samples of system metrics: many series with common times. Packing, joining and downsampling."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from itertools import pairwise
 from service.domain.series import Series
 
 RANKS_OF_ROW = 64
-"""Ranks whose samples share rows, so that one rank is read without all other ranks."""
+"""Number of ranks that share rows. A single rank can be read without reading all other ranks."""
 LONE_SAMPLES = 64
-"""Samples that have rows of their own until they are joined in one row."""
+"""Number of samples that are stored in separate rows before they are joined into one row."""
 MAX_SAMPLES = 1024
-"""Most samples kept of one job. With more, each two become their mean."""
+"""Maximum number of samples stored for a job. Beyond it, each pair of samples is replaced by its
+mean."""
 SAMPLES_OF_ROW = 128
 
 
 @dataclass(frozen=True)
 class SystemSamples:
-    """times: rising Unix seconds. columns: a value for each time, or NaN, by series."""
+    """times: increasing Unix times in seconds. columns: for each series, a value or NaN for each
+    time."""
 
     times: Sequence[int]
     columns: Mapping[Series, Sequence[float]]
 
     def of(self, start: int, stop: int) -> SystemSamples:
-        """Return the samples from index `start` up to `stop`."""
+        """Return the samples from index `start` to `stop`, exclusive."""
         columns = {series: values[start:stop] for series, values in self.columns.items()}
         return SystemSamples(self.times[start:stop], columns)
 
 
 def first_rank(rank: int) -> int:
-    """Return the lowest rank that shares rows with this rank."""
+    """Return the lowest rank that shares rows with `rank`."""
     return rank - rank % RANKS_OF_ROW
 
 
 def pack(samples: SystemSamples) -> bytes:
-    """Return a line of JSON that names the series, followed by the times as int64 and the values as
-    float32, little-endian."""
+    """Encode the samples as a line of JSON that lists the series, followed by the times as int64
+    and the values as float32, both little-endian."""
     keys: dict[int, list[str]] = {}
     for key, rank in samples.columns:
         keys.setdefault(rank, []).append(key)
@@ -62,7 +64,7 @@ def pack(samples: SystemSamples) -> bytes:
 
 
 def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
-    """Return the samples of a row, of all ranks or of one."""
+    """Return the samples of a row, for all ranks or one."""
     head, _, data = row.partition(b"\n")
     num_samples, alike = json.loads(head)
     times = struct.unpack_from(f"<{num_samples}q", data)
@@ -82,8 +84,8 @@ def unpack(row: bytes, rank: int | None = None) -> SystemSamples:
 
 
 def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
-    """Return all samples in order of time, whatever the order of the parts: clocks of attempts may
-    differ. Of several samples at the same time, the first is kept."""
+    """Return all samples in the order of their times, regardless of the order of the parts, because
+    the clocks of attempts can differ. If several samples have the same time, the first is kept."""
     columns: dict[Series, list[float]] = {}
     times: list[int] = []
     for part in parts:
@@ -105,7 +107,7 @@ def joined(parts: Iterable[SystemSamples]) -> SystemSamples:
 
 
 def thinned(samples: SystemSamples, count: int) -> SystemSamples:
-    """Return the mean of each `count` consecutive samples, at the time of the last one."""
+    """Replace each `count` consecutive samples by their mean, at the time of the last sample."""
     if count == 1:
         return samples
     starts = range(0, len(samples.times), count)
@@ -129,8 +131,8 @@ def _mean(values: Sequence[float]) -> float:
 def of_report(
     time: int, columns: Iterable[tuple[Sequence[int], Mapping[str, Sequence[float]]]]
 ) -> dict[int, SystemSamples]:
-    """Return one sample for each row, by the row's first rank. columns: ranks, and a value for each
-    rank by name."""
+    """Return one sample for each row, keyed by the row's first rank. columns: pairs of ranks and
+    values; the values map each metric to one value for each rank."""
     found: dict[int, dict[Series, list[float]]] = {}
     for ranks, values in columns:
         for place, rank in enumerate(ranks):

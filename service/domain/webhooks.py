@@ -1,7 +1,7 @@
-"""Webhooks: the message about a job, its signature, and its retries.
+"""Webhook messages: content, signature and retries.
 
-The signature and its headers follow Standard Webhooks (standardwebhooks.com), for which libraries
-exist in many languages.
+The signature and its headers follow Standard Webhooks (standardwebhooks.com), which has libraries
+in many languages.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from typing import Any
 from dray.views import JobState, WebhookFormat
 
 TEST = "webhook.test"
-"""Type of a message that a user sends to test a webhook."""
+"""Type of the message with which a user tests a webhook."""
 
 FIRST_PAUSE_S = 5.0
 MAX_PAUSE_S = 3600.0
 GIVEN_UP_AFTER = timedelta(hours=24)
-"""Time after which an undelivered message is given up, and a webhook that accepts no message is
+"""Time after which an undelivered message is dropped, and a webhook that accepts no messages is
 disabled."""
 WITHOUT_TOKEN_FOR = timedelta(minutes=10)
-"""Time for which messages wait after a webhook's owner lost their token, before the webhook is
-disabled: the token may be missing from the file by mistake."""
+"""Time that messages wait if the token of the webhook's owner is missing, before the webhook is
+disabled. The token might have been removed from the file by mistake."""
 MAX_WAITING = 50_000
-"""Most waiting messages of a webhook. With more it is disabled: its receiver is too slow."""
+"""Maximum number of waiting messages of a webhook. With more, the webhook is disabled, because its
+receiver is too slow."""
 MAX_PER_OWNER = 20
 MAX_METRICS = 100
-"""Most final metrics in a message."""
+"""Maximum number of final metrics in a message."""
 MAX_REASON = 1000
-"""Most characters of a job's reason in a message."""
+"""Maximum number of characters of a job's reason in a message."""
 
 _SECRET_PREFIX = "whsec_"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The receiver's answer to one try."""
+    """The receiver's response to one delivery attempt."""
 
     status: int | None
-    """HTTP status; None without an answer."""
+    """HTTP status; None if there was no response."""
     body: str
     error: str | None
-    """Why the message does not count as delivered; None if it does."""
+    """Why the message does not count as delivered; None if it was delivered."""
     took_s: float
 
     @property
     def is_gone(self) -> bool:
-        """Whether the receiver wants no more messages (410)."""
+        """Whether the receiver doesn't want any more messages (410)."""
         return self.status == 410
 
 
@@ -62,12 +63,12 @@ def new_secret() -> str:
 
 
 def message_id(webhook_id: str, number: int) -> str:
-    """Return the id of a message, which is the same for each try."""
+    """Return the id of a message, which is the same for all delivery attempts."""
     return f"{webhook_id}-{number}"
 
 
 def headers(secret: str, message_id: str, now: datetime, body: bytes) -> dict[str, str]:
-    """Return the headers that prove the sender and the time of the message."""
+    """Return the headers that authenticate the sender and the time of the message."""
     timestamp = str(int(now.timestamp()))
     key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
     signed = f"{message_id}.{timestamp}.".encode() + body
@@ -88,7 +89,8 @@ def is_notified(
     in_queue: str,
     with_labels: Mapping[str, str],
 ) -> bool:
-    """Whether a webhook with these filters is notified of a job in this state, queue and labels."""
+    """Whether a webhook with these filters is notified about a job with this state, queue and
+    labels."""
     if of not in states or queue not in (None, in_queue):
         return False
     return all(with_labels.get(key) == value for key, value in labels.items())
@@ -99,7 +101,7 @@ def type_of(state: JobState) -> str:
 
 
 def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last values, at most `MAX_METRICS`, beginning with the validation's."""
+    """Return at most `MAX_METRICS` final values. Validation metrics come first."""
     keys = sorted(summary, key=lambda key: (not key.startswith("val/"), key))
     return {key: summary[key] for key in keys[:MAX_METRICS]}
 
@@ -107,7 +109,7 @@ def final_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
 def body_of(
     kind: str, at: datetime, data: Mapping[str, Any], format_: WebhookFormat, public_url: str
 ) -> bytes:
-    """Return the message to send. data: the stored data, whose `link` is a path."""
+    """Return the body of the message. data: the stored data, in which `link` is a path."""
     link = data.get("link")
     full = {**data, "link": public_url + link} if link else dict(data)
     if format_ is WebhookFormat.SLACK:
@@ -143,30 +145,35 @@ def _escaped(text: str) -> str:
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """Return the seconds until the next try after this many failures in a row: an exponential
-    backoff, shortened by up to a half in proportion to `chance` (0 to 1)."""
+    """Return the seconds until the next attempt after `failures` consecutive failures: exponential
+    backoff, shortened by up to one half in proportion to `chance` (0 to 1)."""
     ceiling = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30), MAX_PAUSE_S)
     return ceiling * (1.0 - chance / 2.0)
 
 
 def why_disabled(failing_since: datetime, now: datetime, answer: Answer) -> tuple[str, str] | None:
-    """Return (code, message) if a webhook is to be disabled after a failed delivery, else None."""
+    """Return (code, message) if a webhook should be disabled after a failed delivery, else None."""
     if answer.is_gone:
-        return "gone", "its receiver answered 410: it wants no more messages"
+        return "gone", "the receiver responded with 410, so it doesn't want any more messages"
     if now - failing_since >= GIVEN_UP_AFTER:
-        return "failing", f"its receiver accepted no message for a day; last error: {answer.error}"
+        return "failing", (
+            f"the receiver has accepted no messages for a day; last error: {answer.error}"
+        )
     return None
 
 
 def why_unauthorized(
     owner: str, enabled_by: str | None, all_users: bool, admins: Mapping[str, bool]
 ) -> tuple[str, str] | None:
-    """Return (code, message) if no messages may be sent to a webhook. None if its owner, or the
-    admin who enabled it, has the right. admins: whether each user with a token is an admin."""
+    """Return (code, message) if messages must not be sent to a webhook. None if its owner, or the
+    admin who enabled it, has the necessary rights. admins: maps each user who has a token to
+    whether the user is an admin."""
     if enabled_by is not None and admins.get(enabled_by):
         return None
     if owner not in admins:
-        return "no_token", f"{owner} has no token any more"
+        return "no_token", f"{owner} no longer has a token"
     if all_users and not admins[owner]:
-        return "no_admin", f"{owner}, who made it for jobs of all users, is no longer an admin"
+        return "no_admin", (
+            f"{owner}, who created the webhook for the jobs of all users, is no longer an admin"
+        )
     return None

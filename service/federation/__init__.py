@@ -1,1 +1,1 @@
-"""Federated jobs with clients outside of the cluster: their tokens, rounds and updates."""
+"""Federated jobs with clients outside the cluster: their tokens, rounds and updates."""

@@ -1,7 +1,7 @@
-"""Use cases of a federated job's client outside of the cluster.
+"""Use cases for a federated job's client outside the cluster.
 
-The service writes the client's updates to the job's storage, where the aggregating rank finds them.
-So the client and the rank never communicate directly.
+The service writes the client's updates to the job's storage, where the aggregating rank reads them.
+The client and the rank never communicate directly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SENT_IN_PARTS = (round_files.UPDATE, MaskingPhase.MASKED_INPUT)
 
 @dataclass(frozen=True)
 class RoundFile:
-    """A file of a round for clients to read."""
+    """A round's file that clients can read."""
 
     key: str
     size_bytes: int
@@ -42,10 +42,10 @@ class RoundFile:
 
 
 class ClientRounds:
-    """The rounds of a job for the client with a token.
+    """The rounds of a job, as accessible to the client with a token.
 
-    Each call raises JoinTokenUnknown if the job has no client with this token. Calls with the
-    `name` of a round raise RoundOver if this round is not open.
+    Each method raises JoinTokenUnknown if the job has no client with this token. Methods that take
+    the `name` of a round raise RoundOver if this round is not open.
     """
 
     def __init__(self, database: Database, storage: Storage, job_id: str, token: str) -> None:
@@ -53,11 +53,11 @@ class ClientRounds:
         self._storage = storage
         self._job_id = job_id
         self.digest = digest_of(token)
-        """The token's hash, which the database stores."""
+        """The token's hash, which is stored in the database."""
         self._prefix = round_files.rounds_prefix(job_id)
 
     async def look(self) -> views.FederatedRound:
-        """The newest round, from the client's view."""
+        """Return the newest round as the client sees it."""
         at = await self._standing()
         if at.joined_at is None:
 
@@ -80,32 +80,36 @@ class ClientRounds:
         )
 
     async def model(self, name: str) -> RoundFile:
-        """The weights with which clients begin the round."""
+        """Return the file with the weights from which clients start the round."""
         at = await self._open_round(name)
         key = f"{self._prefix}/{name}/{round_files.MODEL}"
         return RoundFile(key, at.model_size_bytes, at.model_sha256)
 
     async def form(self) -> RoundFile:
-        """The description of model and training. Raises RoundOver if no round was opened yet."""
+        """Return the file that describes the model and the training. Raise RoundOver if no round
+        has been opened yet."""
         at = await self._standing()
         if at.name is None:
-            raise RoundOver("no round was opened yet", hint="request the round until it is open")
+            raise RoundOver("no round has been opened yet", hint="poll the round until it is open")
         key = f"{self._prefix}/{round_files.FORM}"
         return RoundFile(key, at.form_size_bytes, at.form_sha256)
 
     async def size_of_part(self, name: str, part: int) -> int:
-        """The size of a part of the client's update. Raises BadUpdate if it has fewer parts or is
-        not awaited, and UpdateRefused."""
+        """Return the size of a part of the client's update. Raise BadUpdate if the update has fewer
+        parts or is not expected, and UpdateRefused."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         await self._database.read(refuse_if_full)
         most = round_files.num_parts(at.update_bytes)
         if at.awaits not in SENT_IN_PARTS or part >= most:
-            raise BadUpdate(f"an update of this model has {most} parts, from 0: {part} is not one")
+            raise BadUpdate(
+                f"an update of this model has {most} parts, numbered from 0: there "
+                f"is no part {part}"
+            )
         return round_files.part_size(at.update_bytes, part)
 
     async def put_part(self, name: str, part: int, content: bytes) -> None:
-        """Store a part, and replace this part if the client has sent it before."""
+        """Store a part, replacing it if the client has already sent it."""
         at = await self._open_round(name)
         _refuse_unwanted(at)
         wanted = round_files.part_size(at.update_bytes, part)
@@ -113,17 +117,17 @@ class ClientRounds:
             raise BadUpdate(
                 f"part {part} has {len(content)} bytes instead of {wanted}: an update of this "
                 f"model has {at.update_bytes} bytes",
-                hint="send its numbers in little-endian order and without a header, in parts of "
+                hint="send its values in little-endian order without a header, in parts of "
                 f"{round_files.PART_BYTES} bytes",
             )
         key = f"{self._prefix}/{name}/{round_files.part_path(at.client, part)}"
         await in_storage_thread(self._storage.write_bytes, key, content)
 
     async def send(self, name: str, update: UpdateRequest) -> tuple[views.UpdateReceipt, bool]:
-        """Pass an update, whose parts were sent, to the aggregating rank.
+        """Pass an update, whose parts have been sent, to the aggregating rank.
 
-        Returns (receipt, is_new). Repeating this is harmless: a client's first update in a round
-        counts, and later ones have no effect. Raises BadUpdate if a part is missing.
+        Return (receipt, is_new). Repeated calls are harmless: only a client's first update in a
+        round counts. Raise BadUpdate if a part is missing.
         """
         at = await self._open_round(name, round_files.UPDATE)
         sent = SentUpdate(client=at.client, **update.model_dump())
@@ -131,7 +135,8 @@ class ClientRounds:
         return await self._hand_over(at, path, sent.to_json(), update.sha256)
 
     async def message(self, name: str, phase: str) -> bytes:
-        """The message for the client in a phase of secure aggregation; empty in the first phase."""
+        """Return the message for the client in a phase of secure aggregation; empty in the first
+        phase."""
         at = await self._open_round(name, phase)
         _refuse_unwanted(at)
         key = f"{self._prefix}/{name}/{round_files.message_path(phase, at.client)}"
@@ -143,9 +148,9 @@ class ClientRounds:
     async def answer(
         self, name: str, phase: str, content: bytes
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Pass the client's answer in a phase of secure aggregation to the rank, like `send`.
+        """Pass the client's response in a phase of secure aggregation to the rank, like `send`.
 
-        In the phase masked_input the answer is the SHA-256 of the parts.
+        In the phase masked_input, the response is the SHA-256 of the parts.
         """
         at = await self._open_round(name, phase)
         path = round_files.answer_path(phase, at.client)
@@ -154,9 +159,10 @@ class ClientRounds:
     async def _hand_over(
         self, at: Row[Any], path: str, content: bytes, sha256: str
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Record what the client has sent, then write the file from which the rank learns of it.
+        """Record what the client has sent, then write the file that the rank reads.
 
-        In this order the file can be written again, and nothing else can be sent.
+        Because of this order, a retry can write the file again, but the client can't send anything
+        else.
         """
         _refuse_unwanted(at, but=sha256)
         folder, is_update = f"{self._prefix}/{at.name}", at.awaits in SENT_IN_PARTS
@@ -170,7 +176,7 @@ class ClientRounds:
             return repository.note_sent(session, *sent, is_update=is_update)
 
         is_new = await self._database.write(note)
-        if not is_new:  # another request was faster, or this request is repeated
+        if not is_new:  # another request was faster, or this is a repeated request
             now = await self._open_round(at.name, at.awaits)
             _refuse_unwanted(now, but=sha256)
         await in_storage_thread(self._storage.write_bytes, f"{folder}/{path}", content)
@@ -184,7 +190,7 @@ class ClientRounds:
             except FileNotFoundError:
                 raise BadUpdate(
                     f"part {part} of the update is missing",
-                    hint="send this part, and then the update",
+                    hint="send this part, then send the update again",
                 ) from None
             assert size == round_files.part_size(at.update_bytes, part)
 
@@ -198,29 +204,31 @@ class ClientRounds:
         if at is None:
             raise JoinTokenUnknown(
                 "the token does not belong to a client of this job",
-                hint="the job's owner makes tokens with `dray federate invite JOB`; send one as "
+                hint="the job's owner creates tokens with `dray federate invite JOB`; send one as "
                 "`Authorization: Bearer TOKEN`",
             )
         return at
 
     async def _open_round(self, name: str, awaits: str | None = None) -> Row[Any]:
-        """Return the round if it is open. awaits: what the round must await from its clients."""
+        """Return the round if it is open. `awaits` is what the round must be waiting for, if
+        given."""
         at = await self._standing()
         if not _is_open(at) or at.name != name:
-            now_open = f"; the round {at.name} is open" if _is_open(at) else ""
+            now_open = f"; round {at.name} is open" if _is_open(at) else ""
             raise RoundOver(
-                f"the round {name[:64]!r} is over{now_open}", hint="request the round again"
+                f"round {name[:64]!r} is over{now_open}", hint="request the round again"
             )
         if awaits not in (None, at.awaits):
             raise RoundOver(
-                f"the round {name[:64]!r} awaits {at.awaits}, not {awaits[:32]!r}",
+                f"round {name[:64]!r} is waiting for {at.awaits}, not {awaits[:32]!r}",
                 hint="request the round again",
             )
         return at
 
 
 def names_of_sent(name: str) -> set[str]:
-    """The values of `sent_round` which mean that the client's update in the round has arrived."""
+    """Return the values of `sent_round` that mean that the client's update for the round has
+    arrived."""
     phases = (MaskingPhase.MASKED_INPUT, MaskingPhase.CONSISTENCY_CHECK, MaskingPhase.UNMASK)
     return {name, *(f"{name}/{phase}" for phase in phases)}
 
@@ -246,7 +254,7 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if the client is not selected, or has sent another update than `but`."""
+    """Raise UpdateRefused if the client is not selected, or has sent an update other than `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

@@ -1,4 +1,4 @@
-"""Use cases of the owner of a federated job: inviting clients outside of the cluster."""
+"""Use cases for the owner of a federated job: inviting clients outside the cluster."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from service.jobs.service import found
 
 
 class Invitations:
-    """Invitations of clients, which have numbers, and tokens of which only hashes are stored."""
+    """Invitations of clients. Each client has a number and a token, of which only the hash is
+    stored."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def invite(self, job_id: str, count: int, *, by: str) -> views.InvitationPage:
-        """Make tokens for `count` more clients. Raises TooManyClients if the document has fewer."""
-        tokens = [new_token() for _ in range(count)]  # outside of the transaction
+        """Create tokens for `count` more clients. Raise TooManyClients if the document allows
+        fewer."""
+        tokens = [new_token() for _ in range(count)]  # outside the transaction
         digests = [digest_of(token) for token in tokens]
 
         def work(session: Session) -> list[int]:
             touch(session)
             job = _federated(session, job_id)
             if JobState(job.state).is_terminal:
-                raise JobFinished(f"job {job_id} is {job.state}: it has no more rounds")
+                raise JobFinished(f"job {job_id} is {job.state}: it will have no more rounds")
             taken = repository.client_numbers(session, job_id)
             most = job.spec["federated"]["clients"]
             free = [number for number in range(most) if number not in taken][:count]
@@ -103,7 +105,7 @@ class Invitations:
 
 
 def _federated(session: Session, job_id: str, *, lock: bool = True) -> JobRow:
-    """The job. Raises NotFederated unless it has clients outside of the cluster."""
+    """Return the job. Raise NotFederated unless it has clients outside the cluster."""
     job = found(session, job_id, lock=lock)
     if (job.spec.get("federated") or {}).get("http") is None:
         raise NotFederated(

@@ -1,4 +1,4 @@
-"""Tokens of clients outside of the cluster: each is valid for the rounds of one job."""
+"""Tokens of clients outside the cluster. Each token is valid for the rounds of one job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 JOIN_TOKEN = "dray-join-"
-"""The prefix of these tokens, by which other routes recognise and refuse them."""
+"""Prefix of these tokens, by which other routes recognise and refuse them."""
 
 
 def new_token() -> str:
@@ -14,5 +14,5 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """The hash of a token, which the database stores."""
+    """Return the hash of a token, which is stored in the database."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.filters import MAX_POINTS, MetricsFilter, SystemMetricsFilter
+from dray.filters import MAX_POINTS
 from dray.views import JobState
 from service.checkpoints import catalog
 from service.config.settings import Settings
@@ -32,6 +32,7 @@ from service.lifecycle import resizing
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
+from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
 
 MAX_LINES = 10_000
 MAX_EVENTS = 1000

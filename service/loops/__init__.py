@@ -1,1 +1,1 @@
-"""The loops of the service: read, decide, apply. One process at a time runs them."""
+"""The service's background loops: read, decide, apply. Only one process at a time runs them."""

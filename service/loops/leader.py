@@ -1,8 +1,8 @@
-"""Elects the process that runs the loops: one at a time of all processes that share a database.
+"""Elects the process that runs the loops. Only one of the processes that share a database does so.
 
-On PostgreSQL every process that could run the loops requests the lease. The process that gets the
-lease runs them until a renewal or a write finds that the lease is lost. On SQLite there is no
-lease: the lock on the home directory decides.
+With PostgreSQL, every process that could run the loops requests the lease. The process that gets
+the lease runs the loops until a renewal or a write finds that the lease is lost. With SQLite there
+is no lease, because the lock on the home directory admits only one process.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
 
 
 def own_name() -> str:
-    """Return a unique name for a holder; people read its host and process id in it."""
+    """Return a unique name for a holder, which shows its host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Leader:
-    """Runs the loops that `start` returns, only while this process holds the lease."""
+    """Runs the loops that `start` returns while this process holds the lease."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Leader:
         self._alone = database.is_sqlite if alone is None else alone
         self.name = name or own_name()
         self.lease: Lease | None = None
-        """The lease of this process; None while it does not run the loops."""
+        """The lease of this process; None while it doesn't run the loops."""
         self.other: Lease | None = None
-        """The lease of another process, as last read."""
+        """The lease of another process, as it was last read."""
         self.tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -68,13 +68,13 @@ class Leader:
         return bool(self.tasks)
 
     async def run(self) -> None:
-        """Run until cancelled, and then cancel the loops."""
+        """Run until cancelled, then cancel the loops."""
         while True:
             term = None if self._alone else await self._wait_for_term()
             await self._lead(LoopDatabase(self._database, term))
 
     async def release(self) -> None:
-        """Release the lease on an orderly stop, so that another process gets it at once."""
+        """Release the lease on an orderly stop, so that another process gets it immediately."""
         lease, self.lease = self.lease, None
         if lease is not None:
             await self._database.write(lambda s: self._release(s, lease))
@@ -97,18 +97,20 @@ class Leader:
 
     async def _ask(self) -> None:
         """Take the lease if it is free. A cancelled call still waits for the answer: this process
-        could not release a lease that it does not know of, and others would wait until it expires.
+        could not release a lease that it doesn't know about, and others would have to wait until it
+        expires.
         """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:
             self.lease = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # the cancellation goes on
+            with contextlib.suppress(Exception):  # the cancellation is raised below
                 self.lease = await asking
             raise
 
     def _left_s(self, session: Session) -> float:
-        """Seconds until the lease of another process expires, unless that process renews it."""
+        """Return the seconds until another process's lease expires, unless that process renews
+        it."""
         found, now = repository.get(session), self._database.time(session)
         if found is None or self._taken(found, now) is not None:
             self.other = None
@@ -122,10 +124,10 @@ class Leader:
         return leases.taken(found, self.name, now, self._timings.lease_held_for)
 
     def _take(self, session: Session) -> Lease | None:
-        """Take the lease after all writes under the previous lease; later writes wait for it.
+        """Take the lease after all writes under the previous lease. Later writes wait for it.
 
-        Writes under an expired lease are aborted: their process may be suspended in the middle of
-        a write, and a live process finds out that it lost the lease.
+        Writes under an expired lease are aborted, because their process may be suspended in the
+        middle of a write. A process that is alive finds out that it has lost the lease.
         """
         touch(session)
         if self._taken(repository.get(session), self._database.time(session)) is None:
@@ -165,7 +167,7 @@ class Leader:
                 logger.warning("can't renew the lease of the loops: %s", error)
 
     async def _renew(self) -> bool:
-        """Renew the lease; return False if it was lost."""
+        """Renew the lease. Returns False if it was lost."""
         if self.lease is None:
             return True  # no other process can run the loops
         lease = self.lease
@@ -173,8 +175,8 @@ class Leader:
         return self.lease is not None
 
     def _extend(self, session: Session, lease: Lease) -> Lease | None:
-        """Return the renewed lease, or None if it was lost. Takes no lock that a write could hold
-        for long."""
+        """Return the renewed lease, or None if it was lost. This takes no lock that a write could
+        hold for long."""
         touch(session)
         now = self._database.time(session)
         then = leases.renewed(lease, now, self._timings.lease_held_for)

@@ -1,4 +1,4 @@
-"""Adds this process's measurements to the database, and reads the state that operators watch."""
+"""Adds this process's measurements to the database, and reads the state for monitoring."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Watched:
-    """The state of the service as a whole, at one moment."""
+    """The state of the entire service at one time."""
 
     now: datetime
     cells: Mapping[Cell, float]
-    """The sums of all processes."""
+    """The totals over all processes."""
     queues: Sequence[Row[str, JobState, int, datetime]]
-    """The rows of `repositories.service_metrics.queues`."""
+    """The result of `repositories.service_metrics.queues`."""
     webhooks: tuple[int, int, int, int, datetime | None]
-    """The values of `repositories.webhooks.summary`."""
+    """The result of `repositories.webhooks.summary`."""
 
 
 class Metering:
-    """Runs in every process, including processes that do not run the loops."""
+    """Runs in every process, including processes that don't run the loops."""
 
     def __init__(self, database: Database, timings: LoopTimings) -> None:
         self._database = database
         self._timings = timings
 
     async def run(self) -> None:
-        """Run until cancelled; the caller adds the rest with `flush`."""
+        """Run until cancelled. The caller then stores the remaining measurements with `flush`."""
         while True:
             await asyncio.sleep(self._timings.metering_period_s)
             await self.flush()
 
     async def flush(self) -> None:
-        """Add this process's measurements to the sums of all processes. If the database fails,
+        """Add this process's measurements to the totals of all processes. If the database fails,
         they are kept for the next call."""
         cells = self._database.meter.take()
         if not cells:

@@ -1,8 +1,8 @@
-"""The exporter: a loop that writes each job into an MLflow run.
+"""The exporter: a loop that writes each job to an MLflow run.
 
-A separate process calls MLflow (`service.tracking.mlflow.client`). The progress is stored in SQL
-after each part of a job that MLflow has accepted, so the same part is sent again after any failure.
-The loop only reads the stored reports of attempts: no job waits for it.
+A separate process calls MLflow (`service.tracking.mlflow.client`). The progress is stored in the
+database after each part of a job that MLflow has accepted, so after any failure the same part is
+sent again. The loop only reads stored reports of attempts, so no job waits for it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefu
 logger = logging.getLogger(__name__)
 
 CALL_LIMIT_S = 120.0
-"""Most seconds that a call to MLflow may take, plus the time for its points or its file."""
+"""Time limit for a call to MLflow, in addition to the time for its points or its file."""
 POINTS_PER_S = 30.0
-"""The slowest rate at which MLflow may accept points before the call is given up."""
+"""Minimum rate at which MLflow must accept points, or the call is given up."""
 UPLOAD_BYTES_PER_S = 1 << 20
-"""The slowest rate of an artifact's upload before the call is given up."""
+"""Minimum rate at which artifacts must be uploaded, or the call is given up."""
 NEW_JOBS = 500
-"""Most new jobs that one round adds to the export."""
+"""Maximum number of new jobs that one round adds to the export."""
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Pauses of all jobs while MLflow does not answer."""
+"""Pauses for all jobs while MLflow does not answer."""
 AWAY_PAUSES_S: Sequence[float] = (1.0, 5.0, 30.0)
-"""Pauses of one job after consecutive calls without an answer; other jobs may get answers."""
+"""Pauses for one job after consecutive calls without an answer. Other jobs may still get
+answers."""
 REFUSED_PAUSES_S: Sequence[float] = (5.0, 30.0, 120.0, 600.0, 3600.0)
-"""Pauses of one job after consecutive refusals."""
+"""Pauses for one job after consecutive refusals."""
 
 
 class MlflowCalls(Protocol):
@@ -59,9 +60,9 @@ class MlflowExporter:
         self._mlflow = mlflow
         self._timings = timings
         self._seen: dict[str, Any] = {}
-        """The row of each job when its MLflow run was complete."""
+        """The row of each job as of when its MLflow run was complete."""
         self._num_failures = 0
-        """Consecutive calls that MLflow did not answer."""
+        """Number of consecutive calls that MLflow did not answer."""
         self.is_away = False
         """Whether MLflow did not answer the last call."""
 
@@ -85,8 +86,8 @@ class MlflowExporter:
         return PAUSES_S[min(self._num_failures // MLFLOW_CALLS, len(PAUSES_S)) - 1]
 
     async def run_once(self) -> bool:
-        """Export one part of each job that MLflow may not have completely; fewer if MLflow does not
-        answer. Return whether more can be exported without a pause."""
+        """Export one part of each job that MLflow may not have completely; fewer if MLflow doesn't
+        answer. Returns whether more can be exported without a pause."""
         new = await self._database.read(lambda s, _: repository.new_jobs(s, NEW_JOBS))
         if new:
             await self._database.write(lambda s, _: repository.add(s, new))
@@ -102,7 +103,8 @@ class MlflowExporter:
         return has_more and not self.is_away
 
     async def _export_from(self, waiting: Iterator[str], now: Mapping[str, Any]) -> bool:
-        """Export a part of each job that no other call has begun; return whether any has more."""
+        """Export a part of each job that no other task has started. Returns whether any job has
+        more."""
         has_more = False
         for job_id in waiting:
             try:
@@ -111,14 +113,14 @@ class MlflowExporter:
                 else:
                     self._seen[job_id] = now[job_id]
                 self.is_away, self._num_failures = False, 0
-            except Exception as error:  # also a fault in this job's data
+            except Exception as error:  # can also be a fault in this job's data
                 await self._note_failure(job_id, error)
             if self._num_failures >= MLFLOW_CALLS:
                 break
         return has_more
 
     async def _export(self, job_id: str) -> bool:
-        """Export the next part of the job; return whether the job has more."""
+        """Export the next part of the job. Returns whether the job has more."""
         part = await self._database.read(lambda s, _: next_part(s, job_id))
         if part is None:
             return False
@@ -139,7 +141,7 @@ class MlflowExporter:
         return part.has_more
 
     async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
-        """Upload the artifacts, and describe the model. Return the last refusal, which delays
+        """Upload the artifacts and describe the model. Returns the last refusal, which delays
         neither the other files nor the job's status."""
         refused = None
         for file in part.artifacts:
@@ -165,7 +167,7 @@ class MlflowExporter:
         return await self._mlflow.call(method, *arguments, limit_s=limit_s)
 
     async def _note_failure(self, job_id: str, error: Exception) -> None:
-        """Log and store the failure; raises if the database does not answer."""
+        """Log and store the failure. Raises if the database doesn't answer."""
         why, pauses_s = _without_password(f"{error}"), REFUSED_PAUSES_S
         is_known = isinstance(error, MlflowAway | MlflowRefused)
         logger.warning(
@@ -185,7 +187,7 @@ def _without_password(text: str) -> str:
 
 def _note_run(session: Session, job_id: str, run_id: str) -> None:
     row = repository.get(session, job_id)
-    if row is not None:  # else the job was deleted meanwhile
+    if row is not None:  # otherwise the job was deleted meanwhile
         row.run_id = run_id
 
 

@@ -1,5 +1,5 @@
-"""Retention: deletes jobs by the operator's rules, measures the storage, and moves to the storage
-the parts of logs that it refused earlier."""
+"""Retention: deletes jobs according to the operator's rules, measures the storage, and retries
+storing parts of logs that the storage refused."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from service.telemetry import refused_logs
 logger = logging.getLogger(__name__)
 
 MOST_SHARE = 0.02
-"""The largest share of the time for measuring the storage, which may sum up many rows."""
+"""Maximum share of the time that may be spent measuring the storage, which can involve many
+rows."""
 BATCH = 100
-"""Most jobs that one rule deletes in one round."""
+"""Maximum number of jobs that one rule deletes in one round."""
 
 
 class Retention:
-    """The loop of the retention."""
+    """The retention loop."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Retention:
         self._clock = clock
         self._expiry_at = self._measure_at = 0.0
         self._tried_log_of = ""
-        """The job whose refused log was tried last."""
+        """The job whose refused log was retried last."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -69,7 +70,7 @@ class Retention:
             await asyncio.sleep(self._timings.retention_period_s)
 
     async def run_once(self) -> int:
-        """Run one round; return the number of deleted jobs."""
+        """Run one round. Returns the number of deleted jobs."""
         deleted = 0
         loop = asyncio.get_running_loop()
         if loop.time() >= self._expiry_at:
@@ -105,10 +106,10 @@ class Retention:
             try:
                 while await self._store_refused_log(job_id):
                     continue
-            except FolderSpoilt:  # only this job's folder
+            except FolderSpoilt:  # only this job's folder is affected
                 continue
             except StorageUnavailable as error:
-                logger.info("refused parts of logs stay in the database: %s", error)
+                logger.info("refused parts of logs remain in the database: %s", error)
                 return
         self._tried_log_of = found[-1] if len(found) == BATCH else ""
 
@@ -119,9 +120,10 @@ class Retention:
         return await with_files(self._storage, store)
 
     async def delete_expired(self) -> int:
-        """Delete finished jobs that are too old or too many, up to a batch of each kind.
+        """Delete finished jobs that are too old or exceed the maximum number, up to a batch of
+        each.
 
-        A job from which a live job starts is never deleted.
+        A job from whose checkpoint an unfinished job starts is never deleted.
         """
         now = await self._now()
         deleted = 0
@@ -132,13 +134,13 @@ class Retention:
         if self._count:
             keep = self._count
             many = await self._database.read(lambda s: _surplus(s, keep))
-            deleted += await self._delete(many, f"its project has {keep} newer finished ones")
+            deleted += await self._delete(many, f"its project has {keep} newer finished jobs")
         return deleted
 
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:
         deleted = 0
         for job_id, project in found:
-            # A user may have deleted the job meanwhile, or started another from its checkpoint.
+            # A user may have deleted the job meanwhile, or started another job from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
                 await self._jobs.delete(job_id, actor="the retention")
                 deleted += 1

@@ -1,8 +1,8 @@
-"""The loop that sends the messages of webhooks.
+"""The loop that sends webhook messages.
 
-The messages of one webhook are sent one at a time, in the order of the changes; the webhooks take
-turns. A receiver that fails gets a pause, which doubles with each failure, and only its messages
-wait. No message is sent for a user whose token was removed.
+The messages of a webhook are sent one at a time, in the order of the changes, and webhooks take
+turns. After a failure, a webhook pauses. The pause doubles with each failure, and only this
+webhook's messages wait. No message is sent for a user whose token was removed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ from service.loops.shared.timings import LoopTimings, rest_after
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 32
-"""Most messages that are sent concurrently, each of another webhook."""
+"""Maximum number of messages that are sent concurrently, each of a different webhook."""
 MAX_IN_TURN = 10
-"""Most messages of a webhook in one turn."""
+"""Maximum number of messages of a webhook in one turn."""
 MAX_TURN_S = 10.0
-"""Seconds of a turn after which it sends no further message, so that a slow receiver does not delay
-the other webhooks."""
+"""Seconds after which a turn sends no further messages, so that a slow receiver can't delay other
+webhooks."""
 KEPT_FOR = timedelta(days=7)
 KEPT_OF_A_WEBHOOK = 500
-"""Settled messages are kept for `KEPT_FOR`; at most this many, the newest, of each webhook."""
+"""Maximum number of settled messages that are kept for each webhook: the newest ones, for at most
+`KEPT_FOR`."""
 MAX_SWEPT = 5_000
-"""Most old messages that one query returns."""
+"""Maximum number of old messages that one query returns."""
 MAX_ANSWER_CHARS = 1000
 
 Post = Callable[[str, bytes, Mapping[str, str], AllowedHosts], Awaitable[Answer]]
@@ -75,7 +76,7 @@ class _Message:
 
 
 class WebhookSender:
-    """Wakes when a message is written, and when one is due."""
+    """Wakes up when a message is written, and when a message is due."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class WebhookSender:
         post: Post | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Send messages with `post`, which tests replace."""
+        """post: sends a message; replaced in tests."""
         self._database = database
         self._signals = signals
         self._public_url = settings.base_url
@@ -101,17 +102,18 @@ class WebhookSender:
         self._post = post
         self._chance = chance
         self._serving: dict[str, asyncio.Task[None]] = {}
-        """The task that sends each webhook's messages."""
+        """The task that is sending messages, by webhook."""
         self._turns: dict[str, float] = {}
-        """When each webhook was last served, by the clock of the event loop."""
+        """When each webhook was last served, by the event loop's clock."""
         self._resting: dict[str, float] = {}
-        """Until when a webhook rests after a failure of this process, by the same clock. If the
-        database can't store the answer, the message would otherwise be sent again at once."""
+        """Until when a webhook rests after a failure in this process, by the same clock. Otherwise,
+        if the database can't store the answer, the message would immediately be sent again."""
         self._sweep_at = 0.0
-        """When old messages are deleted next, by the same clock."""
+        """When old messages will be deleted next, by the same clock."""
 
     async def run(self) -> None:
-        """Run until cancelled. Messages that are being sent then are sent again later."""
+        """Run until cancelled. Messages that are being sent at that time will be sent again
+        later."""
         self._sweep_at = asyncio.get_running_loop().time() + self._timings.webhook_sweep_s
         try:
             with self._signals.subscribe(WEBHOOKS) as woken:
@@ -130,7 +132,8 @@ class WebhookSender:
             await asyncio.gather(*self._serving.values(), return_exceptions=True)
 
     async def run_once(self) -> float:
-        """Serve the webhooks whose messages are due; return the seconds until the next is due."""
+        """Serve the webhooks with due messages. Returns the seconds until the next message is
+        due."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._sweep_at:
             self._sweep_at = now_s + self._timings.webhook_sweep_s
@@ -156,8 +159,9 @@ class WebhookSender:
         return (min(later) - now).total_seconds() if later else self._timings.webhook_period_s
 
     async def _unauthorized(self) -> Collection[str] | None:
-        """Return the webhooks that no user with a token owns or enabled; None if the tokens file
-        can't be read. Webhooks that have been without one for long are disabled."""
+        """Return the webhooks that were not created or enabled by a user with a token; None if the
+        tokens file can't be read. A webhook that has been without such a user for too long is
+        disabled."""
         hooks, now = await self._database.read(lambda s, now: (repository.enabled(s), now))
         if self._tokens is None:
             if not self._has_warned and any(hook.owner != LOCAL_OWNER for hook in hooks):
@@ -205,7 +209,8 @@ class WebhookSender:
         self._signals.publish(WEBHOOKS)
 
     async def _serve(self, webhook_id: str) -> None:
-        """Send the webhook's messages one after the other, until its turn ends or one fails."""
+        """Send the webhook's messages one after the other, until its turn ends or a message
+        fails."""
         clock = asyncio.get_running_loop().time
         until = clock() + MAX_TURN_S
         for _ in range(MAX_IN_TURN):
@@ -224,7 +229,7 @@ class WebhookSender:
 
     async def _send(self, message: _Message) -> Answer:
         if self._post is None:
-            # The import is slow, and a service without webhooks does not need it.
+            # This import is slow, and a service without webhooks doesn't need it.
             from service.webhooks.posting import post
 
             self._post = post
@@ -245,7 +250,7 @@ class WebhookSender:
     def _settle(
         self, session: Session, webhook_id: str, number: int, answer: Answer, now: datetime
     ) -> bool:
-        """Store the answer; return whether the webhook's next message may be sent at once."""
+        """Store the answer. Returns whether the webhook's next message can be sent immediately."""
         touch(session)
         is_taken = answer.error is None
         measure(session, meter.WEBHOOK_TRIES, label="delivered" if is_taken else "failed")
@@ -272,7 +277,7 @@ class WebhookSender:
         if why is not None and hook.disabled_at is None:
             self._disable(session, hook, row.job_id, *why, now)
         elif row.next_try_at is None and not repository.num_waiting(session, [hook.id]):
-            # Nothing may be sent for days; the next failure begins a new series.
+            # It may be days until the next message; a failure then starts a new series.
             hook.failures, hook.failing_since, hook.paused_until = 0, None, None
         return False
 
@@ -309,7 +314,7 @@ class WebhookSender:
             for webhook_id in repository.overfull(session, MAX_WAITING):
                 hook = repository.get(session, webhook_id, lock=True)
                 if hook is not None and hook.disabled_at is None:
-                    why = f"more than {MAX_WAITING:,} messages wait for its receiver"
+                    why = f"more than {MAX_WAITING:,} messages are waiting for its receiver"
                     self._disable(session, hook, None, "too_slow", why, now)
 
         await self._database.write(work)

@@ -1,1 +1,1 @@
-"""The nodes: their table, quarantine, and the abilities of their GPUs."""
+"""The table of nodes, quarantined slots, and the capabilities of GPUs."""

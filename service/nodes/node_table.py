@@ -1,4 +1,4 @@
-"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job may get."""
+"""The snapshot of the cluster in SQL: its nodes, and the kinds of GPU that a job can get."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from service.domain.scheduling import autoscaling, policy
 from service.nodes import quarantine
 
 KIND = "accelerator_type:"
-"""The prefix of the resource that states the kind of a Ray node's GPUs."""
+"""Prefix of the resource that gives the kind of a Ray node's GPUs."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
-"""GPUs of compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
+"""GPUs with a compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
 
 
 def store(
     session: Session, snapshot: ClusterSnapshot | None, problem: str | None, now: datetime
 ) -> None:
-    """Store the newest snapshot.
+    """Store the latest snapshot.
 
-    Without a snapshot the nodes stay as last seen, but not connected, and the dashboard's address
-    is removed, because the next Ray may have another address.
+    Without a snapshot, the nodes stay as last seen and the cluster is marked as not connected. The
+    dashboard's address is removed, because it may differ after Ray restarts.
     """
     before = repository.get(session)
     repository.put(
@@ -47,7 +47,7 @@ def store(
     )
     if snapshot is None:
         return
-    # Writing the cluster's row first locks out other processes that store a snapshot.
+    # Writing the cluster's row first locks out other processes that are storing a snapshot.
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(
@@ -74,16 +74,17 @@ def store(
 
 
 def _why_closed(labels: Mapping[str, str]) -> str | None:
-    return "it has a silo's data, and takes ranks of silos alone" if SILO_LABEL in labels else None
+    return "it has a silo's data, and only runs ranks of silos" if SILO_LABEL in labels else None
 
 
 def _clean(message: str | None) -> str | None:
-    """A message from Ray or a node's agent, in a form that a database can hold."""
+    """Make a message from Ray or a node's agent safe to store in a database."""
     return message and clean(message)
 
 
 def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """The nodes that may run ranks, and nodes of these types that may be added, if any."""
+    """Return the nodes that can run ranks, and the nodes of the given types that may be added; None
+    if there are none."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None
@@ -96,7 +97,8 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
-    """Like `usable`, but if `types` is empty, all nodes are shown as empty and without names."""
+    """Like `usable`, but if `types` is empty, treat all nodes as empty, and leave out their
+    names."""
     if types:
         return usable(session, types)
     if not surroundings.seen(session).connected:
@@ -109,7 +111,8 @@ def totals(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:
-    """The kind of GPU that the job names, or else all kinds in the cluster; None is unknown."""
+    """Return the kind of GPU that the job names, or all kinds in the cluster if it names none. A
+    kind of None is unknown."""
     if spec.resources.accelerator is not None:
         return {spec.resources.accelerator}
     found: set[str | None] = set()
@@ -126,7 +129,7 @@ def _has_more_exact(name: str, names: set[str]) -> bool:
 
 
 def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
-    """Raise Unsatisfiable if the job may get a GPU that lacks its precision."""
+    """Raise Unsatisfiable if the job could get a GPU that does not support its precision."""
     if not spec.resources.gpus_per_worker or spec.train.precision != "bf16":
         return
     found = kinds(session, spec)
@@ -138,7 +141,7 @@ def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
         gathered = spec.parallel.param_dtype == "bf16"
         fields = "train.precision" + (" and parallel.param_dtype" if gathered else "")
         raise Unsatisfiable(
-            f"train.precision is bf16, which a {named} can't compute in, and the job may get one",
+            f"train.precision is bf16, which a {named} does not support, and the job could get one",
             pointer="/train/precision",
-            hint=f"set {fields} to fp16, or ask for {newer} with resources.accelerator",
+            hint=f"set {fields} to fp16, or request {newer} with resources.accelerator",
         )

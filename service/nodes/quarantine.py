@@ -1,4 +1,4 @@
-"""Quarantined slots, which stay unused because a process of an ended job still exists."""
+"""Quarantined slots, which stay unused because a process of an ended job is still alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stored = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def as_stored(nodes: Sequence[ClusterNode], before: Stored) -> dict[str, list[dict[str, Any]]]:
-    """The quarantined slots of each node; unchanged for a node that did not report."""
+    """Return the quarantined slots of each node; unchanged for a node that did not report."""
     return {
         node.node_id: [dict(entry) for entry in before.get(node.node_id, ())]
         if node.quarantined is None
@@ -46,7 +46,7 @@ def as_viewed(stored: Sequence[Mapping[str, Any]]) -> list[views.QuarantinedSlot
 
 
 def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict[str, float]:
-    """The resources that are held on a node, including its quarantined resources."""
+    """Return the resources held on a node, including quarantined resources."""
     amounts = dict(held)
     for entry in entries:
         for name, amount in entry.resources.items():
@@ -59,7 +59,7 @@ def add_events(
 ) -> None:
     """Add events for slots that entered or left quarantine.
 
-    The quarantines of a lost node end, too.
+    When a node is lost, its quarantines end too.
     """
     old, new = _by_key(before), _by_key(after)
     for key in new.keys() - old.keys():
@@ -92,7 +92,7 @@ def _add_event(
     node_id, job_id, attempt = key
     job = repository.lock(session, job_id)
     if job is None:
-        return  # deleted meanwhile
+        return  # deleted in the meantime
     data = {"node_id": node_id, "attempt": attempt, "slots": entry["slots"]}
     remark(session, job, type_=code, code=code, message=message, now=now, data=data)
 

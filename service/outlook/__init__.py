@@ -1,1 +1,1 @@
-"""Expected starts and ends, changes that would affect them, and decisions that can be replayed."""
+"""Forecasts of starts and ends, changes that would affect them, and replayable decisions."""

@@ -1,7 +1,8 @@
-"""Answers about changes that would let a job start, and about jobs that are not submitted yet.
+"""Answers to the questions which changes would make a job start, and when a job would start that
+has not been submitted.
 
-Any process can answer from the situation with which the newest forecast began. The process that
-runs the loops stores it every few seconds (`service.loops.scheduling.forecaster`).
+Any process can answer, based on the situation from which the latest forecast was made. The process
+that runs the loops stores this situation every few seconds (`service.loops.scheduling.forecaster`).
 """
 
 from __future__ import annotations
@@ -36,30 +37,31 @@ from service.outlook.step_times import EarlierRuns, Runs
 from service.outlook.waiting_jobs import waiting_job
 
 CURRENT_FOR = timedelta(minutes=2)
-"""An older situation is out of date: no process runs the loops."""
+"""If the situation is older, no process is running the loops."""
 FOR_SLOTS = frozenset(
     {
         *("waiting_for_slots", "behind_in_queue", "room_is_made", "unsatisfiable"),
         *("queue_limit", "user_limit"),
     }
 )
-"""Reasons of jobs that might start now in another queue, smaller, or with a higher priority."""
+"""Reasons for waiting of jobs that might start immediately in another queue, with fewer resources,
+or with a higher priority."""
 MAX_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class _Newest:
-    """The newest situation, decoded once."""
+    """The latest situation, decoded once."""
 
     made_at: datetime
     situation: Situation | None
-    """None if another release wrote it, whose process still runs the loops."""
+    """None if it was written by another release, whose process is still running the loops."""
     answers: dict[tuple[Any, ...], list[Counterfactual]] = field(default_factory=dict)
-    """The answers by job and all of its changeable fields."""
+    """Cached answers, by job and all its changeable fields."""
 
 
 class Answers:
-    """Answers questions from the newest situation."""
+    """Answers questions based on the latest situation."""
 
     def __init__(self) -> None:
         self._earlier = EarlierRuns()
@@ -68,13 +70,13 @@ class Answers:
     def counterfactuals(
         self, session: Session, row: JobRow, start: views.Forecast | None, now: datetime
     ) -> list[views.Counterfactual]:
-        """Return the changes that would let a job start sooner than `start`, its forecast; nothing
-        unless it waits for slots and a current forecast exists."""
+        """Return the changes that would make a job start sooner than its forecast `start`. The list
+        is empty if the job is not waiting for slots, or if there is no current forecast."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
         key = (row.id, row.attempt, row.priority, row.queue, row.rank)
-        answers = newest.answers.get(key)  # another thread may clear them
+        answers = newest.answers.get(key)  # another thread might clear the answers
         if answers is None:
             job = self._waiting(session, newest.situation, row, now)
             questions = JobQuestions(newest.situation, job, newest.made_at)
@@ -88,7 +90,8 @@ class Answers:
         return _views(answers, None if start is None else start.at, newest.made_at, now)
 
     def favoured(self, session: Session, row: JobRow, now: datetime) -> list[views.Reason]:
-        """Return the rules by which other jobs come before this job, if it waits for slots."""
+        """Return the rules by which other jobs take precedence over this job, if it is waiting for
+        slots."""
         newest = self._current(session, now)
         if newest is None or newest.situation is None or row.reason_code not in FOR_SLOTS:
             return []
@@ -97,8 +100,8 @@ class Answers:
     def of_unsubmitted(
         self, session: Session, row: JobRow, after: Sequence[tuple[str, bool]], now: datetime
     ) -> views.Explanation:
-        """Return the explanation that the job of `row` would have if it were submitted now. `after`
-        are the jobs and arrays for which it would wait."""
+        """Return the explanation that the job of `row` would have if it were submitted now. after:
+        the jobs and arrays for which it would wait."""
         newest = self._current(session, now)
         queue_length = planned_jobs.count_queued(session) + 1
         if newest is None or newest.situation is None:
@@ -133,14 +136,15 @@ class Answers:
         newest = self._newest
         if newest is None or newest.made_at != made_at:
             found = repository.outlook(session)
-            assert found is not None, "nothing deletes it"
+            assert found is not None, "the row is never deleted"
             self._newest = newest = _Newest(found.made_at, _decoded(found.situation))
         return newest
 
     def _waiting(
         self, session: Session, situation: Situation, row: JobRow, now: datetime
     ) -> policy.WaitingJob:
-        """Return the job of the scheduler's snapshot, with its current priority, queue and rank."""
+        """Return the job as in the scheduler's snapshot, with its current priority, queue and
+        rank."""
         seen = next((job for job in situation.snapshot.queue if job.job_id == row.id), None)
         if seen is None:  # it waits for slots, and so for no other jobs
             return waiting_job(row, (), self._earlier.get(session, now), now)
@@ -150,7 +154,7 @@ class Answers:
 WOULD_START = views.Reason(code="would_start", message="would start now")
 NO_FORECAST = views.Reason(
     code="no_forecast",
-    message="this process found no forecast of the last 2 minutes that it can read",
+    message="this process found no readable forecast from the last 2 minutes",
 )
 
 
@@ -168,7 +172,7 @@ def _reason(decision: policy.Decision) -> views.Reason:
 
 
 def errors(session: Session) -> views.ForecastErrors:
-    """Return the errors of forecasts, as the newest forecast has measured them."""
+    """Return the errors of forecasts, as measured by the latest forecast."""
     found = repository.errors(session)
     if not found:
         nothing = views.ForecastError(count=0)
@@ -177,7 +181,7 @@ def errors(session: Session) -> views.ForecastErrors:
 
 
 def error_of(session: Session, state: JobState) -> views.ForecastError | None:
-    """Return the error of forecasts of the next event, start or end, of a job in this state."""
+    """Return the forecast error for the next event (start or end) of a job in this state."""
     if state.is_terminal:
         return None
     found = errors(session)
@@ -201,7 +205,7 @@ def _choices(session: Session, row: JobRow, earlier: Runs) -> Choices:
 
 
 def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
-    """Whether the queue would accept another job of the owner."""
+    """Whether the queue would accept another job of this owner."""
     bounds = ((queue.max_queued, None), (queue.max_queued_per_user, owner))
     return all(
         most is None or queues_repository.count_waiting(session, queue.name, of) < most
@@ -210,7 +214,8 @@ def _has_capacity(session: Session, queue: Queue, owner: str) -> bool:
 
 
 def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Counterfactual | None:
-    """Return the view; None if the start has passed. A start at `made_at` would also happen now."""
+    """Return the view; None if the start is in the past. A start at `made_at` is shown as a start
+    now."""
     at = now if each.at == made_at else each.at
     if at is not None and at < now:
         return None
@@ -226,6 +231,6 @@ def _view(each: Counterfactual, made_at: datetime, now: datetime) -> views.Count
 def _views(
     found: Iterable[Counterfactual], start_at: datetime | None, made_at: datetime, now: datetime
 ) -> list[views.Counterfactual]:
-    """Return the views of the changes that let the job start sooner than expected."""
+    """Return the views of the changes that would make the job start sooner than expected."""
     shown = (_view(each, made_at, now) for each in sooner(found, start_at))
     return [each for each in shown if each is not None]

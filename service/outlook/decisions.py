@@ -1,8 +1,8 @@
-"""Stored rounds of the scheduler, kept for some hours: the policy's input and its decisions.
+"""Stored scheduling rounds: the input of the policy and its decisions, kept for a few hours.
 
-A round is stored if a job started, grew, was asked for slots or was found impossible. Of the
-waiting jobs, only those are stored on which the decisions depended. `replay` calls the policy again
-on the stored input, and shows whether it decides the same.
+A round is stored if a job started, grew, was asked to release slots, or was found to be impossible.
+Only waiting jobs that affected the decisions are stored. `replay` calls the policy again with the
+stored input, and shows whether the decisions are the same.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from service.outlook import codec
 
 KEPT_FOR = timedelta(hours=6)
 MAX_BYTES = 32 * 2**20
-"""Most bytes of all stored rounds."""
+"""Maximum total size of the stored rounds."""
 FEW_JOBS = 20
-"""With at most this many waiting jobs all are stored: finding the relevant jobs would take longer
-than the plan did."""
+"""With at most this many waiting jobs, all of them are stored, because finding the relevant jobs
+would take longer than the plan did."""
 MAX_NAMED = 20
-"""Most jobs of each kind that a summary names."""
+"""Maximum number of jobs listed in a summary for each kind of decision."""
 
 CHANGES = (policy.Start, policy.Grow, policy.Shrink, policy.Preempt, policy.Impossible)
 
 
 @dataclass(frozen=True)
 class SeenRound:
-    """One round of the scheduler."""
+    """One scheduling round."""
 
     snapshot: policy.Snapshot
     decisions: tuple[policy.Decision, ...]
@@ -50,12 +50,12 @@ class SeenRound:
 
 @dataclass(frozen=True)
 class Record:
-    """A round to be stored."""
+    """A round to store."""
 
     made_at: datetime
     summary: dict[str, Any]
     data: bytes
-    """The data that a replay needs."""
+    """The data needed for a replay."""
 
 
 def record(seen: SeenRound) -> Record:
@@ -71,7 +71,7 @@ def record(seen: SeenRound) -> Record:
 
 
 def _needed(seen: SeenRound) -> Situation:
-    """Return the situation of the round, without jobs that did not affect the decisions."""
+    """Return the situation of the round, without the jobs that did not affect the decisions."""
     by_id = {job.job_id: job for job in seen.snapshot.queue}
     in_order = [by_id.pop(d.job_id) for d in seen.decisions if d.job_id in by_id]
     whole = Situation(replace(seen.snapshot, queue=(*in_order, *by_id.values())))
@@ -115,7 +115,7 @@ def forget(session: Session, now: datetime) -> None:
 
 
 def page(session: Session, before: int | None, limit: int) -> views.DecisionPage:
-    """Return the newest stored rounds, or the rounds before a number."""
+    """Return the latest stored rounds, or the rounds before a number."""
     rows = repository.newest(session, before, limit)
     return views.DecisionPage(
         items=[
@@ -126,17 +126,18 @@ def page(session: Session, before: int | None, limit: int) -> views.DecisionPage
 
 
 def replay(session: Session, number: int) -> views.ReplayedDecision:
-    """Return a round, and the policy's present decisions on it. Raises DecisionNotFound if it is
-    not stored, or was written by another release."""
+    """Return a round, and the current policy's decisions for the same input. Raises
+    DecisionNotFound if the round is not stored, or was written by another release."""
     row = repository.get(session, number)
     if row is None:
         hint = f"rounds are kept for {KEPT_FOR.total_seconds() / 3600:g} hours"
-        raise DecisionNotFound(f"no round {number} of the scheduler is kept", hint=hint)
+        raise DecisionNotFound(f"scheduling round {number} is not stored", hint=hint)
     try:
         situation, decided, now = codec.decode_record(row.record)
     except codec.Unreadable as error:
         raise DecisionNotFound(
-            f"another release of dray stored the round {number}, which this release can't read"
+            f"scheduling round {number} was stored by another release of dray, and this release "
+            "can't read it"
         ) from error
     again = policy.plan(situation.snapshot, now)
     seen: dict[str, SeenJob] = {job.job_id: job for job in situation.snapshot.running}
@@ -153,13 +154,13 @@ def replay(session: Session, number: int) -> views.ReplayedDecision:
 
 
 def _changes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """Return the decisions that change anything. The others are shown but not compared: stored jobs
-    may have other positions in the whole queue."""
+    """Return the decisions that change something. The other decisions are shown but not compared,
+    because stored jobs can have different positions in the complete queue."""
     return [decision for decision in decisions if isinstance(decision, CHANGES)]
 
 
 def _outcomes(decisions: Iterable[policy.Decision]) -> list[policy.Decision]:
-    """Return the changes without messages, which other releases may word differently."""
+    """Return the changes without their messages, whose wording can differ between releases."""
     return [
         replace(each, reason=replace(each.reason, message=""))
         if isinstance(each, policy.Preempt | policy.Shrink | policy.Impossible)

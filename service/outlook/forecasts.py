@@ -1,7 +1,7 @@
-"""Makes, stores and shows forecasts of starts and ends, and measures their errors.
+"""Make, store and show forecasts of starts and ends, and measure their errors.
 
 `end_of` and `start_of` are the only source of expected times. An end is stored with the progress
-from which it is computed (`service.ingest.rank_frames`), so that all answers about a job have the
+from which it is computed (`service.ingest.rank_frames`), so that all responses about a job show the
 same range until its progress changes.
 """
 
@@ -33,28 +33,28 @@ from service.lifecycle.resizing import HOLDING
 from service.outlook.step_times import Kind, Runs
 
 COUNTED_FOR = timedelta(days=7)
-"""Errors of forecasts count for this time after the event."""
+"""Forecast errors are included for this long after the event."""
 MAX_COUNTED = 1000
 USUAL_RUNS = 50
-"""Number of newest jobs whose run times replace an unknown one."""
+"""Number of latest jobs whose run times are used if the run time of a job is unknown."""
 SAME_S = 5.0
 SAME_SHARE = 0.05
-"""A time that differs from the stored one by less than `SAME_S`, or by less than this share of the
-time until then, is not stored again."""
+"""A time is not stored again if it differs from the stored time by less than `SAME_S`, or by less
+than this fraction of the remaining time."""
 CHUNK = 500
-"""Most rows that one transaction writes: writers wait for each other."""
+"""Maximum number of rows that one transaction writes, because writers block each other."""
 
 Key = tuple[str, int, str]
-"""Job id, attempt, and the forecast event."""
+"""(job id, attempt, forecast event)."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The inputs of a forecast besides the scheduler's snapshot."""
+    """Inputs of a forecast in addition to the scheduler's snapshot."""
 
     jobs: Sequence[Row[Any]]
     runs_s: Sequence[float]
-    """Seconds that the last succeeded jobs of any kind ran."""
+    """Run times of the latest succeeded jobs of any kind."""
     earlier: Runs = field(default_factory=dict)
 
     @property
@@ -62,7 +62,8 @@ class Facts:
         return statistics.median(self.runs_s) if self.runs_s else UNKNOWN_S
 
     def time_left(self, job: Row[Any], ran_s: float, now: datetime) -> TimeLeft | None:
-        """Return the remaining time of a job by its own progress, earlier runs, or its limit."""
+        """Return the remaining time of a job, based on its own progress, earlier runs, or its
+        limit."""
         end = end_of(job.progress, now) if job.state is JobState.RUNNING else NO_END
         if end.earliest is not None and end.latest is not None:
             return TimeLeft(*((at - now).total_seconds() for at in (end.earliest, end.latest)))
@@ -80,7 +81,7 @@ def facts(session: Session, earlier: Runs | None = None) -> Facts:
 def situation(
     snapshot: policy.Snapshot, known: Facts, ran_s: Mapping[str, float], now: datetime
 ) -> Situation:
-    """Return the initial situation of a simulation. `ran_s` has the run times of live attempts."""
+    """Return the initial situation of a simulation. ran_s: run times of live attempts, by job."""
     by_id = {job.id: job for job in known.jobs}
     last = len(by_id) + 1
 
@@ -111,14 +112,15 @@ def situation(
 
 
 def _limit_s(job: Row[Any], ran_s: float) -> float | None:
-    """Seconds after which the job's `max_runtime_s` ends it."""
+    """Return the number of seconds after which `max_runtime_s` ends the job; None if there is no
+    limit."""
     if job.max_runtime_s is None:
         return None
     return max(0.0, float(job.max_runtime_s - job.runtime_used_s - ran_s))
 
 
-NO_TOTAL = Reason("unknown_length", "it reports no total number of steps")
-NO_SPEED = Reason("unknown_length", "too few of its steps were measured since it started")
+NO_TOTAL = Reason("unknown_length", "the job does not report its total number of steps")
+NO_SPEED = Reason("unknown_length", "too few steps have been measured since the job started")
 OVERDUE = Reason("overdue", "the expected time has passed")
 NO_END = Expected(None, NO_SPEED)
 
@@ -142,7 +144,7 @@ def end_of(progress: Mapping[str, Any] | None, now: datetime) -> Expected:
 
 
 def _from_now(expected: Expected, now: datetime) -> Expected:
-    """Return the part of the range that has not passed."""
+    """Return the expected time without the part of the range that is in the past."""
     at, earliest = expected.at, expected.earliest
     if at is None or at > now:
         return expected if earliest is None else replace(expected, earliest=max(earliest, now))
@@ -158,7 +160,7 @@ class Forecasts:
         self._stored: dict[Key, Expected] | None = None
 
     def load(self, session: Session) -> None:
-        """Read the forecasts that an earlier loop stored."""
+        """Load the forecasts that an earlier loop stored."""
         if self._stored is None:
             self._stored = {
                 (row.job_id, row.attempt, row.of): _expected(row)
@@ -172,7 +174,7 @@ class Forecasts:
         ends_: Mapping[str, Expected],
         now: datetime,
     ) -> list[Mapping[Key, Expected]]:
-        """Return the forecasts to store, in chunks for one transaction each."""
+        """Return the forecasts to store, in chunks. Each chunk is for one transaction."""
         assert self._stored is not None, "`load` comes first"
         found: dict[Key, Expected] = {}
         stored: dict[Key, Expected] = {}
@@ -194,7 +196,7 @@ class Forecasts:
         return [dict(piece) for piece in in_chunks(different, CHUNK)]
 
     def store(self, session: Session, changes: Mapping[Key, Expected], made_at: datetime) -> None:
-        """Write the changes. `made_at` is the time of the snapshot of the forecast."""
+        """Write the changes. made_at: time of the snapshot on which the forecast is based."""
         assert self._stored is not None, "`load` comes first"
         touch(session)  # no job has changed
         rows = [(key, _as_row(key, each, made_at)) for key, each in changes.items()]
@@ -202,7 +204,7 @@ class Forecasts:
         repository.change(session, [row for key, row in rows if key in self._stored])
 
     def stored(self, changes: Mapping[Key, Expected]) -> None:
-        """Remember changes whose transaction was committed."""
+        """Record the changes of a committed transaction."""
         assert self._stored is not None, "`load` comes first"
         self._stored |= changes
 
@@ -250,7 +252,7 @@ def _as_row(key: Key, each: Expected, made_at: datetime) -> dict[str, Any]:
 
 
 def errors(session: Session, now: datetime) -> views.ForecastErrors:
-    """Return the errors of the first forecast of each recent start and end."""
+    """Return the errors of the first forecast for each recent start and end."""
     off_s: dict[str, list[float]] = {of: [] for of in ForecastOf}
     ahead_s: dict[str, list[float]] = {of: [] for of in ForecastOf}
     for row in repository.settled(session, now - COUNTED_FOR, MAX_COUNTED):
@@ -278,9 +280,8 @@ def _error(off_s: Sequence[float], ahead_s: Sequence[float]) -> views.ForecastEr
 def of_job(
     session: Session, job: JobRow, progress: Mapping[str, Any] | None, now: datetime
 ) -> tuple[views.Forecast | None, views.Forecast | None]:
-    """Return the expected start of a waiting job, and the expected end of a job that holds slots.
-
-    `progress` is the progress that is shown.
+    """Return the expected start of a waiting job, and the expected end of a job that has slots.
+    progress: the progress that is shown.
     """
     if job.state is JobState.QUEUED:
         row = repository.of_job(session, job.id, job.attempt + 1, ForecastOf.START)
@@ -292,7 +293,7 @@ def of_job(
 
 
 def start_of(row: ForecastRow | None, now: datetime) -> views.Forecast | None:
-    """Return the stored start; None before the first forecast."""
+    """Return the stored forecast of a start; None before the first forecast."""
     return None if row is None else view(_from_now(_expected(row), now), row.made_at, row)
 
 

@@ -1,4 +1,4 @@
-"""A waiting job as if its document were submitted again with one change."""
+"""A waiting job as if its document were resubmitted with one change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.domain.scheduling.policy import WaitingJob
 from service.outlook.step_times import Kind, Runs
 
 NEWEST_SEQ = 2**63 - 1
-"""The sequence number of a job that is not submitted: it would come after all others."""
+"""Sequence number of a job that is not submitted: it would be last."""
 FIELDS = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_bytes"}
 
 
@@ -27,7 +27,7 @@ class Resubmission:
     earlier: Runs
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        # A job of an array has no document of its own, and silos are pinned to nodes.
+        # A job of an array doesn't have its own document, and silos are pinned to nodes.
         if self.row.array_id is not None or job.request.homes:
             return None
         spec = self._checked(change)

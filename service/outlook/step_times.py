@@ -1,4 +1,4 @@
-"""Times of earlier runs: of whole jobs, and of the steps of elastic jobs at each size."""
+"""Run times of earlier jobs, and step times of elastic jobs at each size."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from service.db.repositories import jobs as repository
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 
 MAX_JOBS = 500
-"""Most jobs that are read, the newest first."""
+"""Maximum number of jobs to read, newest first."""
 FRESH_FOR = timedelta(seconds=30)
-"""Largest age of the cached runs: one more run changes little."""
+"""Maximum age of the cached runs. A single additional run changes little."""
 MAX_RUNS = 2000
-"""Most runs that are read, the newest first."""
+"""Maximum number of runs to read, newest first."""
 
 
 def elastic_jobs(session: Session) -> dict[str, ElasticJob]:
-    """Return the elastic jobs, by id, that have not ended and save their state.
+    """Return the unfinished elastic jobs that save their state, by id.
 
-    Similar jobs of one owner share their reports: each job uses the reports of the others for sizes
-    that it has not had itself.
+    Similar jobs of one owner share their reports: for a size that a job has not had itself, it uses
+    the reports of the other jobs.
     """
     rows = repository.step_times(session, MAX_JOBS)
     of_kind: defaultdict[tuple[str, str], dict[tuple[int, ...], ReportedStep]] = defaultdict(dict)
@@ -49,7 +49,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
     progress, known = row.progress or {}, row.step_times
     total, batch_size = progress.get("total_steps"), known["batch_size"]
     batch_range = known.get("batch_range")
-    # With a range, the progress counts steps of the smallest batch.
+    # With a batch range, the progress is counted in steps of the smallest batch size.
     at_once = 1 if batch_range is None else batch_size / batch_range[0]
     return ElasticJob(
         least=row.min_workers,
@@ -65,7 +65,7 @@ def _elastic(row: Row[Any], times: dict[tuple[int, ...], ReportedStep]) -> Elast
 
 
 class Kind(NamedTuple):
-    """The kind of a job: jobs of one kind run for similar times."""
+    """The kind of a job. Jobs of the same kind have similar run times."""
 
     owner: str
     name: str
@@ -73,11 +73,11 @@ class Kind(NamedTuple):
 
 
 Runs = Mapping[Kind, Sequence[float]]
-"""Seconds that each succeeded job of a kind ran, newest last."""
+"""Run times in seconds of each kind's succeeded jobs, newest last."""
 
 
 class EarlierRuns:
-    """Caches the run times of earlier jobs for `FRESH_FOR`."""
+    """A cache of the run times of earlier jobs, which is valid for `FRESH_FOR`."""
 
     def __init__(self) -> None:
         self._read_at: datetime | None = None

@@ -1,1 +1,1 @@
-"""The planner: which divisions of a model fit a cluster, and their memory and time."""
+"""The planner: which divisions of a model fit the cluster, and their memory and time."""

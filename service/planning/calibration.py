@@ -1,4 +1,4 @@
-"""The speed of this cluster's workers, measured by the steps of jobs that succeeded."""
+"""The speed of this cluster's workers, measured from the steps of succeeded jobs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
 LOOKED_AT, COUNTED = 50, 5
-"""The number of the newest succeeded jobs to look at, and of jobs whose steps are read."""
+"""Number of latest succeeded jobs to examine, and number of jobs whose steps are read."""
 LEAST_STEPS = 20
-"""Shorter jobs are ignored: half of their steps would be warm-up."""
+"""Shorter jobs are ignored, because half of their steps would be warm-up."""
 SAMPLED_STEPS = 500
 COMPARABLE = 0.1
-"""A measured step counts if it has at least this fraction of the planned step's operations. A much
-smaller step is mostly launch overhead: an H100 would seem hundreds of times slower."""
+"""A measured step is used if it has at least this fraction of the planned step's operations. A much
+smaller step is mostly launch overhead, which would make an H100 seem hundreds of times slower."""
 
 
 def calibrated(
     session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
 ) -> Machine:
-    """Return the machine with the speed that earlier jobs reached on workers of the same kind.
+    """Return the machine with the speed that earlier jobs achieved on workers of the same kind.
 
-    The machine is returned unchanged if no such job has run, or if the planned job's shapes are
-    unknown. The highest speed counts, because a small model does not use all of a worker's speed.
+    The machine is returned unchanged if there was no such job, or if the shapes of the planned job
+    are unknown. The highest speed is used, because a small model does not use a worker's full
+    speed.
     """
     try:
         enough = COMPARABLE * _operations(spec, shapes_of(spec), machine)
@@ -48,14 +49,14 @@ def calibrated(
     if not speeds:
         return machine
     jobs = "the last job" if len(speeds) == 1 else f"the last {len(speeds)} jobs"
-    source = f"speed as {jobs} on such workers reached it; the rest: {machine.source}"
+    source = f"speed measured in {jobs} on workers of this kind; other values: {machine.source}"
     return replace(machine, flops_per_s=max(speeds), source=source)
 
 
 def _of_a_kind(
     document: dict[str, object], spec: JobSpec, accelerator: str | None
 ) -> JobSpec | None:
-    """The parsed document, or None if the job ran on workers of another kind."""
+    """Return the parsed document; None if the job ran on workers of a different kind."""
     try:
         ran = JobSpec.model_validate(document)
     except ValueError:
@@ -68,15 +69,16 @@ def _of_a_kind(
 
 
 def _operations(spec: JobSpec, shapes: Shapes, machine: Machine) -> float:
-    """Operations of one worker in a step."""
+    """Return the number of operations of one worker in a step."""
     return step_time(spec, shapes, replace(machine, flops_per_s=1.0)).compute_s
 
 
 def _speed(
     session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
 ) -> float | None:
-    """The `flops_per_s` of the job's workers, if its steps show it. enough: the operations that a
-    step needs for an exact speed; a smaller step gives a lower bound."""
+    """Return the `flops_per_s` of the job's workers, if it can be derived from the job's steps.
+    enough: minimum number of operations per step for an exact speed. A smaller step gives a lower
+    bound."""
     try:
         shapes = shapes_of(ran)
     except Unknown:
@@ -88,11 +90,11 @@ def _speed(
     if len(seconds) < LEAST_STEPS:
         return None
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
-    ideal_s = expected.compute_s + expected.idle_s  # on a machine with one operation a second
+    ideal_s = expected.compute_s + expected.idle_s  # on a machine with one operation per second
     step_s = statistics.median(seconds)
     if expected.send_s < step_s / 2 and expected.compute_s >= enough:
         return ideal_s / (step_s - expected.send_s)
-    # The times of sending and of launching are not measured. Where they are most of the step, the
-    # rest is no measure of speed, and the step's whole time gives only a lower bound.
+    # Send and launch times are not measured. If they dominate the step, the rest does not measure
+    # the speed, and the total step time only gives a lower bound.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

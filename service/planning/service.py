@@ -36,12 +36,13 @@ from service.planning.model.sync_costs import RankPaces
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, paces_of
 
 TOLERANCE = 0.15
-"""The relative error of a plan's memory, which tests check. Jobs that lack more are refused."""
+"""Relative error of a plan's memory, verified by tests. A job is rejected if it needs more than the
+available memory plus this error."""
 
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """The memory of the workers that the job may get, where known, and their kind."""
+    """The memory of the workers that the job could get, if known, and their kind."""
 
     least_bytes: int | None
     """Memory of the smallest worker."""
@@ -53,15 +54,15 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The document to store, and how the planner changed it."""
+    """The document to store, and how the planner has changed it."""
 
     spec: JobSpec
     explanation: str | None = None
-    """A sentence with the choices; None if there was nothing to choose."""
+    """A description of the choices; None if there was nothing to choose."""
     sync: views.SyncPlan | None = None
-    """The choice of `sync: auto`, if the document has it."""
+    """The choice for `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
-    """The reason why the job can't be accepted."""
+    """Why the job can't be accepted."""
 
 
 class Plans:
@@ -71,7 +72,8 @@ class Plans:
         self._database = database
 
     async def plan(self, request: PlanRequest) -> views.Plan:
-        """Raises NotPlannable if the document lacks what a plan needs."""
+        """Return the plan of a job. Raises NotPlannable if the document lacks information that a
+        plan needs."""
         spec = request.job
         known, machine, around = await self._database.read(
             lambda session: (*_look_up(session, spec), _look_around(session, spec))
@@ -79,13 +81,13 @@ class Plans:
         if request.memory_bytes_per_rank is not None:
             given = request.memory_bytes_per_rank
             known = replace(
-                known, least_bytes=given, most_bytes=given, source="given with the request"
+                known, least_bytes=given, most_bytes=given, source="given in the request"
             )
         return await asyncio.to_thread(_answer, request, spec, known, machine, around)
 
     async def resolve(self, spec: JobSpec) -> Resolved:
-        """Replace each `auto` in the document by a choice. The result has a refusal if the job is
-        known not to fit. Raises NotPlannable if no choice is possible."""
+        """Replace each `auto` in the document with a choice. If the job certainly does not fit, the
+        result has a refusal. Raises NotPlannable if no choice is possible."""
         resolved = await self._resolve_parallelism(spec)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
@@ -101,7 +103,7 @@ class Plans:
         return Resolved(chosen.spec, explanation, _sync_plan(choice))
 
     async def _resolve_parallelism(self, spec: JobSpec) -> Resolved:
-        """Replace the axes that are `auto` by sizes, and check the memory if it is known."""
+        """Replace the axes that are `auto` with sizes, and check the memory if it is known."""
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
@@ -125,7 +127,7 @@ def _look_up(
 
 @dataclass(frozen=True)
 class _Around:
-    """The facts besides the document for `sync: auto`."""
+    """Information for `sync: auto` in addition to the document."""
 
     paces: RankPaces
     nodes: Nodes
@@ -138,11 +140,11 @@ def _look_around(session: Session, spec: JobSpec) -> _Around:
 def _sync_choice(
     spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
 ) -> SyncChoice:
-    """is_measured: whether the request gave the machine's bandwidth."""
+    """Choose the value of `sync`. is_measured: whether the bandwidth was given in the request."""
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
-        return choose_sync(spec, f"nothing else can be compared with it: {unknown}")
+        return choose_sync(spec, f"no other kind can be compared with it: {unknown}")
     facts = facts_of(spec, shapes, machine, around.paces, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
 
@@ -168,17 +170,17 @@ def _sync_option(option: SyncCandidate) -> views.SyncOption:
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Whether the workers' memory may be known, judged by the document alone."""
+    """Whether the workers' memory could be known, judging only by the document."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
 
 def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
-    """The memory that each worker of the job has for its tensors, where known."""
+    """Return the memory that each worker of the job has for its tensors, if known."""
     resources = spec.resources
     if not resources.gpus_per_worker:
         if resources.memory_bytes is None:
-            return WorkerMemory(None, None, "not known: resources.memory_bytes is not given")
+            return WorkerMemory(None, None, "unknown: resources.memory_bytes is not given")
         return WorkerMemory(
             resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes"
         )
@@ -186,12 +188,12 @@ def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
     sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
     share = resources.gpus_per_worker
     found = [round(size * GIB * share) - OVERHEAD_BYTES for each in sizes for size in each]
-    named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
+    named = ", ".join(sorted(kind or "of unknown type" for kind in kinds))
     if not all(sizes) or not found:
         what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
-        return WorkerMemory(None, None, f"not known: {what}", resources.accelerator)
+        return WorkerMemory(None, None, f"unknown: {what}", resources.accelerator)
     of = "" if share == 1 else f"{share:g} of "
-    source = f"{of}an {named}, less 1 GiB for CUDA and NCCL"
+    source = f"{of}an {named}, minus 1 GiB for CUDA and NCCL"
     return WorkerMemory(min(found), max(found), source, next(iter(kinds)))
 
 
@@ -217,7 +219,7 @@ def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
 
 
 def _least_divided(spec: JobSpec, unknown: Unknown) -> Resolved:
-    """Choose the division with the most replicas, without a plan."""
+    """Choose the division with the most replicas, without planning."""
     try:
         way = least_divided(spec)
     except NoDivision:
@@ -237,15 +239,15 @@ def _plan(
 
 def _no_way(spec: JobSpec) -> NotPlannable:
     return NotPlannable(
-        f"{spec.resources.num_workers} workers can't be divided with the axes that are given and a "
-        f"choice of {', '.join(spec.parallel.auto)}",
+        f"no choice of {', '.join(spec.parallel.auto)} divides {spec.resources.num_workers} "
+        "workers with the given axes",
         pointer="/parallel",
         hint="leave more axes to the planner, or give other sizes",
     )
 
 
 def _auto(spec: JobSpec) -> str:
-    """The fields of the document that leave axes to the planner."""
+    """Return the fields of the document that leave axes to the planner."""
     chosen = spec.parallel.auto
     if set(chosen) == set(AXES):
         return "parallel: auto"
@@ -253,7 +255,8 @@ def _auto(spec: JobSpec) -> str:
 
 
 def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
-    """Whether the job surely can't fit: nothing was assumed, and it lacks more than TOLERANCE."""
+    """Whether the job certainly can't fit: nothing was assumed, and it exceeds the memory by more
+    than TOLERANCE."""
     available = known.most_bytes
     if available is None or shapes.assumed:
         return False
@@ -266,12 +269,12 @@ def _refusal(
     needed = best.memory.total
     missing = needed - available
     return OutOfMemory(
-        f"this job can't fit: each worker needs {human(needed)}, and has {human(available)} "
-        f"({known.source}): {human(missing)} ({missing} bytes) are missing",
+        f"this job can't fit: each worker needs {human(needed)}, but has {human(available)} "
+        f"({known.source}); {human(missing)} ({missing} bytes) are missing",
         pointer="/parallel",
         hint=f"it fits with {change}"
         if change
-        else "no single change makes it fit: make the model smaller, or take larger workers",
+        else "no single change makes it fit: use a smaller model or larger workers",
     )
 
 
@@ -309,9 +312,9 @@ def _as_asked(machine: Machine, request: PlanRequest) -> Machine:
     given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if not given:
         return machine
-    source = f"{', '.join(given)} as given with the request"
+    source = f"{', '.join(given)} as given in the request"
     if len(given) < len(names):
-        source += f"; the rest: {machine.source}"
+        source += f"; other values: {machine.source}"
     return replace(machine, **given, source=source)
 
 

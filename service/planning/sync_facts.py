@@ -1,4 +1,4 @@
-"""The facts known at submit for the choice of `sync: auto`."""
+"""The information available at submission for the choice of `sync: auto`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from service.planning.model.sync_costs import RankPaces, Work
 from service.telemetry import metric_reader
 
 LOOKED_AT, COUNTED = 50, 3
-"""The number of the newest succeeded jobs to look at, and of jobs whose paces are read."""
+"""Number of latest succeeded jobs to examine, and number of jobs whose paces are read."""
 MOST_RANKS = 64
-"""The number of a job's ranks whose paces are read, at most."""
+"""Maximum number of ranks of a job whose paces are read."""
 LEAST_STEPS = 10
 SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
-"""The least computing time of a step: the smallest models spend it in Python and the optimizer."""
+"""Minimum computing time of a step, which even the smallest models spend in Python and the
+optimizer."""
 SPOT = label_resources({"ray.io/market-type": "spot"})
 
 
@@ -42,16 +43,16 @@ def facts_of(
     *,
     is_measured: bool = False,
 ) -> SyncFacts | str:
-    """The facts, or the reason why there is nothing to choose. is_measured: whether the request
-    gave the bandwidth of `machine`."""
+    """Return the facts, or the reason why there is nothing to choose. is_measured: whether the
+    bandwidth of `machine` was given in the request."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
-        return "a single worker has no other worker to keep in step with"
+        return "a single worker has no other worker to keep in sync with"
     if spec.is_divided:
         return f"the ranks share a model, {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source
     if is_measured:
-        network = "as given with the request"
+        network = "as given in the request"
     elif isinstance(spec.sync, AutoSync) and spec.sync.bandwidth_bytes_per_s is not None:
         is_measured = True
         bandwidth, network = spec.sync.bandwidth_bytes_per_s, "as given in the document"
@@ -70,10 +71,10 @@ def facts_of(
 
 
 class Nodes(NamedTuple):
-    """The nodes that a job's workers may get."""
+    """The nodes that a job's workers could get."""
 
     num_needed: int | None
-    """The fewest nodes that hold all workers; None if no cluster is known or it is too small."""
+    """Minimum number of nodes for all workers; None if the cluster is unknown or too small."""
     may_be_spot: bool
 
 
@@ -89,9 +90,9 @@ def nodes_for(session: Session, spec: JobSpec) -> Nodes:
 
 
 def paces_of(session: Session, spec: JobSpec) -> RankPaces:
-    """The paces of the last job of the same recipe whose ranks differ the least.
+    """Return the paces of the recent job of the same recipe whose ranks differ the least.
 
-    A few jobs are compared, so that a rank that was slow once does not count.
+    A few jobs are compared, so that a rank that was slow only once has no effect.
     """
     found: list[RankPaces] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):

@@ -1,1 +1,1 @@
-"""Queues: their rules, the jobs that they admit, and the slots that these jobs hold."""
+"""Queues: their rules, the jobs they admit, and the slots these jobs hold."""

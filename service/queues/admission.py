@@ -1,4 +1,4 @@
-"""Whether a queue admits a job that is submitted or moved to it, and the queue's users."""
+"""Checks whether a queue admits a job, and lists the users of queues."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from service.domain.scheduling.rules.queues import Queue
 from service.lifecycle import resizing
 
 MAX_NAMED = 20
-"""The most queues that an error lists."""
+"""Maximum number of queues that an error lists."""
 
 
 def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
-    """Lock the queue, and check that it admits `num_jobs` jobs of the owner.
+    """Lock the queue, and check that it admits `num_jobs` more jobs of the owner.
 
-    Raises UnknownQueue if the queue does not exist, Unsatisfiable if its limits never allow the
-    job, and QueueFull if too many jobs would wait.
+    Raise UnknownQueue if the queue does not exist, Unsatisfiable if its limits can never allow the
+    job, and QueueFull if too many jobs would be waiting.
     """
     queue = locked(session, name)
     never = why_never(queue, request)
     if never is not None:
-        hint = f"choose another queue, or ask for less; `dray queue show {name}` has its rules"
+        hint = f"choose another queue, or request less; `dray queue show {name}` shows its rules"
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
     _refuse_if_full(session, queue, owner, num_jobs)
     return queue
 
 
 def locked(session: Session, name: str) -> Queue:
-    """Lock and return the queue. Raises UnknownQueue if it does not exist.
+    """Lock and return the queue. Raise UnknownQueue if it does not exist.
 
-    Until this transaction ends, no other transaction deletes or changes the queue, or adds jobs to
+    Until this transaction ends, no other transaction can delete or change the queue, or add jobs to
     it if it limits the number of waiting jobs.
     """
     found = repository.lock(session, name)
@@ -54,7 +54,7 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     return UnknownQueue(
         f"there is no queue {name!r}; {are} {listed}",
         pointer="/queue",
-        hint=nearest(name, names) or "`dray queue set` makes a queue",
+        hint=nearest(name, names) or "`dray queue set` creates a queue",
     )
 
 
@@ -86,10 +86,11 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
 
 
 def refuse_priority(queue: Queue, priority: int) -> None:
-    """Raise PriorityTooHigh if the priority is above what users may set in this queue."""
+    """Raise PriorityTooHigh if the priority is above the maximum that users can set in this
+    queue."""
     if priority > queue.max_priority:
         raise PriorityTooHigh(
-            f"is {priority}, above {queue.max_priority}, the highest of the queue {queue.name!r}",
+            f"is {priority}, above {queue.max_priority}, the maximum of the queue {queue.name!r}",
             pointer="/priority",
             hint="an admin can raise the job's priority after its submission",
         )
@@ -98,7 +99,8 @@ def refuse_priority(queue: Queue, priority: int) -> None:
 def of_users(
     session: Session, queues: Iterable[Queue], only: str | None = None
 ) -> dict[str, list[views.QueueUser]]:
-    """The users with jobs that wait or hold slots, by queue. only: consider only this queue."""
+    """Return the users whose jobs wait or hold slots, by queue. If `only` is given, return only the
+    users of this queue."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

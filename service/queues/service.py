@@ -1,4 +1,4 @@
-"""Use cases of queues: list, show, make, change, delete."""
+"""Use cases for queues: list, show, create, change and delete them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ WITHOUT_PRICES = "it has a budget, but there are no prices: the operator can set
 
 
 class Queues:
-    """The use cases. Each is one transaction; changes apply from the scheduler's next round on."""
+    """Use cases for queues. Each is one transaction. Changes apply from the scheduler's next
+    round."""
 
     def __init__(
         self,
@@ -45,16 +46,17 @@ class Queues:
         self._clock = clock or database.clock
 
     async def list(self) -> views.QueuePage:
-        """All queues, sorted by name."""
+        """Return all queues, sorted by name."""
         items = await self._database.read(lambda session: _views(session, self._prices_now()))
         return views.QueuePage(items=items)
 
     async def get(self, name: str) -> views.Queue:
-        """A queue. Raises QueueNotFound if it does not exist."""
+        """Return a queue. Raise QueueNotFound if it does not exist."""
         return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
-        """Make the queue, or replace its rules. Raises InvalidQueue if they are contradictory."""
+        """Create the queue, or replace its rules. Raise InvalidQueue if the rules contradict each
+        other."""
 
         def work(session: Session) -> views.Queue:
             return _store(session, Queue(name, **rules.model_dump()), self._prices_now())
@@ -71,9 +73,9 @@ class Queues:
         create: bool = False,
         actor: str = ANONYMOUS,
     ) -> views.Queue:
-        """Change the given rules. Raises QueueNotFound, or InvalidQueue like `put`.
+        """Change the given rules. Raise QueueNotFound, or InvalidQueue like `put`.
 
-        create: whether to make the queue if it does not exist.
+        If `create` is true, create the queue if it does not exist.
         """
         given = changes.model_dump(exclude_unset=True)
 
@@ -88,8 +90,8 @@ class Queues:
         return view
 
     async def delete(self, name: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete the queue. Raises QueueNotFound, and QueueInUse for the default queue and if the
-        queue has unfinished jobs."""
+        """Delete the queue. Raise QueueNotFound, and QueueInUse if it is the default queue or has
+        unfinished jobs."""
 
         def work(session: Session) -> None:
             _locked(session, name)
@@ -106,13 +108,13 @@ class Queues:
 
 @dataclass(frozen=True)
 class PricesNow:
-    """The present prices and time. `current` is None if the deployment has no prices."""
+    """The current prices and time. `current` is None if the deployment has no prices."""
 
     current: Prices | None
     now: datetime
 
     def fields(self, session: Session, queues: Sequence[Queue]) -> dict[str, dict[str, Any]]:
-        """The fields of each queue's view with the cost of its jobs."""
+        """Return the cost fields of each queue's view."""
         if self.current is None:
             return {}
         names, currency = [queue.name for queue in queues], self.current.currency
@@ -144,20 +146,22 @@ def _store(session: Session, queue: Queue, prices: PricesNow) -> views.Queue:
     if wrong is not None:
         raise InvalidQueue(wrong.message, pointer=wrong.pointer, hint=wrong.hint)
     repository.put(session, queue)
-    touch(session)  # answers about jobs stay the same until the scheduler's next round
+    touch(session)  # views of jobs don't change until the scheduler's next round
     notify(session, QUEUE)
     return _view(session, queue.name, prices)
 
 
 def _refuse_if_used(session: Session, name: str) -> None:
     if name == DEFAULT:
-        raise QueueInUse(f"the queue {DEFAULT!r} can't be deleted: jobs without a queue go there")
+        raise QueueInUse(
+            f"the queue {DEFAULT!r} can't be deleted: it is used for jobs without a queue"
+        )
     number = repository.count_unfinished(session, name)
     if number:
         raise QueueInUse(
             f"{number} job{'' if number == 1 else 's'} in the queue {name!r} "
             f"{'has' if number == 1 else 'have'} not ended",
-            hint="move or cancel them first, or wait for their end",
+            hint="move or cancel them first, or wait until they have ended",
         )
 
 
@@ -168,7 +172,7 @@ def _view(session: Session, name: str, prices: PricesNow) -> views.Queue:
 
 
 def _views(session: Session, prices: PricesNow, only: str | None = None) -> list[views.Queue]:
-    """All queues with their jobs. only: the only queue to show."""
+    """Return all queues with their jobs, or only the queue named `only`."""
     every = repository.every(session)
     shown = [queue for queue in every if only in (None, queue.name)]
     costs = prices.fields(session, shown)

@@ -1,1 +1,1 @@
-"""Files under the storage URL: access, quotas and backup."""
+"""Access, quotas and backups of the files under the storage URL."""

@@ -1,10 +1,10 @@
-"""Backups of a SQLite home: made while the service runs, and restored elsewhere.
+"""Backups of a SQLite home, which are made while the service runs and restored to another folder.
 
-The archive is a plain tar: `storage/...` (logs, checkpoints, artifacts), `dray.db`, and last
-`backup.json`, without which it is invalid. The database is copied first, by SQLite's online backup,
-and the files after it. A file is written before the row that names it, so every row has its file,
-unless the file was deleted during the backup; such rows are left out. PostgreSQL and object stores
-have their own tools for backups, such as `pg_dump`.
+The archive is a plain tar file with `storage/...` (logs, checkpoints, artifacts), `dray.db`, and
+finally `backup.json`, without which it is invalid. The database is copied first, with SQLite's
+online backup, and then the files. Since a file is written before the row that names it, every row
+has its file, unless the file was deleted during the backup; such rows are left out. PostgreSQL and
+object stores have their own backup tools, such as `pg_dump`.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ class BackupError(Exception):
 
 @dataclass(frozen=True)
 class BackupMetadata:
-    """The description in the archive."""
+    """The metadata in the archive."""
 
     format: int
     dray: str
     created_at: str
     revision: str
-    """Revision of the schema; an older schema is upgraded when the service starts."""
+    """Revision of the schema. An older schema is upgraded when the service starts."""
     storage_url: str
     has_files: bool
-    """Whether the archive has the storage's files: only if the storage was a folder."""
+    """Whether the archive contains the storage's files, which requires that the storage is a
+    folder."""
     database_sha256: str
     num_jobs: int
     num_files: int
 
 
 def backup(settings: Settings, dest: Path) -> BackupMetadata:
-    """Write the home into the tar file `dest`, which must not exist. Raises BackupError."""
+    """Write the home to the tar file `dest`, which must not exist. Raise BackupError."""
     database = _sqlite_path(settings.database_url)
     storage = Storage(settings.storage_url)
     if not database.exists():
-        raise BackupError(f"there is no database at {database}: is DRAY_HOME the right one?")
+        raise BackupError(f"there is no database at {database}: is DRAY_HOME correct?")
     if dest.exists():
-        raise BackupError(f"{dest} exists already: name a new file")
+        raise BackupError(f"{dest} already exists: name a new file")
     partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
@@ -83,16 +84,16 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
 
 
 def restore(source: Path, home: Path) -> BackupMetadata:
-    """Restore a backup into `home`, which must be empty and unused.
+    """Restore a backup to `home`, which must be empty and unused.
 
-    URLs of the old storage in the database are changed. Raises BackupError and HomeInUse.
+    URLs in the database that point to the old storage are updated. Raise BackupError and HomeInUse.
     """
     home = home.expanduser().absolute()
     with HomeLock.acquire(home):
         existing = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
         if existing:
             raise BackupError(
-                f"{home} is not empty (it has {', '.join(existing[:3])}): name an empty folder"
+                f"{home} is not empty (it contains {', '.join(existing[:3])}): name an empty folder"
             )
         try:
             with tarfile.open(source, mode="r:") as tar:
@@ -110,21 +111,19 @@ def restore(source: Path, home: Path) -> BackupMetadata:
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file for this user only."""
+    """Open a file that only this user can access."""
     return os.open(path, flags, 0o600)
 
 
 def _sqlite_path(url: str) -> Path:
     parsed = normalise_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database is None:
-        raise BackupError(
-            "the database is PostgreSQL: copy it with pg_dump, and copy the storage after that"
-        )
+        raise BackupError("the database is PostgreSQL: copy it with pg_dump, then copy the storage")
     return Path(parsed.database)
 
 
 def _copy_database(source: Path, dest: Path) -> None:
-    """Copy a consistent snapshot of a database, without disturbing its users."""
+    """Copy a consistent snapshot of a database, without blocking its users."""
     with (
         contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as live,
         contextlib.closing(sqlite3.connect(dest)) as copy,
@@ -167,9 +166,9 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 
 
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
-    """Add the files under the key, and return the SHA-256 of each by its key.
+    """Add the files under the key, and return their SHA-256 hashes by key.
 
-    Hidden files, which are still being written, links, pipes and sockets are left out.
+    Skip hidden files, which are still being written, and links, pipes and sockets.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
@@ -177,7 +176,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
             path = Path(folder) / name
             if name.startswith(".") or path.is_symlink() or not path.is_file():
                 continue
-            # An open file keeps its content even if it is replaced or deleted meanwhile.
+            # An open file keeps its content even if it is replaced or deleted in the meantime.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 inside = path.relative_to(root).as_posix()
                 entry = tar.gettarinfo(arcname=f"{STORAGE}/{inside}", fileobj=file)
@@ -188,7 +187,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
 
 
 class _Hashing(io.RawIOBase):
-    """Passes reads on to a file, and computes the SHA-256 of the bytes read."""
+    """Forwards reads to a file, and computes the SHA-256 of the bytes read."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -209,7 +208,7 @@ def _leave_out_what_is_gone(
 ) -> None:
     """Delete rows whose files were deleted after the database was copied.
 
-    A checkpoint is also deleted if its manifest in the copy is not the committed manifest.
+    A checkpoint's row is also deleted if its manifest in the copy is not the committed manifest.
     """
     for job_id, url, sha256 in database.execute(
         "SELECT job_id, url, manifest_sha256 FROM checkpoints"
@@ -238,7 +237,7 @@ def _read_about(tar: tarfile.TarFile, source: Path) -> BackupMetadata:
         about: dict[str, Any] = json.loads(file.read())
         if about["format"] != FORMAT:
             raise BackupError(
-                f"{source} has the format {about['format']}, and this dray reads {FORMAT}: "
+                f"{source} has format {about['format']}, but this version of dray reads {FORMAT}: "
                 "restore it with the version of dray that wrote it"
             )
         return BackupMetadata(**about)
@@ -247,9 +246,10 @@ def _read_about(tar: tarfile.TarFile, source: Path) -> BackupMetadata:
 
 
 def _contents(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the database and the storage's files, and nothing else in the archive.
+    """Yield the database and the storage's files, and nothing else from the archive.
 
-    All become private to this user: an older dray may have stored them with a public mode.
+    All files become private to this user, since older versions of dray may have stored them with
+    public permissions.
     """
     for member in tar:
         if member.isreg() and (
@@ -279,7 +279,7 @@ def _move_urls(database: Path, old: str, new: str) -> None:
 
 
 def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
-    """Whether the table has the column, which a backup of an older dray may lack."""
+    """Whether the table has the column. Backups from older versions of dray may lack it."""
     rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
     return any(name == column for (name,) in rows)
 

@@ -1,4 +1,4 @@
-"""The use of the storage: measured, stored in SQL, and a reason to refuse jobs."""
+"""Measurement of storage use, and refusal of jobs when the storage is full."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HINT = (
 
 
 class StorageWatch:
-    """Measures how full the storage is, and stores the result in SQL for all processes."""
+    """Measure how full the storage is, and store the result in SQL for all processes."""
 
     def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
         self._database = database
@@ -37,12 +37,12 @@ class StorageWatch:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the operator set any limit."""
+        """Whether the operator has set a limit."""
         return self._quota is not None or self._min_free is not None
 
     async def look(self, now: datetime) -> str | None:
-        """Measure and store how full the storage is, and wake the scheduler if the problem changes.
-        Returns why no job is accepted, or None."""
+        """Measure and store how full the storage is, and wake the scheduler if the problem changed.
+        Return why no job is accepted, or None."""
         free = None if self._min_free is None else await in_storage_thread(self._free_bytes)
         used = None
         if self._quota is not None:
@@ -73,7 +73,8 @@ class StorageWatch:
         return problem
 
     async def full_folders(self) -> str | None:
-        """The service's folders that can't store a file, regardless of limits; None if all can."""
+        """Describe the service's folders that can't store a file, regardless of limits; None if all
+        can."""
         found = [await in_storage_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 
@@ -82,14 +83,14 @@ class StorageWatch:
 
 
 def refuse_if_full(session: Session) -> None:
-    """Raise QuotaExceeded if the storage was full when last measured."""
+    """Raise QuotaExceeded if the storage was full at the last measurement."""
     problem = surroundings.seen(session).storage_problem
     if problem is not None:
-        raise QuotaExceeded(f"no job is accepted now: {problem}", hint=HINT)
+        raise QuotaExceeded(f"no jobs are accepted at the moment: {problem}", hint=HINT)
 
 
 def _folder_of(database: Database) -> Path | None:
-    """The folder of a SQLite database, which needs disk space like the storage."""
+    """Return the folder of a SQLite database, which needs disk space like the storage."""
     if not database.is_sqlite or database.url.database is None:
         return None
     return Path(database.url.database).absolute().parent
@@ -98,14 +99,15 @@ def _folder_of(database: Database) -> Path | None:
 def why_no_room(
     *, used: int | None, free: int | None, quota: int | None, min_free: int | None
 ) -> str | None:
-    """Why no job should be accepted or started; None while there is space. All sizes in bytes.
+    """Return why no job should be accepted or started; None while there is space. Sizes are in
+    bytes.
 
-    An unknown amount (None) is no reason. Running jobs continue, because they were promised space.
+    An unknown size (None) is not a reason. Running jobs continue, because they were promised space.
     """
     if quota is not None and used is not None and used >= quota:
-        return f"the storage holds {size(used)} and its quota is {size(quota)}"
+        return f"the storage holds {size(used)}, and its quota is {size(quota)}"
     if min_free is not None and free is not None and free < min_free:
-        return f"the disk has {size(free)} free and {size(min_free)} must stay free"
+        return f"the disk has {size(free)} free, and {size(min_free)} must stay free"
     return None
 
 

@@ -1,8 +1,9 @@
-"""Bytes by URL: logs, checkpoints and artifacts, in a folder or in a file system of fsspec.
+"""Storage of logs, checkpoints and artifacts, in a folder or in an fsspec file system.
 
-A *key* is a relative path with `/` between its parts; the first two parts name its owner, as in
-`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage, nor from one owner's
-folder to another's: parts like `..` are refused, and in a folder links are followed first.
+A *key* is a relative path with `/` between its parts. Its first two parts name its owner, as in
+`jobs/ID`. Keys, and URLs that ranks report, can't lead out of the storage or from one owner's
+folder to another's: parts like `..` are refused, and in a folder, links are resolved before the
+check.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from service.domain.errors import FolderSpoilt, StorageUnavailable
 OF_THE_PATH = frozenset(
     {EACCES, EEXIST, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EPERM}
 )
-"""Errors caused by files and permissions at an object's own path, in contrast to errors of a full,
-failing or unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS)."""
+"""Errors caused by files and permissions at an object's own path, as opposed to a full, failing or
+unmounted storage (ENOSPC, EDQUOT, EIO, ESTALE, EROFS)."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -50,11 +51,12 @@ _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-storage")
 
 
 class BadKey(ValueError):
-    """The key, or a link in its path, leads out of its owner's folder, or can't be shown."""
+    """The key, or a link in its path, leads out of its owner's folder, or has unprintable
+    characters."""
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raises BadKey unless it is a plain relative path."""
+    """Return the key. Raise BadKey unless it is a plain relative path."""
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
@@ -62,14 +64,14 @@ def check_key(key: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """Return a file's path that a job reported. Raises BadKey if it can't be shown to people."""
+    """Return a file path that a job reported. Raise BadKey if it has unprintable characters."""
     if (found := unfit(check_key(name))) is not None:
         raise BadKey(f"{name!r} has {found}")
     return name
 
 
 class Storage:
-    """The storage at a URL. All methods block, so call them in a thread; they are thread-safe."""
+    """The storage at a URL. All methods block, so call them in a thread. They are thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -83,26 +85,26 @@ class Storage:
 
     @property
     def folder(self) -> Path | None:
-        """The storage's folder; None for other storages."""
+        """The storage's folder; None if the storage is not a folder."""
         return self._folder
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{check_key(key)}"
 
     def key_of(self, url: str) -> str:
-        """The key of a URL. Raises BadKey if the URL is not in this storage."""
+        """Return the key of a URL. Raise BadKey if the URL is not in this storage."""
         prefix = f"{self.url}/"
         if not url.startswith(prefix):
             raise BadKey(f"{url!r} is not in this storage")
         return check_key(url.removeprefix(prefix).rstrip("/"))
 
     def local_path(self, key: str) -> Path | None:
-        """The file's path, with links resolved; None if the storage is not a folder."""
+        """Return the file's path, with links resolved; None if the storage is not a folder."""
         if self._folder is None:
             return None
         try:
             path = (self._folder / check_key(key)).resolve()
-        except (OSError, RuntimeError) as error:  # a link that leads to itself, a name too long
+        except (OSError, RuntimeError) as error:  # a link to itself, a name that is too long
             raise BadKey(f"{key!r} can't be resolved") from error
         owner = self._folder.joinpath(*key.split("/")[:2])
         if not path.is_relative_to(owner):
@@ -110,14 +112,14 @@ class Storage:
         return path
 
     def write_bytes(self, key: str, data: bytes) -> None:
-        """Write or replace an object atomically; in a folder it survives a power failure.
+        """Write or replace an object atomically. In a folder, the object survives a power failure.
 
-        Raises FolderSpoilt if the storage accepts files, but not at this key.
+        Raise FolderSpoilt if the storage accepts files, but not at this key.
         """
         try:
             path = self.local_path(key)
         except BadKey as error:
-            raise FolderSpoilt(f"{key} can't be written: a link is in its way") from error
+            raise FolderSpoilt(f"{key} can't be written: its path contains a link") from error
         try:
             if path is None:
                 remote = self._remote(key)
@@ -132,7 +134,8 @@ class Storage:
             ) from error
 
     def accepts_files_near(self, key: str) -> bool:
-        """Whether a file can be written to the folder of all owners; False without a folder."""
+        """Whether a file can be written to the folder above the owners' folders. False if the
+        storage is not a folder."""
         if self._folder is None:
             return False
         try:
@@ -143,8 +146,8 @@ class Storage:
         return True
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes from `start` up to `end`. Raises FileNotFoundError, and FolderSpoilt if
-        the storage works but this object can't be read."""
+        """Read the bytes from `start` up to `end`. Raise FileNotFoundError, and FolderSpoilt if the
+        storage works but this object can't be read."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -164,7 +167,7 @@ class Storage:
             ) from error
 
     def size_bytes(self, key: str) -> int:
-        """Size of the object. Raises FileNotFoundError if it does not exist."""
+        """Return the size of the object. Raise FileNotFoundError if it does not exist."""
         path = self.local_path(key)
         try:
             if path is None:
@@ -182,14 +185,14 @@ class Storage:
             ) from error
 
     def names(self, key: str) -> list[str]:
-        """The sorted names directly below the key; empty if the key does not exist."""
+        """Return the names directly below the key, sorted; empty if the key does not exist."""
         path = self.local_path(key)
         try:
             if path is not None:
                 return sorted(entry.name for entry in path.iterdir())
             remote = self._remote(key)
             with _reaching():
-                self._fs.invalidate_cache()  # ranks write with their own clients
+                self._fs.invalidate_cache()  # ranks write through their own clients
                 found = self._fs.ls(remote, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -236,7 +239,8 @@ def _delete(path: Path) -> None:
 
 
 def _allow_deletion(path: Path) -> None:
-    """Make folders below a path writable, which a script may have undone. Follows no links."""
+    """Make folders below a path writable again, in case a script made them read-only. Don't follow
+    links."""
     _make_writable(path)
     for at, names, _ in os.walk(path):
         for name in names:
@@ -244,7 +248,7 @@ def _allow_deletion(path: Path) -> None:
 
 
 def _make_writable(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # a link, or another user's folder: the deletion then fails
+    with contextlib.suppress(OSError):  # a link, or another user's folder: deletion will fail
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             Path(f"/proc/self/fd/{descriptor}").chmod(0o700)
@@ -253,7 +257,7 @@ def _make_writable(folder: Path) -> None:
 
 
 def _why(error: OSError) -> str:
-    """The error without paths and addresses, which callers of the API must not see."""
+    """Return the error without paths and addresses, which callers of the API must not see."""
     return error.strerror or type(error).__name__
 
 
@@ -265,7 +269,7 @@ def _reaching() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        raise OSError(EIO, f"the object store fails ({type(error).__name__})") from error
+        raise OSError(EIO, f"the object store failed ({type(error).__name__})") from error
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:
@@ -274,7 +278,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a file. Raises FileNotFoundError for anything else: a pipe might block."""
+    """Open a regular file. Raise FileNotFoundError for anything else, since a pipe could block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -302,6 +306,6 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 
 async def in_storage_thread(work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, for calls of the storage, with a separate pool of threads."""
+    """Like `asyncio.to_thread`, but with a separate thread pool for storage calls."""
     call = partial(work, *args, **options)
     return await asyncio.get_running_loop().run_in_executor(_threads, call)

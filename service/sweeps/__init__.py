@@ -1,1 +1,1 @@
-"""Sweeps: making their trials, and asking Optuna for parameters."""
+"""Sweeps: creating their trials, and asking Optuna for parameters."""

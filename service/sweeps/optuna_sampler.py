@@ -1,8 +1,8 @@
 """Optuna as the sampler of a sweep, through its ask-and-tell interface.
 
-The study is rebuilt from the trials in the database for each call. So a process that ends loses no
-state, and any service that runs the loops can continue. The sampler's seed is derived from the
-sweep's seed and the trial's index: the same earlier trials give the same values.
+Each call rebuilds the study from the trials in the database. Therefore no state is lost when a
+process ends, and any service that runs the loops can continue. The sampler's seed is derived from
+the sweep's seed and the trial's index, so the same earlier trials give the same values.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 MAX_EARLIER = 1000
-"""The most trials in the study."""
+"""Maximum number of trials in the study."""
 NUM_BEST = 200
-"""The number of these trials that are the best of all; the others are the newest."""
+"""How many of these trials are the best of all; the others are the newest."""
 
 
 class TrialOutcome(StrEnum):
-    """The state of a trial, as far as Optuna distinguishes states."""
+    """The state of a trial in the distinctions that Optuna makes."""
 
     ENDED = "ended"
     STOPPED_EARLY = "stopped_early"
@@ -41,7 +41,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class EarlierTrial:
-    """A trial whose parameters are chosen."""
+    """A trial whose parameters have been chosen."""
 
     parameters: Mapping[str, Any]
     outcome: TrialOutcome
@@ -54,12 +54,12 @@ def is_installed() -> bool:
 
 
 def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, Any]:
-    """Choose the parameters of a trial. Raises ImportError if Optuna is not installed."""
+    """Choose the parameters of a trial. Raise ImportError if Optuna is not installed."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        # `constant_liar`, which makes concurrent trials differ, warns that it is experimental.
+        # `constant_liar` makes concurrent trials differ, but warns that it is experimental.
         warnings.simplefilter("ignore")
         sampler = optuna.samplers.TPESampler(seed=_seed(sweep, index), constant_liar=True)
         directions = optuna.study.StudyDirection
@@ -75,7 +75,8 @@ def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, 
 
 
 def _most_informative(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[EarlierTrial]:
-    """All trials, or the best and the newest of very many, so that a call takes less than 1 s."""
+    """Return all trials, or only the best and the newest if there are many, so that a call takes
+    less than 1 s."""
     if len(earlier) <= MAX_EARLIER:
         return list(earlier)
 
@@ -100,7 +101,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
         IntDistribution,
     )
 
-    if parameter.choices is not None:  # by index, because a value may be a list
+    if parameter.choices is not None:  # by index, because a value can be a list
         return CategoricalDistribution(range(len(parameter.choices)))
     assert parameter.min is not None
     assert parameter.max is not None
@@ -114,14 +115,14 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _value(parameter: Parameter, drawn: Any) -> Any:
-    """The parameter's value for a number of the distribution."""
+    """Return the parameter's value for a number drawn from the distribution."""
     if parameter.choices is not None or (parameter.step is not None and not parameter.is_whole):
         return parameter.value(drawn)
     return drawn
 
 
 def _drawn(parameter: Parameter, value: Any) -> Any:
-    """The distribution's number for a value: the inverse of `_value`."""
+    """Return the distribution's number for a value: the inverse of `_value`."""
     if parameter.choices is not None:
         texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1
         return texts.index(json.dumps(value))

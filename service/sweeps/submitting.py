@@ -1,4 +1,4 @@
-"""Submitting a sweep: the document of each trial is checked before anything is stored."""
+"""Submission of a sweep. Every trial's document is checked before anything is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.domain.sweeps.sampling import values_of
 from service.sweeps import optuna_sampler
 
 NUM_TRIED = 16
-"""The number of random trials to check if the sweep's parameters are chosen later."""
+"""Number of random trials to check if the sweep's parameters are chosen later."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class Trials:
     values: Sequence[Mapping[str, Any]] | None
     """The parameters of each trial; None if the sampler chooses them when a trial starts."""
     documents: Sequence[dict[str, Any]] | None
-    """The document of each trial; None if all trials have `base` until the sampler is called."""
+    """The document of each trial; None if all trials have `base` until the sampler chooses their
+    parameters."""
 
     def document(self, index: int) -> dict[str, Any]:
         return dict(self.base) if self.documents is None else self.documents[index]
 
 
 async def trials_of(spec: JobSpec) -> Trials | None:
-    """The trials of a document; None if it has no `sweep`. Raises InvalidTrial if a trial's
+    """Return the trials of a document; None if it has no `sweep`. Raise InvalidTrial if a trial's
     document is invalid, and SamplerUnavailable."""
     sweep = spec.sweep
     if sweep is None:
@@ -47,7 +48,7 @@ async def trials_of(spec: JobSpec) -> Trials | None:
         refuse_without_optuna()
         await asyncio.to_thread(_refuse_hopeless, spec, sweep)
         return Trials(sweep, spec.of_trial({}), None, None)
-    return await asyncio.to_thread(_all, spec, sweep)  # ten thousand documents take seconds
+    return await asyncio.to_thread(_all, spec, sweep)  # checking 10,000 documents takes seconds
 
 
 def refuse_without_optuna() -> None:
@@ -66,7 +67,7 @@ def _all(spec: JobSpec, sweep: Sweep) -> Trials:
 
 
 def _refuse_hopeless(spec: JobSpec, sweep: Sweep) -> None:
-    """Raise InvalidTrial if all of NUM_TRIED random trials are invalid."""
+    """Raise InvalidTrial if all NUM_TRIED random trials are invalid."""
     refused = None
     for index in range(NUM_TRIED):
         try:
@@ -87,13 +88,13 @@ def _document(spec: JobSpec, values: Mapping[str, Any], index: int) -> dict[str,
         raise InvalidTrial(
             f"trial {index} ({drawn}) is not a valid job: {fault.pointer or ''} {fault.detail}",
             pointer="/sweep/parameters",
-            hint=fault.hint or "leave out the values that can't be combined",
+            hint=fault.hint or "remove the values that can't be combined",
         ) from None
     return document
 
 
 def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
-    """Yield the document itself, and the document with each precision that its sweep may choose."""
+    """Yield the document itself, and the document with each precision that its sweep can choose."""
     yield spec
     drawn = spec.sweep and spec.sweep.parameters.get("train.precision")
     for precision in (drawn.choices or ()) if drawn else ():
@@ -101,7 +102,7 @@ def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
 
 
 def insert(session: Session, array_id: str, trials: Trials, job_ids: Sequence[str]) -> None:
-    """Store the sweep of an array whose jobs are stored. job_ids: in the order of their indices."""
+    """Store the sweep of an array whose jobs are already stored. `job_ids` are in index order."""
     row = SweepRow(
         array_id=array_id,
         sweep=trials.sweep.model_dump(mode="json"),

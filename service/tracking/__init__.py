@@ -1,1 +1,1 @@
-"""Comparisons of jobs, experiments, tags and notes, and jobs as runs of MLflow."""
+"""Comparisons of jobs, experiments, tags and notes, and jobs as MLflow runs."""

@@ -1,4 +1,4 @@
-"""Jobs side by side: the differences of their documents, and the results of each."""
+"""Comparison of jobs: the differences between their documents, and the results of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOSS = "val/loss"
 def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Comparison:
     """Compare jobs with each other and with their experiment's baseline.
 
-    Raises NotFound if a job does not exist, and NotComparable for a single job without a baseline.
+    Raise NotFound if a job does not exist, and NotComparable for a single job without a baseline.
     """
     rows = [found(session, job_id) for job_id in dict.fromkeys(job_ids)]
     labels = jobs_repository.labels(session, [row.id for row in rows])
@@ -46,7 +46,7 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
         rows = [found(session, baseline), *others]
     if len(rows) == 1:
         raise NotComparable(
-            f"{rows[0].id} is a single job, and has no baseline",
+            f"{rows[0].id} is a single job without a baseline",
             hint="name another job, or pin a baseline of its experiment: "
             "dray experiment baseline EXPERIMENT JOB",
         )
@@ -68,7 +68,8 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
 
 
 def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str | None:
-    """The baseline of the jobs' experiment; None if they are in several experiments or in none."""
+    """Return the baseline of the jobs' experiment; None if they are in several experiments or
+    none."""
     names = {of_job[EXPERIMENT] for of_job in labels.values() if EXPERIMENT in of_job}
     if len(names) != 1:
         return None
@@ -99,7 +100,7 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
         spec = documents.checked(row.spec).spec
     except documents.DocumentRefused:
         return None
-    # In other jobs `sync` does not determine how ranks keep in step, for example if they share a
+    # In other jobs `sync` does not determine how ranks synchronize, for example if they share one
     # model.
     has_copies = spec.recipe is not None and not spec.is_divided and spec.federated is None
     if spec.resources.num_workers == 1 or not has_copies:
@@ -129,7 +130,8 @@ def _sync(row: JobRow, summaries: Mapping[str, MetricSummary]) -> views.SyncFigu
 def _metrics(
     of_jobs: Sequence[Mapping[str, MetricSummary]], *, has_baseline: bool
 ) -> list[views.ComparedMetric]:
-    """has_baseline: whether the first job is the baseline."""
+    """Return the metrics of all jobs. `has_baseline` states whether the first job is the
+    baseline."""
     metrics = []
     for key in sorted({key for of_job in of_jobs for key in of_job}):
         values = [of_job.get(key) for of_job in of_jobs]

@@ -1,4 +1,4 @@
-"""Use cases of tracking: compare jobs, summarise experiments, annotate jobs."""
+"""Use cases for tracking: compare jobs, summarise experiments, annotate jobs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ logger = logging.getLogger(__name__)
 
 MAX_PAGE = 500
 MAX_SUMMARISED = 1000
-"""The number of an experiment's newest jobs whose metrics its summary contains."""
+"""Maximum number of an experiment's jobs whose metrics are summarised, newest first."""
 SCOPE = "experiments"
 
 
 class Tracking:
-    """The use cases, each in one transaction. All callers may read and annotate all jobs."""
+    """Use cases for tracking, each in one transaction. All callers may read and annotate all
+    jobs."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._clock = database.clock
 
     async def compare(self, job_ids: Sequence[str]) -> views.Comparison:
-        """Compare jobs with each other and with a baseline. Raises NotFound and NotComparable."""
+        """Compare jobs with each other and with a baseline. Raise NotFound and NotComparable."""
         now = self._clock()
         return await self._database.read(lambda s: comparisons.compare(s, job_ids, now))
 
@@ -62,9 +63,9 @@ class Tracking:
         revision: int | None = None,
         actor: str = ANONYMOUS,
     ) -> views.Annotations:
-        """Change tags and notes on behalf of `actor`, in any state of the job.
+        """Change tags and notes on behalf of `actor`, whatever the job's state.
 
-        Raises AnnotationsChanged if `revision` is given and outdated, and TooManyTags.
+        Raise AnnotationsChanged if `revision` is given and outdated, and TooManyTags.
         """
         now = self._clock()
 
@@ -75,7 +76,7 @@ class Tracking:
             if revision is not None and before.revision != revision:
                 raise AnnotationsChanged(
                     f"tags and notes of {job_id} have changed: their revision is {before.revision}",
-                    hint="read them again, and apply your change to the present tags and notes",
+                    hint="read them again, and apply your change to the current tags and notes",
                 )
             tags = sorted((set(before.tags) | set(wanted.add_tags)) - set(wanted.remove_tags))
             if len(tags) > MAX_TAGS:
@@ -94,7 +95,8 @@ class Tracking:
     async def experiments(
         self, *, limit: int = 100, cursor: str | None = None
     ) -> views.ExperimentPage:
-        """A page of experiments, sorted by name. Raises BadCursor for a cursor of another list."""
+        """Return a page of experiments, sorted by name. Raise BadCursor for a cursor from another
+        list."""
         after = "" if cursor is None else decode_cursor(SCOPE, cursor)
         if not isinstance(after, str) or not storable(after):
             raise BadCursor("the cursor does not belong to this listing")
@@ -116,7 +118,7 @@ class Tracking:
         return await self._database.read(work)
 
     async def experiment(self, name: str) -> views.ExperimentSummary:
-        """Summarise an experiment. Raises ExperimentNotFound if no job has it."""
+        """Summarise an experiment. Raise ExperimentNotFound if it has no jobs."""
         return await self._database.read(lambda s: _summary(s, name))
 
     async def pin_baseline(
@@ -124,8 +126,8 @@ class Tracking:
     ) -> views.ExperimentSummary:
         """Set the job with which the experiment's jobs are compared, or unset it with None.
 
-        Raises ExperimentNotFound if no job has this experiment, NotFound if the job does not exist,
-        and NotComparable if the job is in another experiment.
+        Raise ExperimentNotFound if the experiment has no jobs, NotFound if the job does not exist,
+        and NotComparable if the job is not in the experiment.
         """
 
         def work(session: Session) -> None:

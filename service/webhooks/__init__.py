@@ -1,1 +1,1 @@
-"""Webhooks: creating and showing them, and sending messages to addresses that users named."""
+"""Webhooks: managing them, and sending messages to addresses that users have named."""

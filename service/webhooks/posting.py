@@ -1,8 +1,8 @@
-"""Sends a message to a receiver that may be slow, hostile or unreachable.
+"""Send a message to a receiver that may be slow, hostile or unreachable.
 
-Whatever the receiver does, a try ends within `LIMIT_S` and holds little memory. Redirects are not
-followed, and the connection is closed after the beginning of the response. The address of the
-connection itself is checked, by the same rules as the addresses of jobs' data. Proxies of the
+Whatever the receiver does, a try ends within `LIMIT_S` and uses little memory. Redirects are not
+followed, and the connection is closed after the beginning of the response. The address to which the
+connection is made is checked by the same rules as the addresses of jobs' data. Proxies from the
 environment are not used, because the addresses to which they connect can't be checked.
 """
 
@@ -27,17 +27,17 @@ from ray_workers.shared.net_policy import AllowedHosts
 from service.domain.webhooks import Answer
 
 LIMIT_S = 10.0
-"""Time limit of a try, from the look-up of the host name to the response."""
+"""Time limit of a try, from the host name lookup to the response."""
 BODY_LIMIT_S = 1.0
 """Time limit for the body of a response, after its status."""
 MAX_BODY_BYTES = 1000
-"""The most bytes of a response that are kept."""
+"""Maximum bytes of a response that are kept."""
 
 MAX_RECEIVED_BYTES = 256 * 1024
-"""A connection counts as closed after this many bytes. A receiver may send any number of interim
-responses (100 Continue), and the event loop of the whole service would read each."""
+"""A connection is treated as closed after this many bytes. Otherwise a receiver could send any
+number of interim responses (100 Continue), each of which the service's event loop would read."""
 
-# Separate threads, because host names that no server resolves may block all of them.
+# A separate thread pool, because host names that no server resolves can block all its threads.
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="webhook-dns")
 
 
@@ -64,7 +64,7 @@ class _Resolver(AbstractResolver):
 
 
 class _BoundedSocket(socket.socket):
-    """A socket that reads as closed after `MAX_RECEIVED_BYTES`."""
+    """A socket that appears closed after `MAX_RECEIVED_BYTES`."""
 
     _left = MAX_RECEIVED_BYTES
 
@@ -88,20 +88,21 @@ def _bounded(info: AddressInfo, *, make: Callable[[AddressInfo], socket.socket])
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], private_hosts: AllowedHosts
 ) -> Answer:
-    """Return the receiver's response, or the reason why there is none. Raises no network error."""
+    """Return the receiver's response, or the reason why there is none. Network errors are not
+    raised."""
     began = time.monotonic()
     status, text, error = None, "", None
     try:
         async with asyncio.timeout(LIMIT_S):
             status, text = await _post(url, body, headers, private_hosts)
     except RefusedAddress as refused:
-        error = f"{refused.host} may not be connected to: {refused.reason}"
+        error = f"connecting to {refused.host} is not allowed: {refused.reason}"
     except TimeoutError:
-        error = f"no answer came within {LIMIT_S:g} s"
+        error = f"no response within {LIMIT_S:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as failure:
         error = _plainly(failure)
     if status is not None and not 200 <= status < 300:
-        error = f"it answered {status}"
+        error = f"the receiver answered {status}"
         error += ": redirects are not followed" if 300 <= status < 400 else ""
     return Answer(status, text, error, time.monotonic() - began)
 
@@ -135,7 +136,7 @@ async def _post(
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> str:
-    """Return the part of the body that arrives in time. Only the status must arrive."""
+    """Return the part of the body that arrives in time. Only the status is required."""
     read = b""
     try:
         async with asyncio.timeout(BODY_LIMIT_S):
@@ -157,5 +158,5 @@ def _plainly(failure: Exception) -> str:
     if isinstance(failure, aiohttp.ClientConnectorError):
         return f"no connection: {failure.os_error.strerror or 'refused'}"
     if isinstance(failure, aiohttp.ClientConnectionError):
-        return "it broke the connection before it answered"
+        return "the connection was closed before a response"
     return f"the request failed ({type(failure).__name__})"

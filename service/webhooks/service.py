@@ -1,4 +1,5 @@
-"""Use cases of webhooks: create, list, show, enable, disable, test, delete; and their messages."""
+"""Use cases for webhooks: create, list, show, enable, disable, test and delete them; list
+messages."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ BY_USER = "disabled_by_user"
 
 
 class Webhooks:
-    """The use cases. `owner` is the user whose webhooks the caller may see, None for all users.
-    Methods raise WebhookNotFound for other webhooks."""
+    """Use cases for webhooks. `owner` is the user whose webhooks the caller may see; None means all
+    users. Methods raise WebhookNotFound for other webhooks."""
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class Webhooks:
         self._clock = clock or database.clock
 
     async def create(self, wanted: WebhookRequest, *, owner: str) -> views.Webhook:
-        """Create a webhook and return it with its secret, which no later response has.
+        """Create a webhook and return it with its secret, which later responses do not contain.
 
-        Raises WebhookUrlForbidden if the service may not connect to the address, UnknownQueue, or
+        Raise WebhookUrlForbidden if the service must not connect to the address, UnknownQueue, or
         TooManyWebhooks.
         """
         await self._refuse_host(wanted.url)
@@ -71,8 +72,8 @@ class Webhooks:
                 admission.locked(session, wanted.queue)
             if repository.count_of(session, owner) >= MAX_PER_OWNER:
                 raise TooManyWebhooks(
-                    f"{owner} has {MAX_PER_OWNER} webhooks, as many as a user may have",
-                    hint="delete one that is not needed: `dray webhook ls` shows them",
+                    f"{owner} has {MAX_PER_OWNER} webhooks, the maximum per user",
+                    hint="delete a webhook that is no longer needed: `dray webhook ls` lists them",
                 )
             row = WebhookRow(
                 id=webhook_id,
@@ -91,21 +92,22 @@ class Webhooks:
             return _view(row, 0).model_copy(update={"secret": secret})
 
         hook = await self._database.write(work)
-        logger.info("the webhook %s was made by %s", hook.id, owner)
+        logger.info("the webhook %s was created by %s", hook.id, owner)
         return hook
 
     async def _refuse_host(self, url: str) -> None:
         parts = urlsplit(url)
         host = parts.hostname or ""
         hint = (
-            "the operator allows private hosts, also without https, by DRAY_WEBHOOK_PRIVATE_HOSTS"
+            "the operator can allow private hosts, also without https, in "
+            "DRAY_WEBHOOK_PRIVATE_HOSTS"
         )
         reason = await data_policy.why_refused(host, self._private_hosts)
         if reason is None and parts.scheme == "http":
             is_named = data_policy.is_named(host, self._private_hosts)
-            reason = None if is_named else "messages go over https:// only"
+            reason = None if is_named else "messages are only sent over https://"
         if reason is not None:
-            message = f"{host} may not be a receiver: {reason}"
+            message = f"{host} is not allowed as a receiver: {reason}"
             raise WebhookUrlForbidden(message, pointer="/url", hint=hint)
 
     async def list(self, *, owner: str | None) -> views.WebhookPage:
@@ -126,8 +128,9 @@ class Webhooks:
     async def set_enabled(
         self, webhook_id: str, *, enabled: bool, owner: str | None, actor: str
     ) -> views.Webhook:
-        """Enable a webhook for events from now on, or disable it and drop its waiting messages.
-        Idempotent. If `actor` enables a webhook of another owner, `enabled_by` names them."""
+        """Enable a webhook for future events, or disable it and discard its pending messages.
+        Idempotent. If `actor` enables a webhook of another owner, `enabled_by` is set to
+        `actor`."""
         now = self._clock()
 
         def work(session: Session) -> views.Webhook:
@@ -154,7 +157,7 @@ class Webhooks:
         logger.info("the webhook %s was deleted", webhook_id)
 
     async def test(self, webhook_id: str, *, owner: str | None) -> views.WebhookDelivery:
-        """Send a test message immediately, and once. Raises WebhookDisabled if the webhook is
+        """Send a test message immediately, without retries. Raise WebhookDisabled if the webhook is
         disabled."""
         now = self._clock()
 
@@ -185,12 +188,13 @@ class Webhooks:
     async def deliveries(
         self, webhook_id: str, *, owner: str | None, limit: int = 50, cursor: str | None = None
     ) -> views.WebhookDeliveryPage:
-        """List its messages, newest first. Raises BadCursor for a cursor of another listing."""
+        """List the webhook's messages, newest first. Raise BadCursor for a cursor from another
+        listing."""
         before = None
         if cursor is not None:
             before = decode_cursor(webhook_id, cursor)
             if type(before) is not int or not 0 <= before < 2**63:
-                raise BadCursor("the cursor is not one that this listing gave out")
+                raise BadCursor("the cursor does not belong to this listing")
 
         def work(session: Session) -> views.WebhookDeliveryPage:
             row = _found(session, webhook_id, owner)
@@ -211,7 +215,7 @@ def _found(
     if row is None or owner not in (None, row.owner):
         raise WebhookNotFound(
             f"there is no webhook {webhook_id}",
-            hint="`dray webhook ls` shows the webhooks there are",
+            hint="`dray webhook ls` lists the existing webhooks",
         )
     return row
 

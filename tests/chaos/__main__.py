@@ -1,21 +1,27 @@
-"""`make chaos`: the whole run, which ends with a table; exit code 1 if a promise was broken.
+"""`make chaos`: the complete run, which writes its page. Exits with 1 if a promise was broken.
 
     python -m tests.chaos [--seed N] [--turns N] [--ground NAME] [--only WORD] [--turn N]
 
-`--only stopped` draws no faults but those with stopped processes. `--turn` replays a single turn of
-a ground, as its seed has it.
+Each turn that ends is recorded in `.chaos.jsonl`. An interrupted run continues with `--seed N`: it
+skips the recorded turns of that seed. `--only stopped` injects only faults whose names contain that
+word. `--turn` replays a single turn of a ground with the faults that the seed gives it. Neither
+reads or writes the record.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import secrets
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from benchmarks import machine
 from tests.chaos import plan, report
@@ -23,33 +29,62 @@ from tests.chaos.ground import GROUNDS
 from tests.chaos.kinds import kinds
 from tests.chaos.promises import Learned
 from tests.chaos.turn import Result, Runner
+from tests.seeds import commit
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "chaos.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "explanation" / "chaos.md"
+RECORD = ROOT / ".chaos.jsonl"
+
+
+@dataclass(frozen=True)
+class Played:
+    """A turn that ended: a line of the record."""
+
+    seed: int
+    ground: str
+    commit: str
+    took_s: float
+    result: Result
+
+
+PLAYED = TypeAdapter(Played)
 
 
 def main() -> int:
     asked = _arguments()
-    began = time.monotonic()
     grounds = [asked.ground] if asked.ground else list(GROUNDS)
-    results: list[Result] = []
+    played = [
+        each for each in _recorded(asked.seed) if asked.is_recorded and each.ground in grounds
+    ]
     learned: dict[str, Learned | None] = {}
     with tempfile.TemporaryDirectory(prefix="dray-chaos-") as folder:
         known = kinds(Path(folder))
         for name in grounds:
+            done = {each.result.turn.number for each in played if each.ground == name}
+            turns = [turn for turn in _chosen(asked, name) if turn.number not in done]
+            print(f"on the ground {name}, seed {asked.seed}, {len(turns)} turns", flush=True)
+            if not turns:
+                continue
             home = Path(folder, name)
             home.mkdir()
-            print(f"on the ground {name}, seed {asked.seed}", flush=True)
             with GROUNDS[name](home) as ground:
                 runner = Runner(ground, known, learned)
-                for turn in _chosen(asked, name):
-                    results.append(runner.play(turn))
-                    _tell(results[-1], time.monotonic() - began)
-    took_s = time.monotonic() - began
-    text = report.page(results, machine.describe(), asked.seed, took_s)
+                for turn in turns:
+                    began = time.monotonic()
+                    result = runner.play(turn)
+                    took_s = time.monotonic() - began
+                    played.append(Played(asked.seed, name, commit(), round(took_s, 1), result))
+                    _tell(played[-1])
+                    if asked.is_recorded:
+                        with RECORD.open("a") as record:
+                            record.write(json.dumps(asdict(played[-1])) + "\n")
+    results = [each.result for each in played]
+    facts = machine.describe() | {"commit": ", ".join(dict.fromkeys(p.commit for p in played))}
+    text = report.page(results, facts, asked.seed, sum(each.took_s for each in played))
     print(text)
     breaches = [breach for result in results for breach in result.breaches]
     print(*breaches, sep="\n")
-    if asked.is_whole and not breaches:
+    if asked.is_recorded and not asked.ground and not breaches:
         PAGE.write_text(text)
     return 1 if breaches else 0
 
@@ -60,11 +95,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=plan.TURNS, help="of each ground")
     parser.add_argument("--ground", choices=GROUNDS)
     parser.add_argument("--turn", type=int)
-    parser.add_argument("--only", default="", help="only blows with this word, such as `stopped`")
+    parser.add_argument("--only", default="", help="only faults with this word, such as `stopped`")
     asked = parser.parse_args()
     enough = asked.turns >= plan.TURNS
-    asked.is_whole = enough and not (asked.ground or asked.turn is not None or asked.only)
+    asked.is_recorded = enough and asked.turn is None and not asked.only
     return asked
+
+
+def _recorded(seed: int) -> list[Played]:
+    lines = RECORD.read_text().splitlines() if RECORD.exists() else []
+    return [each for each in map(PLAYED.validate_json, lines) if each.seed == seed]
 
 
 def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
@@ -74,9 +114,9 @@ def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
     return itertools.islice(turns, asked.turn, asked.turn + 1)
 
 
-def _tell(result: Result, at_s: float) -> None:
-    turn = result.turn
-    print(f"{at_s:6.0f} s  turn {turn.number}: {turn.victim}, beside {turn.bystander}")
+def _tell(played: Played) -> None:
+    result, turn = played.result, played.result.turn
+    print(f"{played.took_s:6.0f} s  turn {turn.number}: {turn.victim} and {turn.bystander}")
     for blown in result.blown:
         took = "" if blown.recovery_s is None else f" in {blown.recovery_s:.2f} s"
         lost = "" if not blown.steps_lost else f", {blown.steps_lost} steps lost"

@@ -1,4 +1,4 @@
-"""The table at the end of a chaos run: pure."""
+"""Write the page with the results of a chaos run. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Blown,
 
 HOWS = (IN_PLACE, FROM_CHECKPOINT, UNTOUCHED, ENDED)
 HEAD = (
-    f"| fault | struck | {' | '.join(HOWS)} | p50 s | p99 s | steps lost, median | most |\n"
+    f"| fault | struck | {' | '.join(HOWS)} | p50 s | p99 s | lost steps, median | maximum |\n"
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
 )
 
@@ -26,7 +26,7 @@ def num_jobs(results: Sequence[Result]) -> int:
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row for each blow, those that strike together in one."""
+    """Return the rows; faults that were injected together share a row."""
     rows: dict[str, list[Blown]] = {}
     for result in results:
         for blown in result.blown:
@@ -51,7 +51,7 @@ def _row(name: str, blown: Sequence[Blown]) -> str:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least value that at least this share of them does not exceed."""
+    """Return the smallest value that is at least as large as `share` of the values."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
@@ -61,50 +61,61 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
     facts = ", ".join(f"{name} {value}" for name, value in machine.items())
     return (
         "# Chaos\n\n"
-        "`make chaos` runs jobs of several kinds on a real Ray, strikes them with faults that are "
-        "drawn by a seed, and looks at every promise of the design after each. This page is what "
-        "the last whole run wrote.\n\n"
-        f"{num_jobs(results)} jobs, {num_faults(results)} faults, {len(breaches)} promises "
-        f"broken; seed {seed}, {took_s / 60:.0f} minutes. {facts}.\n\n"
+        "`make chaos` runs jobs of several kinds on a real Ray, injects faults drawn from a seed, "
+        "and checks every promise of the design after each turn. The last complete run wrote this "
+        "page.\n\n"
+        f"{num_jobs(results)} jobs, {num_faults(results)} faults, {len(breaches)} broken "
+        f"promises; seed {seed}, {took_s / 60:.0f} minutes. {facts}.\n\n"
         f"{table(results)}\n"
-        "Faults with a `+` struck together. *In place*: the survivors kept their state. *From the "
-        "checkpoint*: another attempt resumed; a job of one rank and a script have nobody to be "
-        "mended from. *Training went on*: the fault struck nothing that trains. *Ended "
-        "meanwhile*: cancelled, or done before the fault mattered.\n\n"
-        "Seconds are from the fault to the next step. Where a dead rank was replaced they are the "
-        "supervisor's own; else they last until the service's event of it, and for a rank or "
-        "a loader that was stopped they include the time in which the hang detector makes "
-        "sure. Where training went on they are until the service took jobs again. Steps lost "
-        "are those that were done and had to be done again.\n\n"
-        "*Stopped* is SIGSTOP: the process lives and answers nothing, and nobody lets it go before "
-        "the jobs of the turn have ended, but for the service, which has no other here to take its "
-        "place. *Stopped briefly* is for half the time after which users are told, and nothing may "
-        f"come of it. `DRAY_SILENCE_LIMIT_S` is {SILENCE_LIMIT_S:g} in these runs, so that the "
-        "limits of [faults](faults.md) are that much shorter.\n\n"
-        "*Outranked* is a job of a higher priority that takes all slots, *quota claimed* one of a "
-        "queue with a guarantee of them, and *slots recalled* one for which an elastic group "
-        f"shrinks; `DRAY_MIN_RUN_S` is {MIN_RUN_S:g} in these runs. The seconds are until the "
-        "job that left trains again, so they hold the run of the one that came. A turn in five "
-        "has a sweep beside the job that is struck: four trials with early stopping.\n\n"
-        "In a job of silos rank 0 aggregates, and every other rank is a silo on a node of its "
-        "own; *clients outside* are processes of `dray federate join`, which are started again "
-        "when they were killed, and stopped for longer than the deadline of a round.\n\n"
-        "Checked of every job: it is listed and ended as it must, once; no two attempts of it "
-        "lived at a time; no node gave more than it has; each step of each series is there, "
-        "once; its weights are those of a run without faults, to the bit, unless it is elastic, "
-        "of gossip, of asynchronous servers or of silos that do without each other; its newest "
-        "checkpoint loads, and has the mean of all copies of gossip, whose push weights sum to "
-        "their number, and of parameter servers each batch once; its events have no gap; 60 s "
-        "after its end no process, actor, placement group or spool of it is left; the API "
-        "answered nothing of 500 and more but a declared 503. Checked of what was stopped: an "
-        "event said that it did not answer; it was replaced, and is not there any more when the "
-        "jobs have ended; no attempt that it cost was charged to the user. Checked of federated "
-        "jobs: each round is there once, with an update of each client at most, and of its "
-        "quorum at least; where a round waits for all clients, all series are those of a run "
-        "without faults, to the bit; clients over HTTP have sent as many updates as count, and "
-        "end as their job does; no name of a silo's data is in what is shown, logged or stored, "
-        "nor is a line or a stack of a silo. Checked of jobs that made room: each had held its "
-        "slots for the minimum run time, and was not charged. Checked of sweeps: no more trials "
-        "ran than may, none was cancelled but by early stopping, those that went to their end "
-        "have the weights of the same trial alone, and the best has the best value.\n"
+        "## How to read the table\n\n"
+        "Faults joined by `+` were injected together. The columns count how the job went on:\n\n"
+        "- *in place*: the surviving ranks kept their state;\n"
+        "- *from the checkpoint*: another attempt resumed. A job of one rank and a plain script "
+        "have no other rank to recover from;\n"
+        "- *training went on*: the fault hit nothing that trains;\n"
+        "- *ended meanwhile*: the job was cancelled, or ended before the fault had an effect.\n\n"
+        "The seconds run from the fault to the next step. Where a dead rank was replaced, the "
+        "supervisor measured them. Otherwise they run until the service records the event; for a "
+        "stopped rank or loader they include the time that the hang detector needs. Where "
+        "training went on, they run until the service accepted jobs again. Lost steps are "
+        "completed steps that had to be repeated.\n\n"
+        "## The faults\n\n"
+        "- *Stopped* is SIGSTOP: the process lives and answers nothing. It continues when the jobs "
+        "of the turn have ended; the service alone continues earlier, because no other service "
+        "replaces it here.\n"
+        "- *Stopped briefly* lasts for half of the limit after which users are notified, and must "
+        f"have no effect. `DRAY_SILENCE_LIMIT_S` is {SILENCE_LIMIT_S:g} in these runs, which "
+        "shortens the limits in [faults](faults.md).\n"
+        "- *Outranked*: a job of a higher priority takes all slots. *Quota claimed*: a job of a "
+        "queue whose quota is guaranteed takes them. *Slots recalled*: an elastic group shrinks "
+        f"for another job. `DRAY_MIN_RUN_S` is {MIN_RUN_S:g} in these runs. The seconds run until "
+        "the preempted job trains again, so they include the other job's run.\n"
+        "- In a job of silos rank 0 aggregates, and every other rank is a silo on a node of its "
+        "own. *Clients outside* are processes of `dray federate join`; a killed client is started "
+        "again, and a stopped client stays stopped for longer than the deadline of a round.\n\n"
+        "One turn in five also runs a sweep: four trials with early stopping.\n\n"
+        "## What is checked\n\n"
+        "Every job:\n\n"
+        "- It is listed, and ended once, in the expected state. No two of its attempts lived at "
+        "the same time, and no node gave more than it has.\n"
+        "- Each step of each series is present, once.\n"
+        "- Its weights are equal to the bit to the weights of a run without faults, unless the job "
+        "is elastic, uses gossip or asynchronous servers, or has silos that don't wait for each "
+        "other.\n"
+        "- Its newest checkpoint loads. With gossip, it has the mean of all copies, whose push "
+        "weights add up to their number; with parameter servers, it has each batch once.\n"
+        "- Its events have no gap.\n"
+        "- 60 s after its end, no process, actor, placement group or spool of it remains.\n"
+        "- The API answered with no status of 500 or above but a declared 503.\n\n"
+        "Every stopped process: an event reported that it did not answer, it was replaced and has "
+        "ended when the jobs have ended, and no attempt that it cost was charged to the user.\n\n"
+        "Every federated job: each round is present once, with at most one update of each client "
+        "and at least its quorum of updates. Where a round waits for all clients, all series are "
+        "equal to the bit to the series of a run without faults. Clients over HTTP sent as many "
+        "updates as the job counts, and end as their job does. No name of a silo's data, and no "
+        "line or stack of a silo, is shown, logged or stored.\n\n"
+        "Every preempted job had held its slots for the minimum run time, and was not charged.\n\n"
+        "Every sweep: no more trials ran than allowed, only early stopping cancelled trials, each "
+        "complete trial has the weights of the same trial run without others, and the best trial "
+        "has the best value.\n"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import torch
 
 from dray.spec import JobSpec
 from tests.chaos import plan, report
+from tests.chaos.__main__ import PLAYED, Played
 from tests.chaos.faults import FAULTS, UNDISTURBED
 from tests.chaos.kinds import kinds
 from tests.chaos.plan import Strike, Turn
 from tests.chaos.promises import of_batches, of_copies
-from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Blown, Result
+from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, Blown, Result
 
 GROUNDS = [plan.EMBEDDED, plan.CLUSTER]
 
@@ -114,3 +117,10 @@ def test_the_table_has_a_row_for_each_blow() -> None:
     _, _, first, second = report.table(results).splitlines()
     assert first == "| rank killed | 3 | 3 |  |  |  | 0.50 | 4.00 | 0 | 0 |"
     assert second == "| rank killed + service killed | 1 |  | 1 |  |  | 9.00 | 9.00 | 12 | 12 |"
+
+
+def test_a_recorded_turn_is_read_back_as_it_was() -> None:
+    result = Result(next(plan.turns(1, plan.EMBEDDED)), num_jobs=2, missed=[("rank killed",)])
+    result.blown += [blown(("rank killed",), IN_PLACE, 0.25, 3), Blown("", ("a", "b"), "", ENDED)]
+    played = Played(1, plan.EMBEDDED, "abc", 2.5, result)
+    assert PLAYED.validate_json(json.dumps(asdict(played))) == played

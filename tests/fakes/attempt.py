@@ -344,7 +344,7 @@ class FakeAttempt(Attempt):
             if not await self._pulse.wait(deadline):
                 return Outcome.of(
                     Cause.SLOTS_UNAVAILABLE,
-                    f"Ray did not give {self.spec.world_size} slots within "
+                    f"Ray did not provide {self.spec.world_size} slots within "
                     f"{self.spec.start_timeout_s:g} s",
                 )
 
@@ -393,9 +393,9 @@ class FakeAttempt(Attempt):
         deadline = None if runtime_s is None else asyncio.get_running_loop().time() + runtime_s
         while True:
             if self._stop_asked:
-                return Outcome.of(Cause.STOPPED, "stopped as asked")
+                return Outcome.of(Cause.STOPPED, "stopped as requested")
             if self._leave_asked:
-                return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
+                return Outcome.of(Cause.PREEMPTED, "left its slots as requested")
             ended = self._exits()
             if any(rank.exit_code != 0 for rank in ended):
                 await asyncio.wait(self._processes.values(), timeout=ECHO_S)
@@ -405,7 +405,7 @@ class FakeAttempt(Attempt):
             if not await self._pulse.wait(deadline):
                 return Outcome.of(
                     Cause.RUNTIME_EXCEEDED,
-                    f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
+                    f"reached max_runtime_s after {runtime_s:g} s in this attempt",
                 )
 
     async def _end_processes(self, exit_code: int) -> None:

@@ -129,7 +129,7 @@ class FakeCluster:
             resources=without_labels(node.resources),
             available=without_labels(has),
             accepted=node.problem is None and node.drained_by is None and not node.is_released,
-            problem=node.problem if node.drained_by is None else "it is drained",
+            problem=node.problem if node.drained_by is None else "it is being drained",
             full=node.full,
             drained_by=node.drained_by,
             quarantined=tuple(node.quarantined),
@@ -216,7 +216,7 @@ class FakeCluster:
                 advanced, Phase.STOPPING, {}, tuple(frames), more=True, outcome=None, silent=()
             )
         if len(here) < len(ref.node_ids):
-            return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
+            return _ended(cursor, Cause.NODE_LOST, "a node on which it ran is gone")
         return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
 
     async def send(self, ref: AttemptRef, command: Command) -> None:

@@ -144,9 +144,9 @@ def broken_sets(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
     table = {"recipe": "tabular_classification"}
     texts = {
         "empty.csv": ("", "empty.csv: is an empty file"),
-        "ragged.csv": ("x,y\n1,a\n2\n", "ragged.csv, line 3: has 1 fields, but the header names 2"),
+        "ragged.csv": ("x,y\n1,a\n2\n", "ragged.csv, line 3: has 1 fields, but the header has 2"),
         "target.csv": ("x,z\n1,a\n", "target.csv: data.target: there is no column 'y'"),
-        "class.csv": ("x,y\n1,a\n2,a\n", "class.csv: the target 'y' has one class only, 'a'"),
+        "class.csv": ("x,y\n1,a\n2,a\n", "class.csv: the target 'y' has only one class, 'a'"),
         "nan.csv": ("x,y\n1,a\nNaN,b\n", "nan.csv, line 3: the column 'x' has no value"),
     }
     found: dict[str, tuple[dict[str, Any], str]] = {}
@@ -159,9 +159,9 @@ def broken_sets(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
         path.parent.mkdir(parents=True)
         path.write_bytes(_noise()[:cut])
     images = {"recipe": "image_classification", "data": {"source": (folder / "images").as_uri()}}
-    found["images"] = (images, "images/1/1.png: is a broken or truncated image")
+    found["images"] = (images, "images/1/1.png: is a damaged or truncated image")
     missing = {**table, "data": {"source": "file:///nowhere/t.csv", "target": "y"}}
-    found["missing"] = (missing, "there is no such file or folder on this node")
+    found["missing"] = (missing, "this file or folder does not exist on this node")
     return found
 
 

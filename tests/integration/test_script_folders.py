@@ -89,5 +89,5 @@ def test_a_success_names_the_result_that_was_left_in_the_working_directory(
     assert ended.reason is not None
     assert ended.reason.message.endswith(
         ". 1 file was left in the working directory and not kept as artifacts: 'model.pt' "
-        "(1.5 KB); the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
+        "(1.5 KB); to keep results, write them to DRAY_OUTPUT_DIR or call train.save_artifact"
     )

@@ -60,8 +60,8 @@ OTHER_FILES = (
     "there, or set DRAY_STORAGE_URL to storage that all nodes share"
 )
 STUCK = (
-    "not gone after SIGKILL: pid 48113 (python, state D); "
-    "GPU 5: 18432 MiB held for processes that are gone"
+    "still alive after SIGKILL: pid 48113 (python, state D); "
+    "GPU 5: 18432 MiB still held for dead processes"
 )
 NOTES = """## What was tried
 

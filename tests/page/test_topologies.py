@@ -77,8 +77,8 @@ def test_clients_outside_of_the_cluster_are_listed(site: Site, tab: Watched) -> 
     federated = {"clients": 3, "clients_per_round": 2, "rounds": 9, "quorum": 1, "http": {}}
     job_id = reported(site, 1, {"train/loss": 1.0}, federated=federated)
     page = tab.open(f"jobs/{job_id}?tab=clients")
-    page.get_by_text("None is invited yet").wait_for()
-    page.get_by_text("No round has begun").wait_for()
+    page.get_by_text("No clients have been invited yet").wait_for()
+    page.get_by_text("No round has started").wait_for()
     invitations = Invitations(site.hands.database)
     invited = run(invitations.invite(job_id, 2, by="bert")).items
     files = {"model_sha256": SHA, "model_size_bytes": 1, "form_sha256": SHA, "form_size_bytes": 1}

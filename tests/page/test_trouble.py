@@ -97,7 +97,7 @@ def test_a_document_is_checked_once_the_server_is_back(job_id: str, tab: Watched
     tab.page.route("**/v1/jobs?dry_run=true", refused(503), times=1)
     tab.page.route("**/examples.json", refused(404))
     page = tab.open("submit")
-    shows(page, "It can't be checked now")
+    shows(page, "It can't be checked at the moment")
     shows(page, "Valid", ".verdict.right")
     assert page.get_by_label("Template").locator("option").all_inner_texts() == ["choose …"]
 

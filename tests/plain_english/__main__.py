@@ -74,6 +74,8 @@ def _check(text: Text) -> Iterator[Finding]:
                 yield Finding(at(match.start()), " ".join(match[0].split()), rule["instead"])
     if text.kind is not Kind.NAMES:
         for rule in LISTS["sentence"]:
+            if rule.get("where", text.kind) != text.kind:
+                continue
             for match in re.finditer(rf"(?:^[\s#\"']*|[.:;]\s+)({rule['pattern']})", text.text):
                 yield Finding(at(match.start(1)), match[1], rule["instead"])
 

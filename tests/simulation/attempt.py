@@ -130,7 +130,7 @@ class SimAttempt(Attempt):
         self.enter(Phase.STARTING)
         self.alive = True
         if self.spec.max_runtime_s is not None:
-            over = Outcome.of(Cause.RUNTIME_EXCEEDED, "ran for max_runtime_s")
+            over = Outcome.of(Cause.RUNTIME_EXCEEDED, "reached max_runtime_s")
             asyncio.get_running_loop().call_later(self.spec.max_runtime_s, self.end_as, over)
         self.sim.on_start(self)
         self._emit(FrameKind.RESUMED, {"step": self.step, "url": ""})
@@ -151,7 +151,7 @@ class SimAttempt(Attempt):
                     return failed
             self.cluster.pulse.beat()
         self._emit(FrameKind.LOG, {"line": 1, "text": "done"})
-        return Outcome.of(Cause.SUCCEEDED, "every rank ended well")
+        return Outcome.of(Cause.SUCCEEDED, "every rank succeeded")
 
     async def _stand_by(self) -> None:
         """Until it lacks nobody, or is to end: at the latest when its time is up."""
@@ -175,7 +175,7 @@ class SimAttempt(Attempt):
             if not wanted:
                 return None
             if loop.time() >= deadline:
-                return Outcome.of(Cause.SLOTS_UNAVAILABLE, "Ray did not give the slots")
+                return Outcome.of(Cause.SLOTS_UNAVAILABLE, "Ray did not provide the slots")
             await self._until_ended(min(1.0, deadline - loop.time()))
 
     def _take_step(self) -> Outcome | None:
@@ -271,9 +271,9 @@ class SimAttempt(Attempt):
     def carry_out(self, command: Command) -> None:
         match command:
             case Stop():
-                self.end_as(Outcome.of(Cause.STOPPED, "stopped as asked"))
+                self.end_as(Outcome.of(Cause.STOPPED, "stopped as requested"))
             case Leave():
-                self.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as asked"))
+                self.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as requested"))
             case Grant():
                 self.grow(command)
             case Recall():

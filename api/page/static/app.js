@@ -44,7 +44,7 @@ function View({ path }) {
   return failed ? html`<${Anew} />` : html`<${Loading} />`;
 }
 
-const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server is away, or has another version now.
+const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server can't be reached, or was upgraded.
   <button onClick=${() => location.reload()}>Reload the page</button></p>`;
 
 // Catches errors of a view, such as an answer of an unexpected form, so that the rest of the page works.
@@ -57,9 +57,9 @@ function Lost() {
   const { lost, since } = useStore(connection);
   const now = useNow();
   if (!lost) return null;
-  // A screen reader reads the notice once, and not each second.
+  // A screen reader reads the notice once, not every second.
   return html`<div class="lost" role="alert">The server has not answered<span aria-hidden="true"> for ${duration(Math.max(1, Math.round((now - since) / 1000)))}</span>.
-    The page shows the last known state, and updates itself when the server is back.</div>`;
+    The page shows the last known state. It will update when the server is back.</div>`;
 }
 
 function SignIn({ message }) {

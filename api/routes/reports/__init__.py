@@ -1,1 +1,1 @@
-"""Routes of the reports and results of jobs: events, metrics, logs, checkpoints, artifacts."""
+"""Routes for the reports and results of jobs: events, metrics, logs, checkpoints, artifacts."""

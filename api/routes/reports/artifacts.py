@@ -57,14 +57,15 @@ async def artifact(
     job_id: str,
     artifact_id: str,
 ) -> Response:
-    """Download one file, or a range of it. Its ETag is the SHA-256 of the whole file."""
+    """Download a file, or a range of it. The ETag is the SHA-256 of the complete file."""
     found, url = await reading.artifact(job_id, artifact_id)
     storage = context.runtime.storage
     return download(request, storage, await locate(storage, found, url))
 
 
 async def locate(storage: Storage, artifact: views.Artifact, url: str) -> StoredFile:
-    """The artifact's file; raises ArtifactNotFound if the storage has no complete file."""
+    """Return the artifact's file. Raises ArtifactNotFound if the storage doesn't have the complete
+    file."""
     try:
         key = storage.key_of(url)
         size = await in_storage_thread(storage.size_bytes, key)
@@ -72,7 +73,7 @@ async def locate(storage: Storage, artifact: views.Artifact, url: str) -> Stored
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} is listed, but its file is not in the storage"
         ) from None
-    if size != artifact.size_bytes:  # a browser compares no hash
+    if size != artifact.size_bytes:  # browsers don't verify hashes
         raise ArtifactNotFound(
             f"the artifact {artifact.path!r} was stored with {artifact.size_bytes} bytes, but its "
             f"file in the storage has {size}"

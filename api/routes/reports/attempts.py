@@ -20,5 +20,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def attempts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """List the attempts of a job, with world size, resume step and the reason for the end."""
+    """List the attempts of a job, with their world size, the step from which they resumed, and the
+    reason why they ended."""
     return answer(request, await reading.attempts(job_id))

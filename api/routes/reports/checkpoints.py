@@ -16,7 +16,8 @@ from service.jobs.queries import Queries
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
 Step = Annotated[int, Path(ge=0, le=2**63 - 1)]
-"""Optimizer steps done. If several attempts saved the same step, the newest attempt counts."""
+"""Number of completed optimizer steps. If several attempts saved the same step, this selects the
+checkpoint of the latest attempt."""
 
 
 _PROBLEMS = declare(
@@ -36,7 +37,8 @@ _PROBLEMS = declare(
     responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
 async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """List the committed checkpoints: step, size, hash, and which is the best and the latest."""
+    """List the committed checkpoints with their step, size and hash, and mark the best and the
+    latest checkpoint."""
     return answer(request, await reading.checkpoints(job_id))
 
 
@@ -50,7 +52,7 @@ async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: 
 async def files(
     request: Request, reading: TheReading, _: Caller, job_id: str, step: Step
 ) -> Response:
-    """List the files of one checkpoint, from its manifest."""
+    """List the files of a checkpoint, as recorded in its manifest."""
     return answer(request, await reading.checkpoint_files(job_id, step))
 
 
@@ -77,12 +79,12 @@ async def file(
     step: Step,
     path: str,
 ) -> Response:
-    """Download one file of a checkpoint, or a range of it. Its ETag is the SHA-256 of the whole
+    """Download a file of a checkpoint, or a range of it. The ETag is the SHA-256 of the complete
     file."""
     return download(request, context.runtime.storage, await locate(reading, job_id, step, path))
 
 
 async def locate(reading: Queries, job_id: str, step: int, path: str) -> StoredFile:
-    """The file; raises CheckpointNotFound if the checkpoint or the file does not exist."""
+    """Return the file. Raises CheckpointNotFound if the checkpoint or the file doesn't exist."""
     found, key = await reading.checkpoint_file(job_id, step, path)
     return StoredFile(key, found.size_bytes, found.sha256, found.path)

@@ -1,7 +1,7 @@
-"""Links that download one file of a job, once: for browsers, which send no token with a download.
+"""Single-use links to files of jobs, for browsers, which don't send a token with a download.
 
-A link is used up when its download begins. An interrupted download resumes with another link and
-the `Range` of the missing bytes.
+A link becomes invalid when its download begins. To resume an interrupted download, use another link
+and the `Range` of the missing bytes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "stora
 async def create(
     request: Request, context: TheContext, links: TheLinks, caller: Caller, job_id: str
 ) -> Response:
-    """Create a link that downloads an artifact, a checkpoint file or a log of a job without a
-    token: once, within a minute, and only while the token that created it is valid."""
+    """Create a link for downloading an artifact, a checkpoint file or a log of a job without a
+    token. The link works once, within a minute, and only while the token that created it is
+    valid."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(DownloadRequest, request, limit_bytes)
-    await _content(request, context, job_id, wanted)  # a browser would not show a problem
+    await _content(request, context, job_id, wanted)  # browsers would not show a problem
     link = await links.create(
         job_id, wanted, owner=caller, token_id=context.authority.token_id(caller)
     )
@@ -65,15 +66,15 @@ async def create(
     },
 )
 async def use(request: Request, context: TheContext, links: TheLinks, secret: str) -> Response:
-    """Download the link's file, or a range of it. The link is used up from then on."""
+    """Download the link's file, or a range of it. After that, the link is no longer valid."""
     link = await links.use(secret)
     if link.token_id is None or link.token_id != context.authority.token_id(link.owner):
         raise no_such_link()
     request.state.caller = link.owner
     response = await _content(request, context, link.job_id, link.wanted)
     response.headers["Cache-Control"] = "no-store"
-    # Some browsers fetch several ranges of a large file at a time (Chromium for Android does). A
-    # link that works once would give them only one.
+    # Some browsers, such as Chromium for Android, request several ranges of a large file at the
+    # same time. With a single-use link, only the first of these requests would succeed.
     response.headers["Accept-Ranges"] = "none"
     return response
 
@@ -107,7 +108,7 @@ async def _page(
 async def _lines(
     reading: Queries, job_id: str, log: LogRequest, page: views.LogPage
 ) -> AsyncIterator[bytes]:
-    """Yield the lines from this page to the newest one."""
+    """Yield the lines of this page and all following pages."""
     while page.items:
         texts = [
             line.text if log.rank is not None else f"[{line.attempt}:{line.rank}] {line.text}"

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/events: the events of a job, as pages or a live stream."""
+"""/v1/jobs/{id}/events: the events of a job, as pages or as a live stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""Seconds between keep-alive comments, and between queries, while there are no events."""
+"""Interval between keep-alive comments, and between queries, while there are no events."""
 RETRY = b"retry: 1000\n\n"
-"""Makes a client that lost the stream reconnect after this many milliseconds."""
+"""Makes a client that lost the connection reconnect after this number of milliseconds."""
 PAGE = 500
 MAX_SEQ = 2**31 - 1
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 class EventsQuery(Query):
     after_seq: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
-    """Only events after this one; pass `next_seq` of the previous answer."""
+    """Return only events after this number; pass `next_seq` of the previous response."""
     limit: Annotated[int, Field(ge=1, le=1000)] = PAGE
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Seconds to wait at most until there are events."""
+    """Maximum number of seconds to wait for events."""
 
 
 @router.get(
@@ -45,7 +45,7 @@ class EventsQuery(Query):
     response_model=views.EventPage,
     responses={
         200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
-        204: {"description": "A stream was requested, and no further events will follow."},
+        204: {"description": "A stream was requested, but there will be no further events."},
         **declare("malformed_request", "invalid_parameter", "job_not_found"),
     },
 )
@@ -57,11 +57,11 @@ async def events(
     query: Annotated[EventsQuery, QueryParameters()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """List events in order, without gaps.
+    """List the events of a job in order, without gaps.
 
-    With `Accept: text/event-stream`, events are sent as they happen, up to the end of the job. Each
-    has its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If the id is
-    unknown, the server sends an event `reset` and then all events from the first.
+    With `Accept: text/event-stream`, events are streamed as they happen, until the end of the job.
+    The name of an event is its `type`, and its id is its `seq`. `Last-Event-ID` resumes a stream.
+    If the id is unknown, the server sends a `reset` event and then all events from the beginning.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
         return await _stream(context, request, job_id, query.after_seq, last_event_id)
@@ -69,7 +69,7 @@ async def events(
     runtime, seq = context.runtime, query.after_seq
 
     async def look() -> tuple[views.EventPage, bool]:
-        # The state is read first: if the job is over by then, the page holds all its events.
+        # Read the state first: if the job has already ended, the page includes its last events.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
         return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
 
@@ -85,7 +85,8 @@ async def events(
 
 
 def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
-    """The last event that the client has, 0 without an id; None if the id is unknown."""
+    """Return the number of the last event that the client has: 0 without an id, None if the id is
+    unknown."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
@@ -97,7 +98,8 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Answer with a stream. Reads once before it begins, so that an error becomes a problem."""
+    """Respond with a stream. Reads once before the stream begins, so that an error becomes a
+    problem document."""
     newest_seq, over = await context.runtime.reading.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -118,8 +120,8 @@ async def _stream(
 async def _follow(
     context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Yield frames until the job has ended and all its events were sent. Events about slots may
-    follow the end of the job. Starlette closes the generator when the client disconnects."""
+    """Yield frames until the job has ended and all of its events have been sent. Events about slots
+    can follow the end of the job. Starlette closes the generator when the client disconnects."""
     reading = context.runtime.reading
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
@@ -127,7 +129,7 @@ async def _follow(
             try:
                 page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:
-                logger.warning("the event stream of %s ends early: %s", job_id, error)
+                logger.warning("the event stream of %s ended early: %s", job_id, error)
                 return  # the client reconnects with Last-Event-ID
             if page.items:
                 yield b"".join(map(_frame, page.items))
@@ -148,15 +150,17 @@ def _is_last(event: views.Event) -> bool:
 
 
 def _frame(event: views.Event) -> bytes:
-    """One event as a frame; neither its JSON nor its type contains a line break."""
+    """Encode an event as a frame. Neither its JSON nor its type contains a line break."""
     return f"event: {event.type}\nid: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
 def _reset(newest_seq: int) -> bytes:
-    """The frame that reports that the stream can't be resumed, and resets the client's last id."""
+    """Return a frame that reports a stream that can't be resumed, and resets the client's last
+    id."""
     data = views.Reset(
         code="unknown_event_id",
-        message="there is no event with this Last-Event-ID: all events follow from the first",
+        message="there is no event with this Last-Event-ID; the stream restarts with the first "
+        "event",
         newest_seq=newest_seq,
     )
     return f"event: reset\nid: 0\ndata: {data.model_dump_json()}\n\n".encode()

@@ -11,7 +11,7 @@ from api.context import Caller, Query, TheReading
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
-from dray.filters import MetricsFilter, SystemMetricsFilter
+from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
 
@@ -35,7 +35,7 @@ async def metrics(
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
-    """Read series over all attempts; each (key, rank, step) appears once."""
+    """Return series over all attempts; each (key, rank, step) appears once."""
     return answer(request, await reading.metrics(job_id, query))
 
 
@@ -52,8 +52,8 @@ async def system_metrics(
     job_id: str,
     query: Annotated[SystemMetricsQuery, QueryParameters()],
 ) -> Response:
-    """Read the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest rank
-    on a node also has the usage of the node."""
+    """Return the resource usage of a rank over time: processors, memory, disks, GPUs. The lowest
+    rank on a node also has the usage of the node."""
     return answer(request, await reading.system_metrics(job_id, query))
 
 
@@ -66,5 +66,5 @@ async def system_metrics(
 async def newest_system_metrics(
     request: Request, reading: TheReading, _: Caller, job_id: str
 ) -> Response:
-    """Read the newest sample of the resource usage of every rank."""
+    """Return the newest sample of the resource usage of every rank."""
     return answer(request, await reading.newest_system_metrics(job_id))

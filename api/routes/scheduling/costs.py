@@ -23,7 +23,7 @@ class CostQuery(Query):
     by: Literal["user", "queue"] = "user"
     """Whether to sum costs by user or by queue."""
     since: Time | None = None
-    """Start of the time span (RFC 3339); by default the beginning of this month, in UTC."""
+    """Start of the time span (RFC 3339); by default the beginning of the current month in UTC."""
     until: Time | None = None
     """End of the time span (RFC 3339); by default now."""
 
@@ -41,10 +41,10 @@ async def report(
     caller: Caller,
     query: Annotated[CostQuery, QueryParameters()],
 ) -> Response:
-    """Report the cost of each user or queue in a time span, the highest first.
+    """Report the cost of each user or queue in a time span, highest first.
 
-    Admins see the costs of all users, other callers only their own. An attempt that is partly in
-    the span counts with that part of its time.
+    Admins see the costs of all users, other callers only their own costs. If only a part of an
+    attempt lies in the time span, only that part counts.
     """
     _refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller

@@ -1,4 +1,4 @@
-"""/v1/decisions and /v1/forecasts: the scheduler's decisions, and the errors of forecasts."""
+"""/v1/decisions and /v1/forecasts: the scheduler's decisions, and the accuracy of forecasts."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def list_decisions(
     responses=declare("invalid_parameter", "decision_not_found", TOO_MANY),
 )
 async def replay(request: Request, reading: TheReading, _: Caller, number: Number) -> Response:
-    """Show the state that the scheduler saw in a round and its decision, and let the policy decide
-    again."""
+    """Show the state that the scheduler saw in a round and the decision that it made, and run the
+    policy on that state again."""
     async with turn(request):
         return answer(request, await reading.decision(number))
 
@@ -65,5 +65,5 @@ async def replay(request: Request, reading: TheReading, _: Caller, number: Numbe
     responses=declare("invalid_parameter"),
 )
 async def forecasts(request: Request, reading: TheReading, _: Caller) -> Response:
-    """Show the errors of the forecasts of starts and ends in the last 7 days."""
+    """Show how accurate the forecasts of starts and ends were in the last 7 days."""
     return answer(request, await reading.forecast_errors())

@@ -35,9 +35,10 @@ ThePlans = Annotated[Plans, use_cases(lambda runtime: Plans(runtime.database))]
     ),
 )
 async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
-    """Compute the memory and expected step time of each way to divide a job. Submits nothing.
+    """Compute the memory and the expected step time of each way to divide a job. Submits nothing.
 
-    The body is a job document with optional fields for facts that the planner can't know.
+    The body is a job document with additional optional fields for facts that the planner can't
+    know.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)

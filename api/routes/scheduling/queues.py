@@ -1,4 +1,4 @@
-"""/v1/queues: the queues, their rules, and the jobs in them."""
+"""/v1/queues: the queues, their rules, and their jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QueueOfPath = Annotated[str, Path(max_length=63, pattern=QUEUE_NAME)]
     responses=declare("invalid_parameter"),
 )
 async def list_queues(request: Request, queues: TheQueues, _: Caller) -> Response:
-    """List the queues by name, with their rules and the jobs in them."""
+    """List the queues by name, with their rules and numbers of jobs."""
     return answer(request, await queues.list())
 
 
@@ -59,8 +59,8 @@ async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath)
 async def put(
     request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
 ) -> Response:
-    """Create a queue, or replace all its rules; for admins. `warnings` lists the rules that the
-    cluster can't honour now."""
+    """Create a queue, or replace all of its rules; only for admins. `warnings` lists the rules that
+    the cluster currently can't satisfy."""
     limit_bytes = context.runtime.settings.max_body_bytes
     rules, _document = await body.read_as(QueueRequest, request, limit_bytes)
     return fresh(await queues.put(name, rules, actor=actor), 200)
@@ -86,8 +86,9 @@ async def change(
     name: QueueOfPath,
     query: Annotated[ChangeQuery, QueryParameters()],
 ) -> Response:
-    """Change some rules of a queue; for admins. The body is a merge patch (RFC 7396), sent as
-    `application/json`: null stands for the default, and removes a resource or a user's weight."""
+    """Change some of a queue's rules; only for admins. The body is a merge patch (RFC 7396), sent
+    as `application/json`: null resets a rule to its default, and removes a resource or a user's
+    weight."""
     limit_bytes = context.runtime.settings.max_body_bytes
     changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
     return fresh(await queues.change(name, changes, create=query.create, actor=actor), 200)
@@ -102,6 +103,6 @@ async def change(
     responses=declare("invalid_parameter", "queue_not_found", "queue_in_use"),
 )
 async def delete(queues: TheQueues, actor: Admin, name: QueueOfPath) -> Response:
-    """Remove a queue that has no unfinished job; for admins. `default` can't be removed."""
+    """Delete a queue that has no unfinished jobs; only for admins. `default` can't be deleted."""
     await queues.delete(name, actor=actor)
     return Response(status_code=204)

@@ -20,12 +20,12 @@ class Liveness(View):
 class Readiness(View):
     status: str
     checks: dict[str, str]
-    """For each part of the service: `ok`, or its problem."""
+    """The state of each part of the service: `ok`, or a description of the problem."""
 
 
 @router.get("/healthz", operation_id="get_liveness", response_model=Liveness)
 async def healthz() -> Response:
-    """Check that the process answers. Needs no token."""
+    """Check that the process responds. Requires no token."""
     return fresh(Liveness(status="ok"), 200)
 
 
@@ -35,15 +35,15 @@ async def healthz() -> Response:
     response_model=Readiness,
     responses={
         503: {
-            "description": "A part that the service depends on does not answer.",
+            "description": "A part that the service depends on does not respond.",
             "model": Readiness,
         }
     },
 )
 async def readyz(request: Request, context: TheContext) -> Response:
-    """Check whether jobs can be accepted and run, with the state of each part.
+    """Check whether jobs can be accepted and run, and show the state of each part of the service.
 
-    Needs no token, but the problem of a part is shown only to callers with a token.
+    Requires no token, but problems are described only to callers with a token.
     """
     found = await context.runtime.ready()
     checks = found.checks
@@ -64,7 +64,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     },
 )
 async def metrics(context: TheContext, _: Caller) -> Response:
-    """Export requests, jobs by state, and slots in Prometheus' format, without labels of single
-    jobs."""
+    """Export metrics about requests, slots and the number of jobs by state, in the Prometheus
+    format and without labels for individual jobs."""
     text = await context.telemetry.render(context.runtime)
     return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Cache-Control": "no-store"})

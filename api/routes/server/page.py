@@ -1,8 +1,8 @@
-"""`/`, the web page; `/page`, its files; and `/manual`, the manual.
+"""Serves the web page at `/`, its files at `/page`, and the manual at `/manual`.
 
-These files are the same for all users and contain no data of jobs, so they need no token. The page
-asks its user for a token if the API requires one. Query parameters that other sites append to a
-link, such as `?utm_source=x`, are ignored.
+These files are the same for all users and contain no data of jobs, so they require no token. The
+page asks the user for a token if the API requires one. Query parameters that other sites append to
+a link, such as `?utm_source=x`, are ignored.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ FOR_GOOD = "public, max-age=31536000, immutable"
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page, which links its other files."""
+    """Serve the page, which refers to its other files."""
     return _answer(request, load().index, "no-cache")
 
 
 @router.head("/page/{version}/{path:path}")
 @router.get("/page/{version}/{path:path}")
 async def static_file(request: Request, version: str, path: str) -> Response:
-    """A file of the page. Files of other versions are refused: they would not fit together."""
+    """Serve a file of the page. Files of other versions are refused, because they would not fit
+    together."""
     found = load()
     file = found.files.get(path) if version == found.version else None
     if file is None:
-        raise Refused("not_found", "the page has no such file", hint="load the page anew")
+        raise Refused("not_found", "the page has no such file", hint="reload the page")
     return _answer(request, file, FOR_GOOD)
 
 
 @router.head("/manual")
 @router.get("/manual")
 async def manual_without_slash(request: Request) -> Response:
-    """Redirect to `/manual/`, to which the links between the manual's files are relative."""
+    """Redirect to `/manual/`, because the links in the manual are relative to this URL."""
     return RedirectResponse("manual/")
 
 
 @router.head("/manual/{path:path}")
 @router.get("/manual/{path:path}")
 async def manual_file(request: Request, path: str) -> Response:
-    """A file of the manual; if the manual is not built, a page that explains how to build it."""
+    """Serve a file of the manual; if there is no manual, a page that explains how to build it."""
     file = await asyncio.to_thread(manual.find, path)
     if file is not None:
         return _answer(request, file, "no-cache")
     if await asyncio.to_thread(manual.find, "") is not None:
-        raise Refused("not_found", "the manual has no such page", hint="begin at manual/")
+        raise Refused("not_found", "the manual has no such page", hint="start at manual/")
     return HTMLResponse(manual.NOT_BUILT, 404, {"Content-Security-Policy": POLICY})
 
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`, the reference page made from it."""
+"""Serves `/openapi.json`, and `/docs`, the reference page that is generated from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ router = APIRouter(include_in_schema=False, dependencies=[NoParameters])
 
 @router.get("/openapi.json")
 async def description(request: Request, _: Caller) -> Response:
-    """The description of the API, for programs."""
+    """Return the description of the API for programs."""
     return answer_json(request, json.dumps(request.app.openapi()).encode())
 
 
 @router.get("/docs")
 async def page(request: Request, _: PageCaller) -> Response:
-    """The description of the API as a page, for people."""
+    """Return the description of the API as a web page."""
     state = request.app.state
     if not hasattr(state, "reference"):
         state.reference = reference.render(request.app.openapi())

@@ -1,4 +1,4 @@
-"""/v1/schema: the JSON Schema with which editors complete and check job documents."""
+"""/v1/schema: the JSON Schema that editors use to complete and check job documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/schema+json"
     },
 )
 async def get_schema() -> Response:
-    """Show the JSON Schema of a job document. Needs no token, since editors can't send one."""
+    """Return the JSON Schema of job documents. Requires no token, since editors can't send one."""
     return Response(_schema(), media_type=MEDIA_TYPE)
 
 

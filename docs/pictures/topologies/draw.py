@@ -1,11 +1,11 @@
-"""Draws how copies are kept in step: who sends to whom, and who waits when one rank is slow.
+"""Draws how copies are kept in step: which ranks communicate, and which wait for a slow rank.
 
     python docs/pictures/topologies/draw.py
 
-writes an SVG for each way beside this file. On the left the ranks and what they send; on the right
-their time: a block is the computing of a step, a bar between rows is sending, and where a row is
-empty its rank waits. Rank 1 takes 2.5 times as long as the others. The colours follow the reader's
-preference for light or dark.
+writes one SVG per way to the folder of this file. The left side shows the ranks and their messages.
+The right side is a timeline: a block is the computation of a step, a bar between rows is a message,
+and a gap in a row means that the rank waits. Rank 1 takes 2.5 times as long as the others. The
+colours follow the reader's preference for light or dark.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACES = (1.0, 2.5, 1.0, 1.0)
-"""How long each rank computes a step."""
+"""Time that each rank needs for a step."""
 SEND = 0.35
 SPAN = 11.0
-"""The time that is shown."""
+"""Length of the timeline."""
 BOUND = 1
-"""Steps that a bounded worker may be ahead."""
+"""Number of steps by which a bounded worker may be ahead."""
 UNIT, ROW, BLOCK = 36, 34, 20
 GRAPH, MARGIN, LABEL = 190, 16, 52
 HEIGHT = 2 * MARGIN + 4 * ROW + 22
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """Between two rows, or among all from the first to the last."""
+    """A message between two rows, or an exchange among all rows from the first to the last."""
 
     first: int
     last: int
@@ -64,14 +64,14 @@ class Play(NamedTuple):
 
 class Way(NamedTuple):
     edges: Sequence[tuple[int, int]]
-    """From which rank to which; both ways where both are named."""
+    """Pairs (sender, receiver); two pairs for a connection in both directions."""
     play: Callable[[], Play]
     has_server: bool = False
-    """The last rank is one."""
+    """Whether the last rank is a server."""
 
 
 def together(ranks: int, every: int = 1) -> Play:
-    """All wait for all after each so many steps."""
+    """All ranks wait for each other after every `every` steps."""
     play, now = Play([], []), 0.0
     while now < SPAN:
         ends = []
@@ -81,14 +81,14 @@ def together(ranks: int, every: int = 1) -> Play:
                 play.blocks.append(Block(rank, start, start + PACES[rank]))
             ends.append(now + every * PACES[rank])
         now = max(ends)
-        last = 3  # with a server its row too
+        last = 3  # includes the server's row, if there is one
         play.sendings.append(Sending(0, last, now, SEND))
         now += SEND
     return play
 
 
 def neighbours(of: Callable[[int], Sequence[int]]) -> Play:
-    """A rank begins a step when it has the copies that its neighbours had before it."""
+    """A rank begins a step once it has its neighbours' copies from before that step."""
     play, ends = Play([], []), [0.0] * 4
     for _ in range(20):
         starts = [max(ends[other] for other in (rank, *of(rank))) for rank in range(4)]
@@ -102,7 +102,7 @@ def neighbours(of: Callable[[int], Sequence[int]]) -> Play:
 
 
 def pairs() -> Play:
-    """Nobody waits: after each step of ranks 0 and 2 a thread averages with a neighbour."""
+    """No rank waits: after each step of ranks 0 and 2, a thread averages with a neighbour."""
     play = Play([], [])
     for rank, pace in enumerate(PACES):
         for step in range(math.ceil(SPAN / pace)):
@@ -115,10 +115,10 @@ def pairs() -> Play:
 
 
 def served(bound: float) -> Play:
-    """A worker pushes to the server, pulls, and goes on, if it is not too far ahead."""
+    """A worker pushes to the server, pulls, and continues unless it is too far ahead."""
     play, clocks = Play([], []), [0] * 3
     ready = dict.fromkeys(range(3), 0.0)
-    """Workers that compute nothing, and from when on they could."""
+    """Idle workers, and the times from which they could start."""
     running: list[tuple[float, int]] = []
     now = 0.0
     while now < SPAN:
@@ -157,7 +157,7 @@ WAYS = {
 
 
 def looks(rank: int, way: Way) -> tuple[str, str]:
-    """(class, name)."""
+    """Returns (CSS class, name)."""
     if way.has_server and rank == 3:
         return "server", "server"
     return ("slow" if PACES[rank] > 1 else "rank"), f"rank {rank}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CostsBy(StrEnum):
-    """Whether costs are summed up by user or by queue."""
+    """Group costs by user or by queue."""
 
     USER = "user"
     QUEUE = "queue"
@@ -22,22 +22,22 @@ class CostsBy(StrEnum):
 
 @app.command()
 def costs(
-    by: Annotated[CostsBy, typer.Option(help="Sum up by user or by queue.")] = CostsBy.USER,
+    by: Annotated[CostsBy, typer.Option(help="Group by user or by queue.")] = CostsBy.USER,
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Begin of the period, such as 7d or 2026-01-31; else this month."
+            metavar="TIME", help="Start of the period: 7d, 2026-01-31 (default: this month)."
         ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End of the period; else now.")
+        str | None, typer.Option(metavar="TIME", help="End of the period (default: now).")
     ] = None,
     prices: Annotated[
         bool, typer.Option("--prices", help="Show the prices of resources instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report the cost of your jobs; for admins, of the jobs of all users."""
+    """Report the cost of your jobs, or of all users' jobs if you are an admin."""
     from dray.cli.display.output import warn, write_json
 
     with connect() as client:
@@ -84,7 +84,7 @@ def _show_prices(prices: list[Price]) -> None:
         ("RESOURCE", "PER HOUR", "ON NODES WITH"),
         (
             (
-                "memory, by the GiB" if price.resource == "memory" else price.resource,
+                "memory (GiB)" if price.resource == "memory" else price.resource,
                 money(price.per_hour, price.currency),
                 ", ".join(f"{key}={value}" for key, value in price.labels.items()) or "any labels",
             )

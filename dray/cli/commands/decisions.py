@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def show_decisions(
     number: Annotated[
         int | None,
-        typer.Argument(min=1, metavar="[NUMBER]", help="Show this round, and decide it again."),
+        typer.Argument(min=1, metavar="[NUMBER]", help="Show this round, and replay it."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Number of rounds to list.")] = 20,
     before: Annotated[
@@ -67,9 +67,9 @@ def _show(found: ReplayedDecision) -> None:
     )
     write("")
     if found.is_same:
-        write_text("The policy decides the same of it now.")
+        write_text("The current policy makes the same decisions.")
         return
-    write_text("The policy decides otherwise now:")
+    write_text("The current policy would decide differently:")
     table(
         ("JOB", "DECISION", "PRIORITY", "LEFT", "WAITED", "USER", "QUEUE", "WHY"),
         map(_row, found.replayed),
@@ -98,7 +98,7 @@ def _row(each: DecisionOnJob) -> tuple[object, ...]:
 
 @group.command("forecasts")
 def show_forecasts(as_json: AsJson = False) -> None:
-    """Show the errors of the forecasts of starts and ends in the last 7 days."""
+    """Show how accurate the forecasts of starts and ends were in the last 7 days."""
     from dray.cli.display.output import write_json
     from dray.cli.display.tables import table
 

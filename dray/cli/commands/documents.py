@@ -1,4 +1,4 @@
-"""Commands that help to write a job document."""
+"""Commands that help with writing a job document."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ def init(
         ),
     ] = "image_classification",
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; - prints it.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; - for stdout.")
     ] = Path("job.yaml"),
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="JSON Schema for editors (default: the one the server serves)."
-        ),
+        typer.Option(metavar="URL", help="JSON Schema for editors (default: the server's)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a template of a job document, with a comment on each field."""
+    """Write a job document template with a comment for each field."""
     from dray.cli.display.output import write, write_text
     from dray.spec.authoring.starting import KINDS, starting_document
 
     script = kind if kind.endswith(".py") else None
     if script is None and kind not in KINDS:
-        raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}", param_hint="KIND")
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(KINDS)}", param_hint="KIND")
     url = schema or f"{server_url()}/v1/schema"
     if script is None:
         text = starting_document(kind, schema=url)
@@ -55,14 +53,14 @@ def init(
             file.write(text)
     except FileExistsError:
         raise typer.BadParameter(
-            f"{output} exists already; --force overwrites it", param_hint="--output"
+            f"{output} already exists; --force overwrites it", param_hint="--output"
         ) from None
-    write_text(f"{output} is written; submit it with: dray submit {output}")
+    write_text(f"wrote {output}; submit it with: dray submit {output}")
 
 
 def _of_script(script: Path, output: Path, schema: str) -> str:
-    """The document of a script that is uploaded with the current folder, or with its own folder if
-    it is elsewhere. Paths are written relative to the document."""
+    """Return a document for a script, which is uploaded with the current folder, or with its own
+    folder if that lies elsewhere. Paths are relative to the document."""
     from dray.errors import SpecError
     from dray.spec.authoring.starting import starting_document
 
@@ -86,8 +84,8 @@ def _of_script(script: Path, output: Path, schema: str) -> str:
 def schema() -> None:
     """Print the JSON Schema of a job document, for editors.
 
-    The YAML support of editors uses the schema if the document begins with
-    `# yaml-language-server: $schema=URL`, as the documents of `dray init` do.
+    Editors with YAML support use the schema if the document begins with `# yaml-language-server:
+    $schema=URL`, like the documents that `dray init` writes.
     """
     from dray.cli.display.output import write_data
     from dray.spec.authoring.describing import job_schema

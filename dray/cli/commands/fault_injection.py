@@ -1,4 +1,4 @@
-"""Commands about faults: preempt a job, inject a fault into a job, list hangs."""
+"""Commands for faults: preempt jobs, inject faults, and show hangs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def preempt(
     grace_s: Annotated[
         float | None,
         typer.Option(
-            "--grace", metavar="TIME", help="Time for the checkpoint: 90, 2m.", parser=seconds
+            "--grace", metavar="TIME", help="Time to save a checkpoint: 90, 2m.", parser=seconds
         ),
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Ask jobs to save a checkpoint, leave their slots and resume later."""
+    """Ask jobs to save a checkpoint, release their slots and resume later."""
     from dray.cli.display.output import write_json_line, write_text
 
     failures = Failures()
@@ -49,7 +49,7 @@ def preempt(
                 if as_json:
                     write_json_line(job)
                 else:
-                    write_text(f"{job.id} {job.state}: was asked to leave its slots")
+                    write_text(f"{job.id} {job.state}: was asked to release its slots")
     failures.end()
 
 
@@ -58,26 +58,26 @@ def drill(
     job_id: JobId,
     kill: Annotated[bool, typer.Option("--kill", help="Kill the process of a rank.")] = False,
     stall: Annotated[
-        bool, typer.Option("--stall", help="Stop the process of a rank, so that it hangs.")
+        bool, typer.Option("--stall", help="Suspend the process of a rank, so that it hangs.")
     ] = False,
-    preempt: Annotated[
-        bool, typer.Option("--preempt", help="Ask the whole job to leave its slots.")
-    ] = False,
+    preempt: Annotated[bool, typer.Option("--preempt", help="Preempt the whole job.")] = False,
     rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="Inject the fault when this many steps are done.", min=0),
+        typer.Option(metavar="STEP", help="Inject the fault once this many steps are done.", min=0),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the drill is over.")
     ] = True,
     key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="A second call with the same key injects nothing."),
+        typer.Option(
+            "--idempotency-key", help="A second call with the same key injects no second fault."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject a fault into a job that trains, and report how the job recovers.
+    """Inject a fault into a training job, and report how the job recovers.
 
     Exits with 1 if the job did not recover as it should.
     """
@@ -87,7 +87,7 @@ def drill(
     chosen = [kind for kind, given in zip(KINDS, (kill, stall, preempt), strict=True) if given]
     if len(chosen) != 1:
         raise typer.BadParameter("choose one of --kill, --stall and --preempt")
-    with connect() as client, interruptible("the drill goes on"):
+    with connect() as client, interruptible("the drill continues"):
         done = client.drill(
             client.resolve(job_id),
             kind=chosen[0],
@@ -102,7 +102,8 @@ def drill(
 
 
 def _outcome(drill: Drill) -> str:
-    """`recovered in 0.41 s, 0 steps lost`, or the state of a drill that is not over."""
+    """Return the outcome, such as `recovered in 0.41 s, 0 steps lost`, or the state of an
+    unfinished drill."""
     from dray.views import DrillState
 
     if drill.state is DrillState.PASSED:
@@ -116,11 +117,12 @@ def _outcome(drill: Drill) -> str:
 def hangs(
     job_id: JobId,
     every_frame: Annotated[
-        bool, typer.Option("--all", help="Show dray's own frames of the stacks, too.")
+        bool, typer.Option("--all", help="Also show the stack frames in dray's own code.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the hangs of a job: the ranks, their position, the time, and the stack of every rank."""
+    """Show each hang of a job: which ranks hung, where and for how long, and the stack of every
+    rank."""
     from dray.cli.display.output import write, write_json
     from dray.ranks import role_names
 
@@ -132,7 +134,7 @@ def hangs(
         write_json(found)
         return
     if not found:
-        write("nothing hung")
+        write("no hangs")
     for number, hang in enumerate(found):
         if number:
             write("")
@@ -140,7 +142,7 @@ def hangs(
 
 
 def _show(hang: Hang, names: Sequence[str], *, every_frame: bool) -> None:
-    """names: names of the ranks, if they have roles."""
+    """Write one hang. `names` are the names of the ranks, if they have roles."""
     from dray.cli.display.output import cell, write
     from dray.ranks import with_role
 
@@ -149,7 +151,7 @@ def _show(hang: Hang, names: Sequence[str], *, every_frame: bool) -> None:
     waited = "" if hang.waited_s is None else f" for {hang.waited_s:.1f} s"
     limit = "" if hang.limit_s is None else f" (the limit was {hang.limit_s:.1f} s)"
     write(f"hang {hang.seq}, attempt {hang.attempt}, {cell(hang.time)}")
-    write(f"{_named(hang.culprits)} stood still{where}{step}{waited}{limit}")
+    write(f"{_named(hang.culprits)} hung{where}{step}{waited}{limit}")
     for rank in sorted(hang.ranks, key=lambda one: (one.rank not in hang.culprits, one.rank)):
         is_culprit = rank.rank in hang.culprits
         _show_rank(rank, with_role(rank.rank, names), is_culprit, every_frame=every_frame)
@@ -161,16 +163,16 @@ def _show_rank(rank: HangRank, name: str, is_culprit: bool, *, every_frame: bool
 
     stack = rank.stack or "no stack"
     parts = [f"rank {name}" + (", the culprit" if is_culprit else "")]
-    if isinstance(rank.collective, str):  # more precise than the phase of a script
+    if isinstance(rank.collective, str):  # more precise than a script's phase
         parts.append(f"in {rank.collective}")
     elif rank.phase:
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if isinstance(rank.collective, int) and rank.collective:  # a script's stack has its collectives
+    if isinstance(rank.collective, int) and rank.collective:  # a script's stack shows its own
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
-        parts.append(f"there for {rank.since_s:.1f} s")
+        parts.append(f"for {rank.since_s:.1f} s")
     write(f"  {'; '.join(parts)}")
     if place := output.innermost_of_user(stack):
         write(f"    at {place}")

@@ -1,4 +1,4 @@
-"""Commands about clients of federated jobs: invite, list, revoke, and join as a client."""
+"""Commands for clients of federated jobs: invite, list and revoke clients, and join as one."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from dray.cli.base import AsJson, JobId, app, connect, interruptible
 from dray.cli.choosing import read_job
 
 group = typer.Typer(
-    name="federate", help="Invite clients outside of the cluster, and take part as a client."
+    name="federate", help="Invite clients from outside the cluster, or take part as a client."
 )
 app.add_typer(group)
 
 PATIENCE_S = 24 * 3600.0
-"""Seconds for which the server may be unreachable while a client takes part."""
+"""Seconds for which a client keeps trying to reach the server."""
 
 
 @group.command("invite")
 def invite_clients(
     job_id: JobId,
     clients: Annotated[
-        int, typer.Option(help="Number of clients, at most 1,000 in a call.", min=1, max=1000)
+        int, typer.Option(help="Number of clients, at most 1,000 per call.", min=1, max=1000)
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Create tokens for clients of a federated job, and print a line for each: number and token.
+    """Create tokens for clients of a federated job, and print a line with the number and token of
+    each.
 
-    Tokens are printed only now. A token permits its client to take part in this job, and no more.
+    Tokens are printed only once. A token only allows its client to take part in this job.
     """
     from dray.cli.display.output import write, write_json
 
@@ -44,7 +45,7 @@ def invite_clients(
 
 @group.command("clients")
 def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
-    """List the invited clients, and show the newest round."""
+    """List the invited clients, and show the latest round."""
     from dray.cli.display.output import age, time_left, write_json, write_text
     from dray.cli.display.tables import listing
 
@@ -58,7 +59,7 @@ def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
         write_text(f"round {page.round} is {state}: {page.num_sent} updates, quorum {page.quorum}")
         if page.missing and page.closes_at is not None:
             missing = ", ".join(map(str, page.missing))
-            write_text(f"not answered, with {time_left(page.closes_at)}: {missing}")
+            write_text(f"no update yet, {time_left(page.closes_at)}: {missing}")
     listing(
         page.items,
         as_json,
@@ -76,10 +77,12 @@ def list_clients(job_id: JobId, as_json: AsJson = False) -> None:
 @group.command("revoke")
 def revoke_client(
     job_id: JobId,
-    client_number: Annotated[int, typer.Argument(metavar="CLIENT", help="Its number.", min=0)],
+    client_number: Annotated[
+        int, typer.Argument(metavar="CLIENT", help="The client's number.", min=0)
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke the token of a client, which then takes part in no more rounds."""
+    """Revoke the token of a client, so that it can't take part in further rounds."""
     import json
 
     from dray.cli.display.output import write
@@ -93,17 +96,17 @@ def revoke_client(
 
 @group.command("join")
 def join_job(
-    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, in full.")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's full id.")],
     data: Annotated[
         Path,
-        typer.Option(help="A table, or for images a folder with a folder for each class."),
+        typer.Option(help="A table, or a folder with a subfolder of images for each class."),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Train in the rounds of a federated job with data that stay on this machine.
+    """Take part in the rounds of a federated job. The data never leave this machine.
 
-    DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with
-    `pip install 'dray[client]'`. A client that was stopped may be started again at any time.
+    DRAY_TOKEN must be the token that `dray federate invite` printed. Install the packages with `pip
+    install 'dray[client]'`. You can stop a client and start it again at any time.
     """
     from dray._http.transport import Retry
     from dray.cli.display.output import warn, write, write_text
@@ -112,10 +115,10 @@ def join_job(
     try:
         with (
             connect(Retry(patience_s=PATIENCE_S)) as client,
-            interruptible(f"{job_id} goes on without this client; start it again to take part"),
+            interruptible(f"{job_id} continues without this client; start it again to take part"),
         ):
             state = client.join(job_id, data, on_round=None if as_json else write_text)
-    except ImportError as error:  # it names the package, and what brings it
+    except ImportError as error:  # the message names the package and how to install it
         warn(f"error: {error}")
         raise typer.Exit(Exit.USAGE) from None
     write(f'{{"state": "{state}"}}' if as_json else f"{job_id} is {state}")

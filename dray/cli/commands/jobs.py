@@ -1,4 +1,4 @@
-"""Commands that submit, watch, list, show and end jobs."""
+"""Commands that watch, wait for, show, cancel and delete jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @app.command("watch")
 def watch_command(job_id: JobId, as_json: AsJson = False) -> None:
-    """Show a job's progress until it is over."""
+    """Show a job's progress until it ends."""
     with connect() as client:
         watch_job(client, read_job(client, job_id), as_json)
 
@@ -42,7 +42,7 @@ def watch_job(client: Client, job_id: str, as_json: bool) -> None:
     from dray.cli.display.output import write_json
     from dray.cli.display.watch import watch
 
-    with interruptible(f"the job goes on; watch it again with: dray watch {job_id}"):
+    with interruptible(f"the job continues; watch it again with: dray watch {job_id}"):
         if as_json:
             job = client.wait(job_id)
             write_json(job)
@@ -66,22 +66,25 @@ def wait(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", metavar="TIME", help="Longest time to wait: 90, 2h.", parser=seconds
+            "--timeout", metavar="TIME", help="Maximum time to wait: 90, 2h.", parser=seconds
         ),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Or until the job is in this state.", autocompletion=completion.states),
+        typer.Option(
+            help="Wait only until the job is in this state.", autocompletion=completion.states
+        ),
     ] = None,
     label: Labels = None,
     everything: Everything = False,
     owner: Owner = "@me",
     as_json: AsJsonLines = False,
 ) -> None:
-    """Wait until jobs are over, or in a state.
+    """Wait until jobs have ended, or are in a given state.
 
-    --all selects the jobs that are not over yet, and --label also finished jobs. Exits with 1 if a
-    job failed or was cancelled, with 3 if no job has the label, with 5 after the timeout.
+    --all selects the jobs that have not ended yet; --label also selects jobs that have. Exits with
+    1 if a job failed or was cancelled, with 3 if no job has the label, and with 5 after the
+    timeout.
     """
     import time
 
@@ -94,8 +97,8 @@ def wait(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     done: list[Job | JobArray] = []
     failures = Failures()
-    with connect() as client, interruptible("the jobs go on"):
-        # A job that failed before this command began must not be missed.
+    with connect() as client, interruptible("the jobs continue"):
+        # Include finished jobs, so that a job that failed before this command began isn't missed.
         chosen = (*LIVE, *FINISHED) if choice.labels else LIVE
         found = choose(client, choice, failures, default_states=chosen, is_reading=True)
         if choice.labels and not found:
@@ -106,7 +109,7 @@ def wait(
                 try:
                     wait_for = client.wait_array if is_array(job_id) else client.wait
                     job = wait_for(job_id, left_s, states)
-                except WaitTimeout as late:  # after the rest of the time that all jobs share
+                except WaitTimeout as late:  # report the whole timeout, not what was left of it
                     raise WaitTimeout(late.job, timeout_s or 0.0) from None
                 except ArrayWaitTimeout as late:
                     raise ArrayWaitTimeout(late.array, timeout_s or 0.0) from None
@@ -133,16 +136,16 @@ def report(job: Job | JobArray) -> None:
 @app.command()
 def get(
     job_id: JobId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is over.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one job, or the number of an array's jobs in each state.
+    """Show a job, or the number of an array's jobs in each state.
 
-    Exits with 0 however the job ended; `dray wait` reports the end by its exit code.
+    Exits with 0 however the job ended; the exit code of `dray wait` depends on the outcome.
     """
     from dray.cli.display.output import show_array, show_job, write_json
 
-    with connect() as client, interruptible("the job goes on"):
+    with connect() as client, interruptible("the job continues"):
         job_id = read_job(client, job_id, arrays=True)
         if is_array(job_id):
             array = client.wait_array(job_id) if wait else client.array(job_id)
@@ -164,7 +167,7 @@ def cancel(
 ) -> None:
     """Stop jobs in any state.
 
-    Asks for confirmation if the jobs are chosen by label, state or --all.
+    Asks for confirmation if the jobs are selected by label, state or --all.
     """
     from dray.cli.display.output import write_json_line
 

@@ -16,43 +16,45 @@ if TYPE_CHECKING:
     from dray.views import Job, JobArray
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
-"""Metrics to show, in this order of preference, if the job's document names none."""
+"""Metrics to show if the job's document names none, in order of preference."""
 
 
 @app.command("ls")
 def list_jobs(
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Only in this state.", autocompletion=completion.states),
+        typer.Option(help="Only jobs in this state.", autocompletion=completion.states),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only in this queue.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only jobs with this label.")
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only with this name; * matches any text, ? one character."
+            metavar="NAME", help="Only jobs with this name; * matches anything, ? one character."
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(metavar="PART", help="Only with this text in the name, ignoring case."),
+        typer.Option(metavar="PART", help="Only jobs whose name contains this, ignoring case."),
     ] = None,
     array: Annotated[
-        str | None, typer.Option(metavar="ARRAY", help="The jobs of this array, each on a line.")
+        str | None, typer.Option(metavar="ARRAY", help="List the jobs of this array.")
     ] = None,
     each: Annotated[
-        bool, typer.Option("--each", help="Each job of an array on a line of its own.")
+        bool, typer.Option("--each", help="List each job of an array on a separate line.")
     ] = False,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner; @me: your own.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only this owner's jobs; @me is you.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Submitted at this time or later: 2h, 2026-01-31."),
+        typer.Option(
+            metavar="TIME", help="Only jobs submitted at or after this time: 2h, 2026-01-31."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted before this time.")
+        str | None, typer.Option(metavar="TIME", help="Only jobs submitted before this time.")
     ] = None,
     where: Annotated[
         str | None,
@@ -61,25 +63,27 @@ def list_jobs(
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Most jobs to list.", min=1)] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="Maximum number of jobs.", min=1)
+    ] = 50,
     everything: Annotated[
-        bool, typer.Option("--all", help="List all jobs, without a limit.")
+        bool, typer.Option("--all", help="List all jobs, ignoring --limit.")
     ] = False,
     as_json: AsJson = False,
     brief: Annotated[
-        bool, typer.Option("--brief", help="With --json: leave the documents out.")
+        bool, typer.Option("--brief", help="With --json: omit the documents.")
     ] = False,
 ) -> None:
     """List jobs, newest first.
 
-    An array is one line, with the number of its jobs in each state; --json lists each job.
+    An array is shown as one line with the number of its jobs in each state; --json lists each job.
     """
     from itertools import islice
 
     from dray.cli.display.output import warn, write_json
 
     if brief and not as_json:
-        raise typer.BadParameter("is for --json", param_hint="--brief")
+        raise typer.BadParameter("requires --json", param_hint="--brief")
     is_glob = name is not None and any(sign in name for sign in "*?")
     with connect() as client:
         found = client.jobs(
@@ -110,11 +114,11 @@ def list_jobs(
         arrays = {array_id: client.array(array_id) for array_id in with_arrays}
     _show(jobs, metric, arrays)
     if more:
-        warn(f"there are more than {limit}; --all lists them")
+        warn(f"only {limit} jobs are listed; --all lists all")
 
 
 def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:
-    """arrays: the arrays that are represented by one of their jobs."""
+    """Write the table. Each array in `arrays` is represented by one of its jobs."""
     from dray.cli.display.output import age, steps
     from dray.cli.display.tables import shortest_prefixes, table
 
@@ -150,7 +154,7 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
 
 
 def _metric(job: Job, wanted: str | None) -> str | None:
-    """Return the wanted metric, else the job's `checkpoint.best`, else a usual metric."""
+    """Return the wanted metric, or by default the job's `checkpoint.best` or a common metric."""
     from dray.cli.display.output import number
 
     judged_by = (job.spec.get("checkpoint") or {}).get("best")

@@ -1,4 +1,4 @@
-"""The command that shows the series of jobs: as a table, a chart or CSV, or point by point."""
+"""The command that shows metrics of jobs as a table, a chart, CSV, or point by point."""
 
 from __future__ import annotations
 
@@ -27,41 +27,48 @@ def metrics(
     ] = None,
     rank: Rank = None,
     plot: Annotated[
-        bool, typer.Option("--plot", "-p", help="Draw each series, of all jobs on common axes.")
+        bool,
+        typer.Option(
+            "--plot", "-p", help="Draw a chart of each series, with the curves of all jobs."
+        ),
     ] = False,
-    together: Annotated[bool, typer.Option("--together", help="Draw all on common axes.")] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="Draw all series in one chart.")
+    ] = False,
     log: Annotated[bool, typer.Option("--log", help="Draw with a logarithmic axis.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each point as CSV.")] = False,
     system: Annotated[
         bool,
-        typer.Option("--system", help="Show what ranks and nodes use: CPU, memory, disk, GPU."),
+        typer.Option("--system", help="Show the CPU, memory, disk and GPU use of ranks and nodes."),
     ] = False,
     follow: Follow = False,
     after_step: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Only later steps than this.", min=-1)
+        int | None, typer.Option(metavar="STEP", help="Only steps after this one.", min=-1)
     ] = None,
     until_step: Annotated[
         int | None, typer.Option(metavar="STEP", help="Only steps up to this one.", min=0)
     ] = None,
     max_points: Annotated[
-        int | None, typer.Option(help="Most points of each series.", min=2)
+        int | None, typer.Option(help="Maximum number of points per series.", min=2)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show, draw or print the series of one job, or of several side by side."""
+    """Show, draw or print the metrics of one or several jobs."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
-        raise typer.BadParameter("choose one of --json, --csv and drawing")
+        raise typer.BadParameter("--json, --csv and drawing options exclude each other")
     if follow and (draw or max_points):
-        raise typer.BadParameter("prints each point as it comes", param_hint="--follow")
+        raise typer.BadParameter(
+            "can't be combined with drawing or --max-points", param_hint="--follow"
+        )
     if follow and len(jobs) > 1:
-        raise typer.BadParameter("is for one job", param_hint="--follow")
+        raise typer.BadParameter("takes only one job", param_hint="--follow")
     is_part = after_step is not None or until_step is not None
     if is_part and (follow or system):
-        wrong = "is of steps, and for neither --follow nor --system"
+        wrong = "can't be combined with --follow or --system"
         raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
-        raise typer.BadParameter("is for one job, and not followed", param_hint="--system")
+        raise typer.BadParameter("takes only one job, without --follow", param_hint="--system")
     from dray.filters import MAX_POINTS
 
     with connect() as client:
@@ -145,7 +152,7 @@ def _follow(
     if client.get(job_id).state.is_terminal:
         answer = client.metrics(job_id, keys, rank=rank, max_points=2)
         _check_keys(client, {job_id: answer}, keys or (), rank)
-    with interruptible(f"the job goes on; follow it again with: dray metrics -f {job_id}"):
+    with interruptible(f"the job continues; follow it again with: dray metrics -f {job_id}"):
         write_point = _point_writer(as_json=as_json, as_csv=as_csv)
         for point in client.follow_metrics(job_id, keys, rank=rank):
             write_point(point)
@@ -154,7 +161,7 @@ def _follow(
 def _check_keys(
     client: Client, answers: Mapping[str, Metrics], keys: Sequence[str], rank: int | None
 ) -> None:
-    """Raise BadParameter for a key without a series in any job, if the jobs have other series."""
+    """Raise BadParameter for a key that no job has a series for, if the jobs have any series."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
     if found.issuperset(keys):
         return
@@ -167,22 +174,22 @@ def _check_keys(
 
 
 def _refuse_unknown(keys: Sequence[str], known: Collection[str]) -> None:
-    """Raise BadParameter for a key that is not among the known ones, if there are any."""
+    """Raise BadParameter for a key that is not in `known`, unless `known` is empty."""
     unknown = [key for key in keys if key not in known]
     if known and unknown:
         listed = ", ".join(sorted(known))
         raise typer.BadParameter(
-            f"there is no series {unknown[0]!r} so far; there are {listed}", param_hint="--key"
+            f"there is no series {unknown[0]!r} yet; existing series: {listed}", param_hint="--key"
         )
 
 
 def _series(answer: Metrics) -> Iterator[tuple[str, Series]]:
-    """The series that have points, by key."""
+    """Yield the series that have points, sorted by key."""
     return ((key, one) for key, one in sorted(answer.series.items()) if one.steps)
 
 
 def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metrics]:
-    """The answers by the jobs' names; equal names get the beginnings of the ids."""
+    """Return the answers keyed by job name; equal names are followed by a prefix of the id."""
     from dray.cli.display.tables import shortest_prefixes
 
     names = [client.get(job_id).name for job_id in answers]
@@ -194,7 +201,7 @@ def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metric
 
 
 def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
-    """A function that writes each point immediately, also into a pipe."""
+    """Return a function that writes each point immediately, even to a pipe."""
     from dray.cli.display.output import flush, number, write, write_json_line
 
     if as_csv:
@@ -213,7 +220,7 @@ def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
 
 
 def _write_json(answers: Mapping[str, Metrics]) -> None:
-    """Write the answer of one job, or an object of several answers by id."""
+    """Write the answer for one job, or for several an object keyed by job id."""
     from dray.cli.display.output import write_data, write_json
 
     if len(answers) == 1:
@@ -279,7 +286,7 @@ def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool, axis: st
     )
     charts = _curves(answers)
     if not charts:
-        write("there are no points yet")
+        write("no points yet")
     if together and charts:
         charts = [[curve for curves in charts for curve in curves]]
     for curves in charts:
@@ -288,7 +295,7 @@ def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool, axis: st
 
 
 def _curves(answers: Mapping[str, Metrics]) -> list[list[Curve]]:
-    """A list for each key, with a curve for each job."""
+    """Return a list for each key, with a curve for each job."""
     from dray.cli.display import terminal
     from dray.cli.display.plot import Curve
 

@@ -1,4 +1,4 @@
-"""The command that shows the ways to divide a job."""
+"""The command that shows the ways to parallelize a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @app.command()
 def plan(
     document: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Job document, YAML or JSON; - reads it here.")
+        Path, typer.Argument(metavar="FILE", help="Job document in YAML or JSON; - for stdin.")
     ],
     settings: Annotated[
         list[str] | None,
@@ -28,14 +28,16 @@ def plan(
     ] = None,
     flops: Annotated[
         float | None,
-        typer.Option(metavar="PER_S", help="Floating point operations of a worker.", min=0),
+        typer.Option(
+            metavar="PER_S", help="Floating-point operations per second of a worker.", min=0
+        ),
     ] = None,
     bandwidth: Annotated[
         float | None, typer.Option(metavar="BYTES_PER_S", help="Bandwidth of each worker.", min=0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and step time of each way to divide a job among its workers."""
+    """Show the memory use and step time of each way to divide a job among its workers."""
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, load_document
 
@@ -66,27 +68,25 @@ def _show(found: Plan) -> None:
     )
     write("")
     has = found.memory_bytes_per_rank
-    write_text(
-        f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}"
-    )
+    write_text(f"memory per worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
     write_text(f"times: {found.calibration.source}")
     for sentence in found.assumed:
         write_text(f"assumed: {sentence}")
     if found.chosen is not None:
         write_text(f"chosen: {found.chosen}")
     else:
-        write_text(f"none fits; {found.change or 'no single change'} would make it fit")
+        write_text(f"no mesh fits; {found.change or 'no single change'} would make the job fit")
     write("")
     show_sync(found.sync)
 
 
 def show_sync(found: SyncPlan) -> None:
-    """Write the ways to keep copies in sync, and the choice of `sync: auto`."""
+    """Write the ways to keep the copies in sync, and the choice of `sync: auto`."""
     from dray.cli.display.output import number, size, write_text
     from dray.cli.display.tables import table
 
     table(
-        ("KEPT IN STEP BY", "SENT A STEP", "TIME", "STALENESS", "WHY"),
+        ("SYNC", "SENT PER STEP", "TIME", "STALENESS", "WHY"),
         (
             (
                 one.name,
@@ -98,11 +98,11 @@ def show_sync(found: SyncPlan) -> None:
             for one in found.options
         ),
         flexible=("WHY",),
-        optional=("SENT A STEP", "TIME", "STALENESS"),
+        optional=("SENT PER STEP", "TIME", "STALENESS"),
     )
     for sentence in found.facts:
         write_text(f"known: {sentence}")
-    write_text(f"sync: auto would take {found.chosen}")
+    write_text(f"sync: auto would choose {found.chosen}")
 
 
 def _row(mesh: PlannedMesh) -> tuple[str, ...]:

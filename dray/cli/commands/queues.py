@@ -1,4 +1,4 @@
-"""Commands about queues, and about the positions of jobs in them."""
+"""Commands for queues, and for the positions of jobs in them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from dray.client import Client
     from dray.views import Job, Queue
 
-group = typer.Typer(name="queue", help="List, show, set and delete queues.")
+group = typer.Typer(name="queue", help="List, show, configure and delete queues.")
 app.add_typer(group)
 
 NONE = "none"
-"""Instead of a number: no limit, or the default."""
+"""Given instead of a number: no limit, or the default."""
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
 
 
 @group.command("ls")
 def list_queues(as_json: AsJson = False) -> None:
-    """List the queues with their jobs, the resources in use, and the limits."""
+    """List the queues with their jobs, resources in use, and limits."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -71,44 +71,46 @@ def _number_option(help_: str) -> Any:
 def set_queue(
     name: Name,
     weight: Annotated[
-        str | None, _number_option("Share of the cluster's use, relative to other queues.")
+        str | None, _number_option("Share of the cluster, relative to other queues.")
     ] = None,
     user_weight: Annotated[
         list[str] | None,
-        _named_option(USER_WEIGHT, "A user's share of the queue's use, relative to other users."),
+        _named_option(USER_WEIGHT, "A user's share of the queue, relative to other users."),
     ] = None,
     quota: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Guaranteed to the queue's jobs, such as GPU=8.")
+        list[str] | None,
+        _named_option(AMOUNT, "Resources guaranteed to the queue's jobs, such as GPU=8."),
     ] = None,
     limit: Annotated[
         list[str] | None,
-        _named_option(AMOUNT, "Most that the queue's running jobs hold: GPU=8, memory=64GiB."),
+        _named_option(AMOUNT, "Maximum held by the queue's running jobs: GPU=8, memory=64GiB."),
     ] = None,
     user_limit: Annotated[
-        list[str] | None, _named_option(AMOUNT, "Most that the jobs of each user hold.")
+        list[str] | None, _named_option(AMOUNT, "Maximum held by each user's running jobs.")
     ] = None,
-    max_running: Annotated[str | None, _number_option("Most jobs that run.")] = None,
+    max_running: Annotated[str | None, _number_option("Maximum number of running jobs.")] = None,
     max_running_per_user: Annotated[
-        str | None, _number_option("Most jobs of each user that run.")
+        str | None, _number_option("Maximum number of running jobs per user.")
     ] = None,
-    max_queued: Annotated[str | None, _number_option("Most jobs that wait.")] = None,
+    max_queued: Annotated[str | None, _number_option("Maximum number of waiting jobs.")] = None,
     max_queued_per_user: Annotated[
-        str | None, _number_option("Most jobs of each user that wait.")
+        str | None, _number_option("Maximum number of waiting jobs per user.")
     ] = None,
     max_priority: Annotated[
-        str | None, _number_option("Highest priority that may be submitted.")
+        str | None, _number_option("Highest priority that a job can have.")
     ] = None,
     budget: Annotated[
-        str | None, _number_option("Most that all jobs may cost; no job starts above it.")
+        str | None, _number_option("Maximum total cost of all jobs; once reached, no job starts.")
     ] = None,
     monthly_budget: Annotated[
-        str | None, _number_option("Most that all jobs may cost in each month.")
+        str | None, _number_option("Maximum cost of all jobs per month.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change rules of a queue, or create a queue; for admins.
+    """Change the rules of a queue, or create a queue; admins only.
 
-    Only the given rules change. `none` instead of a number removes a limit or a user's weight.
+    Rules that are not given stay unchanged. `none` instead of a number removes a limit or a user's
+    weight.
     """
     from dray.cli.display.output import write_json
 
@@ -140,7 +142,7 @@ def set_queue(
 def _amount(text: str, option: str) -> tuple[str, float | str | None]:
     name, amount = _named(text, AMOUNT, option)
     if name == "memory" and not re.fullmatch(r"[0-9.]+|none", amount):
-        return name, amount  # a size, which the server reads
+        return name, amount  # a size, which the server parses
     return name, _number(amount, float, option)
 
 
@@ -166,13 +168,13 @@ def _number(text: str, kind: Callable[[str], float], option: str) -> float | Non
         return number
     except ValueError:
         what = "whole number" if kind is int else "number"
-        message = f"{text!r} is no {what}, and not {NONE!r}"
+        message = f"{text!r} is neither a {what} nor {NONE!r}"
         raise typer.BadParameter(message, param_hint=option) from None
 
 
 @group.command("delete")
 def delete_queue(name: Name, as_json: AsJson = False) -> None:
-    """Delete a queue that has no unfinished jobs; for admins."""
+    """Delete a queue that has no unfinished jobs; admins only."""
     import json
 
     from dray.cli.display.output import write
@@ -197,16 +199,18 @@ def release(jobs: JobIds, as_json: AsJsonLines = False) -> None:
 @app.command()
 def move(
     jobs: JobIds,
-    queue: Annotated[str | None, typer.Option(help="Move them to this queue.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Move the jobs to this queue.")] = None,
     first: Annotated[
         bool,
-        typer.Option("--first", help="Move them before all others of their priority; for admins."),
+        typer.Option(
+            "--first", help="Move the jobs ahead of all others of the same priority; admins only."
+        ),
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Move waiting jobs to another queue, or to the front.
 
-    Several jobs are moved to the front in the given order.
+    Several jobs keep the given order at the front.
     """
     if queue is None and not first:
         raise typer.BadParameter("give a destination: --queue QUEUE, --first, or both")
@@ -217,7 +221,7 @@ def move(
 @app.command()
 def priority(
     job_id: JobId,
-    number: Annotated[int, typer.Argument(metavar="N", help="0 to 100.", min=0, max=100)],
+    number: Annotated[int, typer.Argument(metavar="N", help="From 0 to 100.", min=0, max=100)],
     as_json: AsJson = False,
 ) -> None:
     """Change the priority of a job that has not ended."""
@@ -225,7 +229,7 @@ def priority(
 
 
 def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
-    """Change each job, and write its new position."""
+    """Apply `change` to each job, and write its new position."""
     from dray.cli.display.output import write_json_line, write_text
 
     failures = Failures()
@@ -238,7 +242,7 @@ def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Jo
 
 
 def _place(job: Job) -> str:
-    """`job-1 QUEUED in night, priority 50: is held by ann; ...`."""
+    """Return a line such as `job-1 QUEUED in night, priority 50: is held by ann; ...`."""
     return f"{job.id} {job.state} in {job.queue}, priority {job.priority}: {job.reason.message}"
 
 
@@ -277,7 +281,7 @@ def _show(queue: Queue) -> None:
 
 
 def _user_weights(queue: Queue) -> list[tuple[str, object]]:
-    """`ann 2, bob 0.5; other users 1`; nothing where all users have the same weight."""
+    """Return `ann 2, bob 0.5; other users 1`, or nothing if all users have the same weight."""
     from dray.cli.display.output import cell
 
     shown = ", ".join(f"{user} {cell(weight)}" for user, weight in queue.user_weights.items())
@@ -311,7 +315,7 @@ def _waiting(queue: Queue) -> str:
 
 
 def _limits(amounts: dict[str, float], running: int | None, queued: int | None) -> str | None:
-    """`8 GPU, 10 jobs running, 100 waiting`."""
+    """Return text such as `8 GPU, 10 running, 100 waiting`."""
     parts = [] if not amounts else [_amounts(amounts)]
     parts += [] if running is None else [f"{running} running"]
     parts += [] if queued is None else [f"{queued} waiting"]
@@ -319,7 +323,7 @@ def _limits(amounts: dict[str, float], running: int | None, queued: int | None) 
 
 
 def _amounts(amounts: dict[str, float]) -> str | None:
-    """`8 GPU, 64.0 GiB of memory`."""
+    """Return text such as `8 GPU, 64.0 GiB of memory`."""
     from dray.cli.display.output import size
 
     parts = [

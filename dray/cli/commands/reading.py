@@ -1,4 +1,4 @@
-"""Commands that show reports of jobs (logs, events, attempts, explanations) and the cluster."""
+"""Commands that show a job's logs, events, attempts and explanations, and the cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("CPU", "GPU")
 DOUBTFUL = timedelta(minutes=10)
-"""Time without a requested node after which the autoscaler may be missing."""
+"""Time to wait for a requested node before warning that the autoscaler may be missing."""
 
 
 @app.command()
@@ -49,7 +49,7 @@ def logs(
     from dray.cli.display.output import flush, write, write_json_line
     from dray.ranks import role_names, with_role
 
-    again = f"the job goes on; follow it again with: dray logs -f {job_id}"
+    again = f"the job continues; follow it again with: dray logs -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
         job_id = read_job(client, job_id)
         names = [] if as_json or rank is not None else role_names(client.get(job_id).spec)
@@ -61,7 +61,7 @@ def logs(
             else:
                 whose = with_role(line.rank, names)
                 write(f"[{line.attempt}:{whose}] {line.text}", colours=True)
-            if follow:  # write each line immediately, also into a pipe
+            if follow:  # write each line immediately, even to a pipe
                 flush()
 
 
@@ -70,7 +70,7 @@ def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) 
     """Print the events of a job."""
     from dray.cli.display.output import flush, write_json_line, write_text
 
-    again = f"the job goes on; follow it again with: dray events -f {job_id}"
+    again = f"the job continues; follow it again with: dray events -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
         job_id = read_job(client, job_id)
         for event in client.follow(job_id) if follow else client.events(job_id):
@@ -100,7 +100,8 @@ def explain(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def write_explanation(answer: Explanation) -> None:
-    """Write why a job waits or runs, until when, and which changes would make it start earlier."""
+    """Write why a job is waiting or running, until when, and which changes would start it
+    sooner."""
     from dray.cli.display.output import write_text
 
     write_text(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
@@ -129,9 +130,9 @@ def write_explanation(answer: Explanation) -> None:
             write_text(f"expected {event}: {_expected(forecast)}")
     has_start = answer.start is not None and answer.start.at is not None
     if has_start and answer.forecast_error is not None and answer.forecast_error.count:
-        write_text(f"such forecasts were off by {_off(answer.forecast_error)}")
+        write_text(f"error of recent forecasts: {_off(answer.forecast_error)}")
     if answer.counterfactuals:
-        write_text("otherwise:")
+        write_text("what would change this:")
     for each in answer.counterfactuals:
         write_text(f"  {each.message}{_when(each)}", indent="    ")
     if answer.sync is not None:
@@ -139,17 +140,17 @@ def write_explanation(answer: Explanation) -> None:
         for option in answer.sync.options:
             write_text(f"  {option.name}: {option.why}", indent="    ")
         for sentence in answer.sync.facts:
-            write_text(f"  known then: {sentence}", indent="    ")
+            write_text(f"  known at the time: {sentence}", indent="    ")
 
 
 def _expected(forecast: Forecast) -> str:
-    """Return the range of the time and the forecast's assumptions, or why the time is unknown."""
+    """Return the expected time range and the forecast's assumptions, or why the time is unknown."""
     from dray.cli.display.output import local
 
     if forecast.at is None:
         why = "" if forecast.reason is None else f": {forecast.reason.message}"
         bound = forecast.not_before
-        return f"not known{why}" + (f"; not before {local(bound)}" if bound else "")
+        return f"unknown{why}" + (f"; not before {local(bound)}" if bound else "")
     if forecast.latest_at is None:
         when = f"{local(forecast.earliest_at or forecast.at)} or later"
     else:
@@ -158,11 +159,11 @@ def _expected(forecast: Forecast) -> str:
     if not forecast.num_assumed:
         return when
     jobs = "1 job" if forecast.num_assumed == 1 else f"{forecast.num_assumed} jobs"
-    return f"{when}, if {jobs} of unknown length take as long as recent jobs did"
+    return f"{when}, assuming that {jobs} of unknown length take as long as recent jobs"
 
 
 def _when(change: Counterfactual) -> str:
-    """The time of a start that is later than now."""
+    """Return the time of the start in parentheses if it is in the future."""
     from dray.cli.display.output import local
 
     if change.at is None or change.at <= datetime.now(UTC):
@@ -175,8 +176,9 @@ def _off(error: ForecastError) -> str:
 
     median, most = error.median_s or 0.0, error.p90_s or 0.0
     return (
-        f"{duration(median)} in the median, and {duration(most)} at most in nine of ten cases "
-        f"(of {error.count} in 7 days)"
+        f"median {duration(median)}, 90th percentile {duration(most)} "
+        ""
+        f"({error.count} forecasts in 7 days)"
     )
 
 
@@ -187,7 +189,7 @@ def _other(job: OtherJob) -> str:
 
 @app.command()
 def attempts(job_id: JobId, as_json: AsJson = False) -> None:
-    """List the launches of a job."""
+    """List the attempts of a job."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -207,14 +209,15 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def _from_step(attempt: Attempt) -> str:
-    """The step that the attempt resumed from, and the damaged checkpoints that it skipped."""
+    """Return the step from which the attempt resumed, and the damaged checkpoints that it
+    skipped."""
     passed_over = attempt.receipt.passed_over if attempt.receipt is not None else []
     steps = ", ".join(str(each.step) for each in passed_over)
     return f"{attempt.resume_step}" + (f" (not {steps}: damaged)" if steps else "")
 
 
 def _losses(attempt: Attempt) -> str | None:
-    """Training losses before and after the attempt resumed."""
+    """Return the training loss before and after the attempt resumed."""
     if attempt.receipt is None or not attempt.receipt.url:
         return None
     losses = attempt.receipt.loss_before, attempt.receipt.loss_after
@@ -233,7 +236,7 @@ def _took(attempt: Attempt) -> str | None:
 
 @app.command()
 def cluster(as_json: AsJson = False) -> None:
-    """Show the nodes and the jobs that run on them."""
+    """Show the nodes and the jobs running on them."""
     from dray.cli.display.output import write_json, write_text
     from dray.cli.display.tables import table
 
@@ -269,18 +272,18 @@ def cluster(as_json: AsJson = False) -> None:
 
 
 def _autoscaling(state: AutoscalingState, now: datetime) -> str:
-    """Return the request to Ray, with a warning if no node is added."""
+    """Describe the request to Ray, with a warning if no node was added in time."""
     if state.asked_at is None:
-        return f"no more nodes are asked for now; there may be {state.max_nodes}"
+        return f"no nodes requested; the maximum is {state.max_nodes}"
     nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
-    request = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    request = f"{nodes} requested from Ray since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
     if now - state.asked_at < DOUBTFUL:
         return request
-    return f"{request}; if none comes, see whether an autoscaler runs (`ray status`)"
+    return f"{request}; check whether an autoscaler is running (`ray status`)"
 
 
 def _storage(state: StorageState) -> str | None:
-    """How full a limited storage is, or the problem of a full one."""
+    """Return how full the storage is if it has a limit, or its problem."""
     from dray.cli.display.output import size
 
     if state.problem:

@@ -26,7 +26,7 @@ def checkpoints(
     step: Annotated[
         int | None,
         typer.Option(
-            "--download", metavar="STEP", help="Download the checkpoint of this step.", min=0
+            "--download", metavar="STEP", help="Download the checkpoint at this step.", min=0
         ),
     ] = None,
     as_json: AsJson = False,
@@ -83,7 +83,7 @@ def download(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a job's results, checked by hash. An interrupted download is continued."""
+    """Download a job's results, and verify their hashes. Continues an interrupted download."""
     with connect() as client, _progress() as report:
         paths = client.download(read_job(client, job_id), dest, artifact, on_progress=report)
     _write_paths(paths, as_json)
@@ -92,14 +92,14 @@ def download(
 @app.command()
 def export(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of a job's results, or the job.")
+        str, typer.Argument(metavar="MODEL", help="A job, or a folder with a job's results.")
     ],
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File to write; its name ends in .onnx or .pt2.")
+        Path, typer.Argument(metavar="FILE", help="File to write, ending in .onnx or .pt2.")
     ] = Path("model.onnx"),
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained model as a file for ONNX or torch.export. Needs dray[onnx]."""
+    """Export a trained model to ONNX or torch.export format. Requires dray[onnx]."""
     from tempfile import TemporaryDirectory
 
     if Path(model).is_dir():
@@ -118,7 +118,7 @@ def _export(folder: Path, path: Path) -> Path:
     try:
         written: Path = dray.load(folder).export(path)
     except ImportError as error:
-        raise ValueError(str(error)) from error  # names the package to install, without a traceback
+        raise ValueError(str(error)) from error  # shown as a message, without a traceback
     return written
 
 
@@ -134,10 +134,10 @@ def _write_paths(paths: Sequence[Path], as_json: bool) -> None:
 
 @contextmanager
 def _progress() -> Iterator[OnProgress | None]:
-    """A bar for each file on standard error, if standard error is a terminal."""
+    """Show a progress bar for each file on standard error, if it is a terminal."""
     import sys
 
-    with interruptible("the part downloaded so far is kept; the same command continues it"):
+    with interruptible("the partial download is kept; repeat the command to continue it"):
         if not sys.stderr.isatty():
             yield None
             return

@@ -1,4 +1,4 @@
-"""The command that queues a job, from a document or from a training program and its folder."""
+"""The command that submits a job, from a document or from a training program and its folder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="FILE | -- PROGRAM [ARGUMENT]... | --like JOB [-- ARGUMENT...]",
-            help="Job document, YAML or JSON (- reads it here); or after -- a Python file, or "
-            "-m and a module, with its arguments.",
+            help="Job document in YAML or JSON (- for stdin); or, after --, a Python file or -m "
+            "MODULE with its arguments.",
             show_default=False,
         ),
     ] = None,
@@ -40,72 +40,73 @@ def submit(
         str | None,
         typer.Option(
             metavar="JOB",
-            help="Submit the document of this job again; arguments after -- replace its arguments "
-            "of the same name.",
+            help="Submit this job's document again; arguments after -- replace its arguments of "
+            "the same name.",
             autocompletion=job_ids,
         ),
     ] = None,
     code: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Upload this folder's files (with a program: the current one)."
+            metavar="FOLDER", help="Folder to upload (default for a program: the current folder)."
         ),
     ] = None,
     git: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Upload nothing: run a commit of this repository."),
+        typer.Option(
+            metavar="URL", help="Run a commit of this repository instead of uploading code."
+        ),
     ] = None,
     commit: Annotated[
         str | None, typer.Option(metavar="HASH", help="Full hash of the commit to run with --git.")
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", help="Also upload this path, although a rule leaves it out."),
+        typer.Option(metavar="PATH", help="Upload this path even if a rule excludes it."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of workers.")] = None,
     gpus: Annotated[
-        float | None, typer.Option(help="GPUs of each worker: 0, 1, or 0.5 to share each.")
+        float | None, typer.Option(help="GPUs per worker: 0, 1, or 0.5 to share a GPU.")
     ] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(metavar="JOB", help="Start after the success of this job or array."),
+        typer.Option(metavar="JOB", help="Start once this job or array has succeeded."),
     ] = None,
     after_any: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="JOB", help="Start after this job or array has ended, however it ended."
-        ),
+        typer.Option(metavar="JOB", help="Start once this job or array has ended in any way."),
     ] = None,
     array: Annotated[
         int | None,
-        typer.Option(min=1, help="Submit an array of this many jobs, which differ in their index."),
+        typer.Option(min=1, help="Submit an array of this many jobs."),
     ] = None,
     max_running: Annotated[
-        int | None, typer.Option(min=1, help="Most jobs of the array that may run at a time.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of the array's jobs that run at a time."),
     ] = None,
     requirements: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Install the packages in this requirements file."),
+        typer.Option(metavar="FILE", help="Install the packages from this requirements file."),
     ] = None,
     no_packages: Annotated[
         bool,
         typer.Option(
             "--no-packages",
-            help="Install nothing, though the program's folder has a requirements.txt, uv.lock or "
-            "pyproject.toml.",
+            help="Install no packages, even if the program's folder has a requirements.txt, "
+            "uv.lock or pyproject.toml.",
         ),
     ] = False,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Set an environment variable of every worker."),
+        typer.Option(metavar="NAME=VALUE", help="Set an environment variable for every worker."),
     ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PATTERN",
-            help="Take this metric from the output: a regular expression with one group, the "
-            "number.",
+            help="Read this metric from the output with a regular expression whose one group is "
+            "the number.",
         ),
     ] = None,
     no_guesses: Annotated[
@@ -117,24 +118,27 @@ def submit(
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the job until it is over.")
+        bool, typer.Option("--watch", "-w", help="Show the job's progress until it ends.")
     ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check everything and show when the job would start; submit nothing."
+            "--dry-run",
+            help="Check the document and show when the job would start, without submitting it.",
         ),
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="Submitting twice with one key makes one job."),
+        typer.Option(
+            "--idempotency-key", help="Submitting twice with the same key creates only one job."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a job.
+    """Submit a job.
 
-    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1; or again with other
-    arguments: dray submit --like JOB -- --lr 0.01
+    Examples: dray submit job.yaml; dray submit --workers 4 -- train.py --lr 0.1; again with
+    different arguments: dray submit --like JOB -- --lr 0.01
     """
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, with_fields
@@ -161,7 +165,7 @@ def submit(
         packed = None
         document = _with_git(document, git, commit, uploads=bool(code or include))
     if watch and (document.get("array") or document.get("sweep")):
-        raise typer.BadParameter("--watch shows one job, not many: use dray wait ARRAY")
+        raise typer.BadParameter("--watch shows only a single job: use dray wait ARRAY")
     others = [
         *((one, "success") for one in after or ()),
         *((one, "end") for one in after_any or ()),
@@ -183,7 +187,7 @@ def submit(
 def send(
     client: Client, document: dict[str, Any], packed: PackedCode | None, key: str | None
 ) -> Job:
-    """Upload the folder, if there is one, and submit the document that runs it."""
+    """Upload the folder, if any, and submit the document."""
     if packed is not None:
         upload(client, document, packed)
     return client.submit(document, idempotency_key=key)
@@ -192,7 +196,7 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the jobs after which this job starts; they may be named as in other commands."""
+    """Add the jobs that this job waits for, given by any reference that other commands accept."""
     if others:
         found = [
             {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
@@ -207,7 +211,7 @@ def _report(client: Client, job: Job) -> None:
 def _with_environment(
     document: dict[str, Any], requirements: Path | None, variables: list[str]
 ) -> dict[str, Any]:
-    """The document with the packages and variables of the options."""
+    """Return the document with the packages and environment variables from the options."""
     from dray.code.packages import read_requirements
 
     found: dict[str, Any] = dict(document.get("environment") or {})
@@ -215,19 +219,19 @@ def _with_environment(
         try:
             found["requirements"] = read_requirements(requirements)
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise typer.BadParameter(f"{requirements} can't be read: {reason}") from None
     for given in variables:
         name, equals, value = given.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--env takes NAME=VALUE, and {given!r} has no =")
+            raise typer.BadParameter(f"--env takes NAME=VALUE, but {given!r} has no =")
         found["env"] = {**found.get("env", {}), name: value}
     return {**document, "environment": found} if found else document
 
 
 def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[str, Any]:
-    """The document with the packages that the uploaded folder lists, unless the document or an
-    option names some."""
+    """Return the document with the packages that the uploaded folder lists, unless the document or
+    an option already names packages."""
     from dray.cli.display.output import warn
     from dray.code.packages import PackagesUnreadable, find_packages
 
@@ -240,17 +244,25 @@ def _with_found_packages(document: dict[str, Any], packed: PackedCode) -> dict[s
             return document
         _check_requirements(found.source, found.requirements)
     except PackagesUnreadable as error:
-        warn(f"no packages are installed for the job: {error}; --requirements FILE names others")
+        warn(
+            f"no packages will be installed for the job: {error}; use --requirements FILE to "
+            "name them"
+        )
         return document
     if found.without is not None:
-        warn(f"{found.without}: using the packages of {found.source}, without its versions")
+        warn(
+            f"{found.without}: using the packages from {found.source} without the lock file's "
+            "versions"
+        )
     count = "1 package" if found.num_packages == 1 else f"{found.num_packages} packages"
-    warn(f"{count} of {found.source} will be installed for the job (--no-packages: none)")
+    warn(
+        f"{count} from {found.source} will be installed for the job (--no-packages to install none)"
+    )
     return {**document, "environment": {**environment, "requirements": found.requirements}}
 
 
 def _check_requirements(source: str, text: str) -> None:
-    """Raise PackagesUnreadable if a job may not have these requirements."""
+    """Raise PackagesUnreadable if these requirements are not allowed in a job."""
     from pydantic import ValidationError
 
     from dray.code.packages import PackagesUnreadable
@@ -264,8 +276,8 @@ def _check_requirements(source: str, text: str) -> None:
 
 
 def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
-    """The document with the metrics of the options; one that it has by the same name is
-    replaced."""
+    """Return the document with the metrics from the options, which replace metrics of the same
+    name."""
     found = {}
     for given in metrics:
         name, equals, pattern = given.partition("=")
@@ -279,8 +291,8 @@ def _with_metrics(document: dict[str, Any], metrics: list[str]) -> dict[str, Any
 
 
 def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the document of a job in which these arguments replace arguments of the same name, and
-    a name for its source. The new job waits for no other job, and is in no array."""
+    """Return a job's document with these arguments in place of arguments of the same name, and a
+    name for the document's source. `after`, `array` and `sweep` are removed."""
     from dray.arguments import AmbiguousArguments, replaced
     from dray.cli.display.output import warn
 
@@ -293,8 +305,8 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
         return document, job.id
     if not isinstance(script, dict):
         raise typer.BadParameter(
-            f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: change "
-            "its fields by --set"
+            f"{job.id} runs the recipe {document.get('recipe')}, which takes no arguments: "
+            "change its fields with --set"
         )
     try:
         script = {**script, "args": replaced(script.get("args") or [], args)}
@@ -308,21 +320,22 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
 def _with_git(
     document: dict[str, Any], git: str | None, commit: str | None, *, uploads: bool
 ) -> dict[str, Any]:
-    """Return the document with a commit as its code."""
+    """Return the document with a git commit as its code."""
     if git is None or commit is None:
         raise typer.BadParameter(
-            "--git and --commit go together: `git rev-parse HEAD` prints the hash of a commit"
+            "--git and --commit must be used together; `git rev-parse HEAD` prints a commit's hash"
         )
     if uploads:
-        raise typer.BadParameter("--git uploads no files: leave out --code and --include")
+        raise typer.BadParameter("--git uploads no files: remove --code and --include")
     script = document.get("script")
     if not isinstance(script, dict):
-        raise typer.BadParameter("--git is for scripts: name the program after --")
+        raise typer.BadParameter("--git requires a script: name the program after --")
     return {**document, "script": {**script, "code": {"git": git, "commit": commit}}}
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the job document that the words name or describe, and a name for its source."""
+    """Return the job document that the words name or describe, and a name for the document's
+    source."""
     from dray.documents import load_document
 
     if not words:
@@ -337,13 +350,14 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
         return {"name": name, "script": {"entrypoint": first, "args": rest}}, first
     if first in LAUNCHERS:
         raise typer.BadParameter(
-            f"leave out {first} and its own options: the program comes first, as in "
+            f"remove {first} and its options: the program must come first, as in "
+            ""
             "`dray submit --workers 2 -- train.py --lr 0.1`"
         )
     if rest:
         raise typer.BadParameter(
-            f"{rest[0]!r} is one argument too many: a program's own arguments come after --, and "
-            "after a file that ends in .py"
+            f"unexpected argument {rest[0]!r}: a program's arguments come after -- and a file "
+            "that ends in .py"
         )
     return load_document(first), first
 
@@ -370,19 +384,19 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
         for file in packed.files:
             write_text(f"  {size(file.size_bytes):>9}  {file.path}")
         for entry in packed.left_out:
-            write_text(f"  left out: {entry.path} {entry.why}")
+            write_text(f"  excluded: {entry.path} {entry.why}")
 
 
 def _forecast(
     document: dict[str, Any], packed: PackedCode | None, others: Sequence[tuple[str, str]]
 ) -> None:
-    """Write whether and when the server would start the job, if a server answers."""
+    """If a server answers, write whether and when it would start the job."""
     from dray._http.transport import Retry
     from dray.cli.commands.reading import write_explanation
     from dray.cli.display.output import warn, write_text
     from dray.errors import TransportError
 
-    if packed is not None:  # which is not uploaded
+    if packed is not None:  # the code is not uploaded yet
         part = "script" if "script" in document else "model"
         document = {**document, part: {**document[part], "code": None}}
     try:
@@ -390,7 +404,7 @@ def _forecast(
             _name_others(client, document, others)
             explanation = client.dry_run(document)
     except TransportError as error:
-        warn(f"no server answered when it would start: {error}")
+        warn(f"no start forecast, because no server answered: {error}")
         return
     write_text("If it were submitted now:")
     write_explanation(explanation)
@@ -404,7 +418,7 @@ def code_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the uploaded files that a job runs, or download them into a folder."""
+    """List the files of a job's uploaded code, or download them to a folder."""
     from dray.cli.display.output import size, write
     from dray.cli.display.tables import listing
 

@@ -1,4 +1,4 @@
-"""Commands about sweeps: submit one, show its trials with the best, cancel it."""
+"""Commands for sweeps: submit a sweep, show its trials, cancel it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
     from dray.views import JobSweep, Trial
 
-group = typer.Typer(name="sweep", help="Search parameters: submit, show and cancel sweeps.")
+group = typer.Typer(
+    name="sweep", help="Search for the best parameters: submit, show and cancel sweeps."
+)
 app.add_typer(group)
 
 SweepId = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="The sweep's id, the beginning of its id, or the name of its jobs."
+        metavar="SWEEP", help="The sweep's id, a prefix of the id, or the name of its jobs."
     ),
 ]
 BEST = "best"
@@ -36,22 +38,22 @@ BEST = "best"
 @group.command("submit")
 def submit_sweep(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Job document with `sweep` (- reads it here).")
+        str, typer.Argument(metavar="FILE", help="Job document with `sweep` (- for stdin).")
     ],
-    code: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Upload this folder's files.")
-    ] = None,
+    code: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder to upload.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: sweep.trials=20."),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="Submitting twice with one key makes one sweep."),
+        typer.Option(
+            "--idempotency-key", help="Submitting twice with the same key creates only one sweep."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue the trials of a document with `sweep`, and print the sweep's id.
+    """Submit a document with `sweep`, and print the sweep's id.
 
     `dray submit` does the same, with more options.
     """
@@ -78,11 +80,11 @@ def show_sweep(
     sweep_id: SweepId,
     by_index: Annotated[
         bool,
-        typer.Option("--by-index", help="Order by the trials' index instead of the best first."),
+        typer.Option("--by-index", help="Sort by the trials' index instead of best first."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the trials with their parameters and values, the best first."""
+    """Show the trials with their parameters and values, best first."""
     from dray.cli.display.output import write_data
 
     with connect() as client:
@@ -99,7 +101,7 @@ def show_sweep(
 
 
 def _rank(sweep: JobSweep, trial: Trial) -> tuple[bool, float, int]:
-    """The best first, then by value; trials without a value last."""
+    """Sort key: the best trial first, then by value; trials without a value last."""
     if trial.value is None:
         return False, math.inf, trial.index
     value = trial.value if sweep.mode == "min" else -trial.value
@@ -139,7 +141,7 @@ def _cell(value: object) -> str | None:
 
 
 def _why(trial: Trial) -> str | None:
-    """Return the reason if the trial did not succeed."""
+    """Return the reason if the trial ended without success."""
     is_bad = trial.state.is_terminal and trial.reason.code != "succeeded"
     return trial.reason.message if is_bad else None
 
@@ -147,11 +149,11 @@ def _why(trial: Trial) -> str | None:
 @group.command("cancel")
 def cancel_sweep(
     sweeps: Annotated[
-        list[str], typer.Argument(metavar="SWEEP", help="Sweeps: ids, beginnings of ids, names.")
+        list[str], typer.Argument(metavar="SWEEP", help="Sweeps: ids, prefixes of ids, or names.")
     ],
     as_json: AsJsonLines = False,
 ) -> None:
-    """Stop all trials of sweeps that are not over."""
+    """Stop all unfinished trials of sweeps."""
     from dray.cli.display.output import write_json_line
 
     failures = Failures()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_INSTALLED = (
-    "TensorBoard is not installed here, so only the files are written: pip install tensorboard, "
-    "then tensorboard --logdir {logdir}"
+    "TensorBoard is not installed, so only the files are written. To view them: pip install "
+    "tensorboard, then tensorboard --logdir {logdir}"
 )
 
 
@@ -24,16 +24,19 @@ def tensorboard(
     jobs: JobIds,
     logdir: Annotated[
         Path | None,
-        typer.Option(help="Folder of the event files (default: a temporary one).", file_okay=False),
+        typer.Option(
+            help="Folder for the event files (default: a temporary folder).", file_okay=False
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of TensorBoard.", min=0, max=65535)] = 6006,
+    port: Annotated[int, typer.Option(help="TensorBoard's port.", min=0, max=65535)] = 6006,
     serve: Annotated[
-        bool, typer.Option(help="Start TensorBoard, or only write the files until the jobs end.")
+        bool,
+        typer.Option(help="Start TensorBoard, or only write the event files until the jobs end."),
     ] = True,
 ) -> None:
-    """Write the metrics of jobs as event files while they go on, and show them in TensorBoard.
+    """Write the metrics of jobs to event files while the jobs run, and show them in TensorBoard.
 
-    A second call with the same folder goes on where the first one stopped.
+    A second call with the same folder continues where the first one stopped.
     """
     import asyncio
     import importlib.util
@@ -49,14 +52,17 @@ def tensorboard(
     if serve and importlib.util.find_spec("tensorboard") is None:
         warn(NOT_INSTALLED.format(logdir=folder))
         serve = False
-    with interruptible(f"the jobs go on; continue with: dray tensorboard --logdir {folder} JOB..."):
+    with interruptible(
+        f"the jobs continue; resume with: dray tensorboard --logdir {folder} JOB..."
+    ):
         asyncio.run(_run(job_ids, folder, port if serve else None))
 
 
 async def _run(job_ids: Sequence[str], logdir: Path, port: int | None) -> None:
-    """Write until the jobs are over; with a port, serve until TensorBoard ends or is interrupted.
+    """Write event files until the jobs have ended. With a port, serve until TensorBoard exits or is
+    interrupted.
 
-    Exits with TensorBoard's code if that is not 0.
+    Exits with TensorBoard's exit code if it is not 0.
     """
     import asyncio
     import sys

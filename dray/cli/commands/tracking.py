@@ -1,4 +1,4 @@
-"""Commands that compare jobs, show experiments, and keep tags and notes."""
+"""Commands that compare jobs, show experiments, and edit tags and notes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         SyncFigures,
     )
 
-group = typer.Typer(name="experiment", help="Jobs with the same label `experiment`.")
+group = typer.Typer(
+    name="experiment", help="Show groups of jobs that share the label `experiment`."
+)
 app.add_typer(group)
 
-Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Value of the label.")]
+Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Value of the label `experiment`.")]
 BASELINE = "baseline"
 
 
@@ -37,13 +39,13 @@ def compare(
         list[str] | None, typer.Option(metavar="KEY", help="Only this metric, such as val/loss.")
     ] = None,
     extremes: Annotated[
-        bool, typer.Option("--extremes", help="Also the least and the greatest value.")
+        bool, typer.Option("--extremes", help="Also show the minimum and maximum of each metric.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show jobs side by side: what differs in their documents, times, costs and metrics.
+    """Compare jobs side by side: differences in their documents, times, costs and metrics.
 
-    The pinned baseline of their experiment comes first, and changes of metrics are against it.
+    The pinned baseline of the experiment comes first, and changes in metrics are relative to it.
     """
     from dray.cli.display.output import write_json
 
@@ -74,7 +76,7 @@ def _show(found: Comparison, wanted: Sequence[str] | None, extremes: bool) -> No
 
 
 def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
-    """Return the number of jobs that fit next to each other; on a narrow terminal the others follow
+    """Return the number of jobs that fit side by side; on a narrow terminal the others are shown
     below."""
     from dray.cli.display import terminal
     from dray.cli.display.tables import GAP, LEAST
@@ -86,7 +88,7 @@ def _that_fit(rows: Sequence[tuple[object, ...]], num_jobs: int) -> int:
 
 
 def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Yield rows with the names and outcomes of the jobs, without rows that would be empty."""
+    """Yield rows with the names and outcomes of the jobs, omitting empty rows."""
     from dray.cli.display.output import duration
     from dray.input.units import money
 
@@ -119,33 +121,33 @@ def _fields(found: Comparison) -> Iterator[tuple[object, ...]]:
 
 
 def _keeping_in_step(found: Comparison) -> Iterator[tuple[object, ...]]:
-    """Yield rows with the cost of keeping the ranks' copies in sync, if the jobs did it in
-    different ways or reported it."""
+    """Yield rows with the cost of keeping the ranks' copies in sync, if the jobs used different
+    methods or reported the cost."""
     from dray.cli.display.output import number, size
 
     ways = [None if one is None else one.topology for one in found.sync]
     is_reported = any(one is not None and one.sent_bytes is not None for one in found.sync)
     if not is_reported and len(set(ways)) < 2:
         return
-    yield ("cost of keeping in step", *ways)
+    yield ("cost of sync", *ways)
 
     def row(name: str, of: Callable[[SyncFigures], object]) -> tuple[object, ...]:
         return (f"  {name}", *(None if one is None else of(one) for one in found.sync))
 
     yield row("steps", lambda one: one.steps)
-    yield row("samples a second", lambda one: number(one.samples_per_s))
+    yield row("samples per second", lambda one: number(one.samples_per_s))
     yield row(
-        "bytes sent a step",
+        "sent per step",
         lambda one: None if one.sent_bytes is None else size(round(one.sent_bytes)),
     )
-    yield row("staleness, mean", lambda one: number(one.staleness_mean))
-    yield row("staleness, most", lambda one: number(one.staleness_max))
+    yield row("mean staleness", lambda one: number(one.staleness_mean))
+    yield row("maximum staleness", lambda one: number(one.staleness_max))
     yield row("distance from consensus", lambda one: number(one.consensus_distance))
     yield row("val/loss", lambda one: number(one.loss))
 
 
 def as_path(pointer: str) -> str:
-    """A JSON pointer as a search names the field: `train.optimizer.lr`, `script.args[0]`."""
+    """Return a JSON pointer in the notation of searches: `train.optimizer.lr`, `script.args[0]`."""
     path = ""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -163,7 +165,7 @@ def _cell(value: object) -> str | None:
 
     if value is None or isinstance(value, str):
         return value
-    # As in the document: rounded learning rates might not differ.
+    # Not rounded: different learning rates could look equal.
     return json.dumps(value)
 
 
@@ -177,7 +179,7 @@ def _metric(one: ComparedMetric, extremes: bool) -> Iterator[tuple[object, ...]]
 
     yield (one.key, *map(last, one.values, one.changes))
     if extremes:
-        for of, name in (("min", "  least"), ("max", "  greatest")):
+        for of, name in (("min", "  minimum"), ("max", "  maximum")):
             found = [
                 None
                 if value is None or getattr(value, of) is None
@@ -189,7 +191,7 @@ def _metric(one: ComparedMetric, extremes: bool) -> Iterator[tuple[object, ...]]
 
 @group.command("ls")
 def list_experiments(as_json: AsJson = False) -> None:
-    """List experiments with the number of their jobs."""
+    """List experiments with their number of jobs."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -215,15 +217,13 @@ def show_experiment(name: Name, as_json: AsJson = False) -> None:
 @group.command("baseline")
 def pin_baseline(
     name: Name,
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="A job of the experiment.")
-    ] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job to pin.")] = None,
     none: Annotated[bool, typer.Option("--none", help="Remove the baseline.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pin the job that the other jobs of an experiment are compared with."""
+    """Pin the job with which the other jobs of an experiment are compared."""
     if (job is None) != none:
-        raise typer.BadParameter("name a job, or give --none", param_hint="JOB")
+        raise typer.BadParameter("name a job or use --none", param_hint="JOB")
     with connect() as client:
         found = client.pin_baseline(name, None if job is None else client.resolve(job))
     _show_experiment(found, as_json)
@@ -244,7 +244,7 @@ def _show_experiment(found: ExperimentSummary, as_json: bool) -> None:
     if found.num_summarised < found.num_jobs:
         write_text(f"metrics of the {found.num_summarised} newest jobs:")
     table(
-        ("METRIC", "JOBS", "LEAST", "OF JOB", "GREATEST", "BY JOB"),
+        ("METRIC", "JOBS", "MINIMUM", "OF JOB", "MAXIMUM", "BY JOB"),
         (
             (
                 *(one.key, one.num_jobs, number(one.least), one.least_job),
@@ -267,14 +267,14 @@ def _short(ids: Sequence[str]) -> list[str]:
 def annotate(
     job_id: JobId,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Add this tag.")] = None,
-    untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove it.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Remove this tag.")] = None,
     notes: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Replace the notes, in Markdown; - reads them here."),
+        typer.Option(metavar="TEXT", help="Replace the notes, in Markdown; - for stdin."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tag a job, or write notes about it; without options, show them."""
+    """Edit the tags and notes of a job. Without options, show them."""
     from dray.cli.display.output import write_json
 
     text = sys.stdin.read() if notes == "-" else notes

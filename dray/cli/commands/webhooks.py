@@ -1,4 +1,4 @@
-"""Commands about webhooks: create, list, show, test, enable, disable and delete them."""
+"""Commands that create, list, show, test, enable, disable and delete webhooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray.cli.choosing import label_pairs, state_names
 if TYPE_CHECKING:
     from dray.views import Webhook, WebhookDelivery
 
-group = typer.Typer(name="webhook", help="Notify addresses when jobs enter a state.")
+group = typer.Typer(name="webhook", help="Send notifications when jobs change state.")
 app.add_typer(group)
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id.")]
@@ -21,31 +21,33 @@ WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's
 
 @group.command("add")
 def add_webhook(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where messages are posted.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address to post messages to.")],
     state: Annotated[
         list[str] | None,
         typer.Option(
-            help="Notify of jobs that enter this state; by default of jobs that end.",
+            help="Notify when a job enters this state (default: when a job ends).",
             autocompletion=completion.states,
         ),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only of jobs in this queue.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Notify only about jobs in this queue.")] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Only of jobs with this label."),
+        typer.Option(metavar="KEY=VALUE", help="Notify only about jobs with this label."),
     ] = None,
     slack: Annotated[
         bool, typer.Option("--slack", help="Send messages in the format of Slack and Mattermost.")
     ] = False,
     all_users: Annotated[
         bool,
-        typer.Option("--all-users", help="Notify of all users' jobs, not only yours; for admins."),
+        typer.Option(
+            "--all-users", help="Notify about all users' jobs, not only yours; admins only."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Notify an address when your jobs end, or enter other states.
+    """Notify a URL when your jobs end or enter other states.
 
-    The secret of the signatures is printed only now.
+    The signing secret is printed only once.
     """
     from dray.cli.display.output import write, write_json
 
@@ -68,7 +70,7 @@ def add_webhook(
 
 @group.command("ls")
 def list_webhooks(as_json: AsJson = False) -> None:
-    """List your webhooks; for admins, the webhooks of all users."""
+    """List your webhooks, or all users' webhooks if you are an admin."""
     from dray.cli.display.tables import listing
 
     with connect() as client:
@@ -103,10 +105,12 @@ def show_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 @group.command("deliveries")
 def list_deliveries(
     webhook_id: WebhookId,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Most to list.", min=1)] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="Maximum number of messages.", min=1)
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the messages of a webhook, newest first, with the receiver's answers."""
+    """List the messages of a webhook with the receiver's responses, newest first."""
     from itertools import islice
 
     from dray.cli.display.output import age
@@ -129,7 +133,7 @@ def list_deliveries(
 
 @group.command("test")
 def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Send a test message, and print the receiver's answer."""
+    """Send a test message, and print the receiver's response."""
     from dray.cli.display.output import write_json, write_text
     from dray.cli.exits import Exit
 
@@ -144,7 +148,7 @@ def try_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("enable")
 def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Enable a disabled webhook. It is notified of state changes from now on."""
+    """Enable a disabled webhook. Earlier state changes are not sent."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -154,7 +158,7 @@ def enable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("disable")
 def disable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Disable a webhook, and drop its waiting messages."""
+    """Disable a webhook, and discard its pending messages."""
     from dray.cli.display.output import write_json
 
     with connect() as client:
@@ -164,7 +168,7 @@ def disable_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
 
 @group.command("delete")
 def delete_webhook(webhook_id: WebhookId, as_json: AsJson = False) -> None:
-    """Delete a webhook with its messages."""
+    """Delete a webhook and its messages."""
     import json
 
     from dray.cli.display.output import write
@@ -179,7 +183,7 @@ def _show(hook: Webhook) -> None:
 
     lines: list[tuple[str, object]] = [
         ("id", hook.id),
-        ("owner", f"{hook.owner}{', notified of the jobs of all users' if hook.all_users else ''}"),
+        ("owner", f"{hook.owner}{', notified about jobs of all users' if hook.all_users else ''}"),
         ("url", hook.url),
         ("format", hook.format),
         ("filter", _filter(hook)),
@@ -191,7 +195,7 @@ def _show(hook: Webhook) -> None:
 
 
 def _filter(hook: Webhook) -> str:
-    """`SUCCEEDED, FAILED in night with team=vision`."""
+    """Return text such as `SUCCEEDED, FAILED in night with team=vision`."""
     queue = f" in {hook.queue}" if hook.queue else ""
     labels = ", ".join(f"{key}={value}" for key, value in hook.labels.items())
     return ", ".join(hook.states) + queue + (f" with {labels}" if labels else "")

@@ -1,1 +1,1 @@
-"""Output on a terminal: tables, plots, bars and live progress."""
+"""Terminal output: tables, plots, progress bars and live progress."""

@@ -1,4 +1,4 @@
-"""Progress bars of downloads."""
+"""Progress bars for downloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dray.cli.display.terminal import clean
 
 @contextmanager
 def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
-    """A callback for the progress of each file, whose bar appears with the first call."""
+    """Provide a callback that reports the progress of each file. A file's bar appears at its first
+    call."""
     name = Column(max_width=30, no_wrap=True, overflow="ellipsis")
     bars = Progress(
         TextColumn("{task.description}", markup=False, table_column=name),

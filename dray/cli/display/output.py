@@ -1,4 +1,4 @@
-"""The form of output: tables and stacks for people, JSON for programs."""
+"""Formatting of output: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReaderGone(Exception):
 
 
 def write(line: str, *, colours: bool = False) -> None:
-    """Write one line to standard output, without interpreting markup or passing control characters.
+    """Write one line to standard output without control characters.
 
     With `colours`, colour sequences in the line are kept if the output is a terminal.
     """
@@ -42,7 +42,7 @@ def write(line: str, *, colours: bool = False) -> None:
 
 
 def write_text(text: str, *, indent: str = "") -> None:
-    """Write a sentence, wrapped between words on a terminal."""
+    """Write a sentence; on a terminal, wrap it between words."""
     text = terminal.clean(text)
     lines = terminal.wrapped(text, terminal.width(), indent) if sys.stdout.isatty() else [text]
     for line in lines:
@@ -50,7 +50,7 @@ def write_text(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """Write a line that dray has coloured itself and cleaned of control characters."""
+    """Write a line that is already coloured and free of foreign control characters."""
     _emit(line)
 
 
@@ -77,7 +77,7 @@ def warn(text: str) -> None:
 
 
 def _inert(document: str) -> str:
-    """Write control characters in JSON as escapes, which does not change its meaning."""
+    """Replace control characters in JSON with escapes, which does not change its meaning."""
     return re.sub(
         f"[\x7f-\x9f\u2028\u2029{DIRECTION}]",
         lambda match: f"\\u{ord(match[0]):04x}",
@@ -105,7 +105,7 @@ def write_json_line(value: BaseModel) -> None:
 
 
 def number(value: float | str | None) -> str:
-    """A metric to four figures; NaN and infinities are strings already."""
+    """Format a metric with four significant digits. NaN and infinities are already strings."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -123,7 +123,7 @@ def size(num_bytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3m05s`, `2h04m`, `3d07h`."""
+    """Format a duration: `4.2 s`, `3m05s`, `2h04m`, `3d07h`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -135,20 +135,20 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: datetime) -> str:
-    """The age of a moment on a terminal; the moment itself in a pipe."""
+    """Format a time as its age on a terminal, and as a timestamp in a pipe."""
     if not sys.stdout.isatty():
         return cell(moment)
     return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
 def time_left(moment: datetime) -> str:
-    """`42.0 s left until the deadline`, which is this moment."""
+    """Format the time until a deadline: `42.0 s left`."""
     left_s = (moment - datetime.now(UTC)).total_seconds()
-    return f"{duration(left_s)} left until the deadline" if left_s > 0 else "the deadline over"
+    return f"{duration(left_s)} left until the deadline" if left_s > 0 else "after the deadline"
 
 
 def cell(value: object) -> str:
-    """A value as text for people, in a table or on a line."""
+    """Format a value for people."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -199,7 +199,7 @@ def show_array(array: views.JobArray) -> None:
         ("name", array.name),
         ("owner", f"{array.owner}, project {array.project}"),
         ("jobs", array.size),
-        ("at a time", array.max_running or "as many as have slots"),
+        ("at a time", array.max_running or "no limit"),
         ("states", array.state),
         ("queue", array.queue),
         ("created", array.created_at),
@@ -224,7 +224,7 @@ def _how_far(job: views.Job) -> str:
 
 
 def ends_in(progress: views.Progress) -> list[str]:
-    """`ETA 1h12m-1h30m`; nothing where no end is expected, or it has passed."""
+    """Return `ETA 1h12m-1h30m`, or nothing if there is no forecast of the end or it has passed."""
     earliest, latest = progress.earliest_end_at, progress.latest_end_at
     now = datetime.now(UTC)
     if earliest is None or latest is None or latest <= now:
@@ -234,18 +234,18 @@ def ends_in(progress: views.Progress) -> list[str]:
 
 
 def local(moment: datetime) -> str:
-    """A time in the reader's zone: `14:20`, with the date of another day, and with the zone."""
+    """Format a time in the reader's time zone: `14:20 CET`, with the date unless it is today."""
     there, today = moment.astimezone(), datetime.now().astimezone()
     day = "" if there.date() == today.date() else f"{there:%Y-%m-%d} "
     return f"{day}{there:%H:%M} {there:%Z}"
 
 
 def goodput(job: views.Job) -> str | None:
-    """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; recovered once`."""
+    """Return text such as `93.6% useful of 44.0 slot-seconds: starting 1.1; recovered once`."""
     parts = []
     if job.goodput is not None:
         used = job.goodput
-        share = "no steps reported, so it is unknown how much was"
+        share = "no steps reported, so an unknown share was"
         if used.useful_share is not None:
             share = f"{used.useful_share:.1%}"
         others = ", ".join(
@@ -263,7 +263,7 @@ def goodput(job: views.Job) -> str | None:
 
 
 def cost(spent: views.Cost) -> str:
-    """`12.50 EUR: useful 11.20, wasted 1.30`."""
+    """Return text such as `12.50 EUR: useful 11.20, wasted 1.30`."""
     parts = [("useful", spent.useful), ("wasted", spent.wasted), ("unreported", spent.unreported)]
     divided = ", ".join(f"{name} {amount:,.2f}" for name, amount in parts if amount >= 0.005)
     whole = money(spent.total, spent.currency)
@@ -275,20 +275,21 @@ def summary(job: views.Job) -> str:
 
 
 def of_the_program(stack: str) -> str:
-    """The stack without the frames of dray by which the main thread came to the user's program."""
+    """Return the stack without dray's frames that called the user's program in the main thread."""
     lines = stack.splitlines()
     end = next((at for at, line in enumerate(lines) if at and _THREAD.match(line)), len(lines))
     cut = next((at for at in range(end) if _RUNNER.search(_path(lines[at]))), end)
     while cut and _RUNPY.search(_path(lines[cut - 1])):
         cut -= 1
     if not any(_path(line) for line in lines[:cut]):
-        return stack  # it is in dray's own code
+        return stack  # the program is not running user code
     remarks = [line for line in lines[cut:end] if not _path(line)]
     return "\n".join([*lines[:cut], *remarks, *lines[end:]])
 
 
 def innermost_of_user(stack: str) -> str | None:
-    """`train.py, line 7 in step`: the innermost frame of the main thread in the user's own code."""
+    """Return the innermost frame of the main thread in the user's code: `train.py, line 7 in
+    step`."""
     for number, line in enumerate(stack.splitlines()):
         if number and _THREAD.match(line):
             return None

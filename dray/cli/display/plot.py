@@ -1,7 +1,7 @@
-"""Series drawn in a terminal: dots on axes, curves distinguished by colour or by letter.
+"""Charts for a terminal, in which colours or letters distinguish the curves.
 
-The functions have no side effects. A braille character is a grid of 2 x 4 dots, so a chart of
-60 x 12 characters has 120 x 48 dots.
+The functions have no side effects. A braille character is a grid of 2 x 4 dots, so a chart of 60 x
+12 characters has 120 x 48 dots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dray.cli.display.output import number
 Value = float | str
 """A metric as the API serves it: NaN and infinities are strings."""
 Span = tuple[str, int | None]
-"""Text and the number of the series whose colour the text has."""
+"""Text, and the number of the series that sets its colour."""
 Line = list[Span]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -26,7 +26,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Curve:
-    """A series to draw: equally long lists, steps ascending."""
+    """A series to draw: lists of equal length, with ascending steps."""
 
     key: str
     steps: Sequence[int]
@@ -35,16 +35,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Style:
-    """The size of the chart and the abilities of the terminal."""
+    """The size of the chart and the capabilities of the terminal."""
 
     width: int = 80
     height: int = 12
-    """Lines of the chart without axes and legends."""
+    """Lines of the chart, not counting axes and legends."""
     log: bool = False
     colours: bool = False
     unicode: bool = True
     axis: str = "step"
-    """The word for a place on the horizontal axis."""
+    """Name of the horizontal axis."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class _Axes:
         return (step - self.first_step) / span * (dots - 1) if span else (dots - 1) / 2
 
     def row(self, value: float, dots: int) -> float:
-        """Row of a value, in dots from the top."""
-        # Both are halved, since the difference of two finite numbers may be infinite.
+        """Return the row of a value, in dots from the top."""
+        # Halve both first, since the difference of two finite numbers can be infinite.
         span = self.high / 2 - self.low / 2
         return (self.high / 2 - value / 2) / span * (dots - 1)
 
 
 def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
-    """The curves on common axes: a legend, the chart, the steps, and notes on values left out."""
+    """Return the lines of a chart: a legend, the curves, the steps, and notes on omitted values."""
     lines: list[Line] = [[(_legend(curves, n, style), n)] for n in range(len(curves))]
     pieces = [list(_drawable(curve, log=style.log)) for curve in curves]
     flat = [point for runs in pieces for run in runs for point in run]
@@ -106,7 +106,7 @@ def _letter(number: int) -> str:
 
 
 def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
-    """Runs of consecutive drawable points; values are log10 for a logarithmic axis."""
+    """Yield runs of consecutive drawable points. For a logarithmic axis, values are log10."""
     run: list[tuple[int, float]] = []
     for step, value in zip(curve.steps, curve.values, strict=True):
         if isinstance(value, str) or not math.isfinite(value) or (log and value <= 0):
@@ -120,14 +120,14 @@ def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
 
 
 def _notes(curve: Curve, log: bool) -> Iterator[str]:
-    """Notes below the chart on values that are left out."""
+    """Yield notes on the values that are omitted from the chart."""
     words = [value for value in curve.values if isinstance(value, str) or not math.isfinite(value)]
     if words:
         yield f"  {curve.key}: {len(words)} of {len(curve.values)} values are NaN or infinite"
     numbers = [value for value in curve.values if not isinstance(value, str)]
     hidden = sum(value <= 0 for value in numbers if math.isfinite(value)) if log else 0
     if hidden:
-        yield f"  {curve.key}: {hidden} of {len(curve.values)} values are not above 0"
+        yield f"  {curve.key}: {hidden} of {len(curve.values)} values are 0 or negative"
 
 
 def _axes(points: Sequence[tuple[int, float]]) -> _Axes:
@@ -140,7 +140,7 @@ def _axes(points: Sequence[tuple[int, float]]) -> _Axes:
 
 
 def _labels(axes: _Axes, style: Style) -> dict[int, str]:
-    """Row -> label, for the top, middle and bottom rows."""
+    """Return the labels of the top, middle and bottom rows, by row."""
     last = style.height - 1
     found: dict[int, str] = {}
     for row in sorted({0, last // 2, last}):
@@ -156,7 +156,7 @@ def _steps(axes: _Axes, word: str, indent: int, columns: int) -> str:
 
 
 class _Canvas:
-    """A grid of dots, each with the curves that it belongs to."""
+    """A grid of dots, each with the curves it belongs to."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -164,7 +164,7 @@ class _Canvas:
         self._owners: dict[tuple[int, int], set[int]] = {}
 
     def draw(self, owner: int, points: Sequence[tuple[float, float]]) -> None:
-        """Connect points, (x, y) in dots from the upper left, by straight lines."""
+        """Connect points by straight lines. Points are (x, y) in dots from the upper left."""
         previous = points[0]
         for point in points:
             (x0, y0), (x1, y1) = previous, point

@@ -1,4 +1,4 @@
-"""System metrics of a job: what each rank and each node uses now, as tables."""
+"""Tables of a job's system metrics: the current resource use of each rank and node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dray.views import Metrics, RankSample, SystemMetrics, SystemSample
 
 _Column = tuple[str, Callable[[float], str]]
-"""Heading, and how a value is written."""
+"""Heading, and the function that formats a value."""
 
 
 def _rate(num_bytes: float) -> str:
@@ -50,15 +50,15 @@ _NODE: dict[str, _Column] = {
 
 
 def tabulate(sample: SystemSample, rank: int | None, names: Sequence[str]) -> None:
-    """Write what every rank uses, or one, with a line for each GPU; and the nodes, each named by
-    its lowest rank. names: of the ranks, where these have roles."""
+    """Write the resource use of every rank, or of `rank` only, with a line for each GPU, and of the
+    nodes, each named by its lowest rank. `names` are the names of the ranks, if they have roles."""
     from dray.cli.display.output import write
     from dray.cli.display.tables import table
     from dray.ranks import with_role
 
     shown = [one for one in sample.ranks if rank is None or one.rank == rank]
     if not shown:
-        write("there are no samples yet")
+        write("no samples yet")
         return
     headings = ("RANK", *(heading for heading, _ in (*_RANK.values(), *_GPU.values())))
     rows = [
@@ -79,13 +79,13 @@ def tabulate(sample: SystemSample, rank: int | None, names: Sequence[str]) -> No
 
 
 def _num_gpus(values: Mapping[str, float]) -> int:
-    """The lines of a rank: one for each GPU, and one without any."""
+    """Return the number of lines for a rank: one per GPU, and at least one."""
     numbers = [int(key.split("/")[2]) for key in values if key.startswith("system/gpu/")]
     return max(numbers, default=0) + 1
 
 
 def _line(one: RankSample, name: str, gpu: int) -> tuple[object, ...]:
-    """The rank with its first GPU, or a further GPU alone."""
+    """Return a line with the rank and its first GPU, or with one of its further GPUs."""
     of_gpu = {f"system/gpu/{gpu}/{what}": column for what, column in _GPU.items()}
     of_rank = (name, *_cells(one.values, _RANK)) if gpu == 0 else ("", *[None] * len(_RANK))
     return (*of_rank, *_cells(one.values, of_gpu))
@@ -96,7 +96,7 @@ def _cells(values: Mapping[str, float], columns: Mapping[str, _Column]) -> list[
 
 
 def by_seconds(answer: SystemMetrics) -> Metrics:
-    """The series with the seconds since the first point in place of steps, as charts draw them."""
+    """Return the series with the seconds since the first point in place of steps, for charts."""
     from dray.views import Metrics, Series
 
     first = min((one.times[0] for one in answer.series.values() if one.times), default=0)

@@ -1,4 +1,4 @@
-"""Tables, complete in a pipe and fitted to the width on a terminal."""
+"""Tables, which are complete in a pipe and fitted to the width of a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound="BaseModel")
 
 GAP = "  "
 LEAST = 16
-"""Least width of a flexible column."""
+"""Minimum width of a flexible column."""
 
 _TIME_OF_AN_ID = len("job-") + 10
 """Characters of an id that encode its creation time, to the millisecond."""
@@ -41,10 +41,10 @@ def table(
 ) -> None:
     """Write a line for each row.
 
-    On a terminal that is too narrow, the columns in `shorter` get the texts that their function
-    returns, `optional` columns are left out, the first named first, and `flexible` columns are cut
-    short. A table that is still too wide is written with a line for each value. An optional column
-    without a value in any row is left out as well.
+    If the terminal is too narrow, the columns in `shorter` are replaced by what their function
+    returns, then `optional` columns are omitted in the given order, and `flexible` columns are
+    truncated. A table that is still too wide is written with a line for each value. An optional
+    column that is empty in every row is always omitted.
     """
     texts = [[terminal.clean(cell(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
@@ -91,7 +91,7 @@ def _replace_column(
 
 
 def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
-    """Write a line for each value, and an empty line between rows."""
+    """Write a line for each value, and a blank line between rows."""
     room = max(map(display_width, headings)) + len(GAP)
     for number, row in enumerate(texts):
         if number:
@@ -102,8 +102,8 @@ def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> N
 
 
 def shortest_prefixes(ids: Sequence[str]) -> list[str]:
-    """Beginnings, the longer of an array, that distinguish each id from the others and from most
-    ids."""
+    """Return a prefix of each id that distinguishes it from the others and from most other ids.
+    Prefixes of array ids are longer by the length of the word."""
     length = _TIME_OF_AN_ID
     while len({one[: _length(one, length)] for one in ids}) < len(set(ids)):
         length += 1
@@ -123,7 +123,7 @@ def listing(
     flexible: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """Write a list of answers as a table with a row for each, or as one JSON document."""
+    """Write a list of items as a table with a row for each item, or as one JSON document."""
     if as_json:
         write_json(found)
     else:
@@ -131,8 +131,8 @@ def listing(
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` columns, with an ellipsis for the words that were cut; a single
-    word loses its middle, since the names of a series differ at their ends."""
+    """Shorten `text` to at most `width` columns, with an ellipsis in place of the last words. A
+    single word loses its middle, since similar names differ at their ends."""
     if display_width(text) <= width:
         return text
     ellipsis = "…" if terminal.has_unicode() else "~"
@@ -145,7 +145,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _beginning(text: str, width: int) -> str:
-    """Return the beginning of `text` that fits into `width` columns."""
+    """Return the longest prefix of `text` that fits into `width` columns."""
     kept = ""
     for character in text:
         if display_width(kept + character) > width:
@@ -168,7 +168,7 @@ def _that_fit(
     flexible: Sequence[str],
     optional: Sequence[str],
 ) -> list[int]:
-    """Numbers of the columns to show."""
+    """Return the indices of the columns to show."""
     natural = _natural(headings, texts)
     least = [
         min(width, LEAST) if heading in flexible else width
@@ -185,7 +185,8 @@ def _that_fit(
 def _squeezed(
     headings: Sequence[str], texts: Sequence[Sequence[str]], flexible: Sequence[str]
 ) -> list[int]:
-    """Widths of the columns: of the flexible ones, the widest gives way first."""
+    """Return the widths of the columns, shrinking the widest flexible columns until the table
+    fits."""
     widths = _natural(headings, texts)
     givers = [n for n, heading in enumerate(headings) if heading in flexible and widths[n] > LEAST]
     while givers and _total(widths) > terminal.width():

@@ -1,4 +1,4 @@
-"""The abilities of the terminal, and removal of characters that could control it."""
+"""The capabilities of the terminal, and removal of characters that could control it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import unicodedata
 from dray.input.names import DIRECTION
 
 _SGR = r"\x1b\[[0-9;:]*m"
-"""Colours and the like, the one kind of escape sequence without an effect beyond its line."""
+"""Colours and text styles, the only escape sequences that have no effect beyond their line."""
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, colours, modes (ECMA-48, 5.4)
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
@@ -24,18 +24,18 @@ _PARTS = re.compile(f"({_SGR})")
 
 BOLD, RED, GREEN, BLUE, MAGENTA, CYAN = 1, 31, 32, 34, 35, 36
 CURVES = (CYAN, MAGENTA, GREEN, RED, BLUE)
-"""Colours that are readable on light and on dark backgrounds."""
+"""Colours that are readable on both light and dark backgrounds."""
 
 
 def prepare() -> None:
-    """Escape characters that the terminal's encoding lacks instead of raising an error."""
+    """Make the standard streams escape unencodable characters instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def has_colours() -> bool:
-    """Whether the output is a terminal, and colours were not switched off (see no-color.org)."""
+    """Whether the output is a terminal and colours are not disabled (see no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
@@ -51,12 +51,14 @@ def has_unicode() -> bool:
 
 
 def width() -> int:
-    """Columns of the terminal; without a terminal the variable COLUMNS, else 80."""
+    """Return the width of the terminal in columns, at least 20. Without a terminal, use the
+    variable COLUMNS, or 80."""
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes: East Asian characters and emoji take two, combining marks none."""
+    """Return the columns that a string takes. East Asian characters and emoji take two, combining
+    marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -66,8 +68,8 @@ def display_width(text: str) -> int:
 
 
 def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
-    """`text` in lines of at most `columns`, broken between words only, so that an id or a path can
-    be copied; all lines but the first begin with `indent`."""
+    """Wrap `text` into lines of at most `columns`, only between words, so that ids and paths can be
+    copied. All lines but the first begin with `indent`."""
     if display_width(text) <= columns:
         return [text]
     margin = text[: len(text) - len(text.lstrip())]
@@ -82,13 +84,13 @@ def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
 
 
 def styled(text: str, code: int | None) -> str:
-    """`text` in a colour or in bold (ECMA-48, 8.3.117), or as it is."""
+    """Return `text` in a colour or in bold (ECMA-48, 8.3.117), or unchanged if `code` is None."""
     return text if code is None else f"\x1b[{code}m{text}\x1b[0m"
 
 
 def clean(text: str, *, colours: bool = False) -> str:
-    """`text` on one line, without characters that move the cursor, rename the window or change the
-    direction of text. With `colours`, colours are kept and reset at the end."""
+    """Return `text` on one line, without characters that move the cursor, rename the window or
+    change the direction of text. With `colours`, colours are kept, and reset at the end."""
     if text.isprintable():
         return text
     if not colours:
@@ -102,8 +104,8 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def _harmless(control: re.Match[str]) -> str:
-    """The replacement of a control character: a space for a line break, an escape for a character
-    that changes the direction of text, such as `\\u202e`, and else nothing."""
+    """Return the replacement for a control character: a space for a line break, an escape such as
+    `\\u202e` for a character that changes the direction of text, otherwise nothing."""
     character = control[0]
     if character in "\n\r\u2028\u2029":
         return " "

@@ -1,4 +1,4 @@
-"""Watching a job: a live progress bar on a terminal, plain lines elsewhere."""
+"""Watch a job: a live progress bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 5.0
 _BAR = 30
 _BESIDES = 9
-"""Columns of the spinner, the percentage, and the gaps between."""
+"""Columns of the spinner, the percentage, and the gaps between them."""
 
 
 class Screen(Protocol):
@@ -29,9 +29,9 @@ class Screen(Protocol):
 
 
 def watch(client: Client, job_id: str, *, console: Console | None = None) -> Job:
-    """Show the job until it is over, then its end. Returns the finished job.
+    """Show the job's progress until it ends, then its outcome. Return the finished job.
 
-    Waits up to a minute for a server that is unreachable. Raises the errors of `Client.wait`.
+    Waits up to a minute for an unreachable server. Raises the same errors as `Client.wait`.
     """
     from rich.console import Console
 
@@ -59,12 +59,12 @@ def _refreshed(client: Client, job: Job) -> Job:
 
 
 def is_training(job: Job) -> bool:
-    """Whether there is progress to show, rather than a reason for waiting."""
+    """Whether the job has progress to show, rather than a reason for waiting."""
     return job.progress is not None and job.state in (JobState.RUNNING, JobState.SUCCEEDED)
 
 
 def status(job: Job) -> str:
-    """One line with the job's progress, or the reason why it waits."""
+    """Return one line with the job's progress, or the reason why it is waiting."""
     progress = job.progress
     if progress is None or not is_training(job):
         return f"{job.state}: {job.reason.message}"
@@ -79,7 +79,7 @@ def status(job: Job) -> str:
 
 
 def ending(job: Job) -> list[str]:
-    """Lines on the end of the job: state, time, metrics, and where to look if it failed."""
+    """Return lines on the job's outcome: state, duration, metrics, and the command to run next."""
     took = ""
     if job.finished_at is not None:
         seconds = (job.finished_at - (job.started_at or job.created_at)).total_seconds()
@@ -98,7 +98,7 @@ def ending(job: Job) -> list[str]:
 
 
 class _Lines:
-    """Output without a terminal: a line for each change of state, and every few seconds of
+    """Output without a terminal: a line at each change of state, and every few seconds in
     training."""
 
     def __init__(self) -> None:
@@ -127,7 +127,8 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
             if not self.task_ids:
                 self.add_task("", total=None, state="", status="")
             text = terminal.clean(status(job) if progress else job.reason.message)
-            # The bar shrinks to make room for the text, and the text is cut at the terminal's edge.
+            # The bar shrinks to make space for the text, and the text is truncated at the
+            # terminal's edge.
             room = console.width - len(job.state) - _BESIDES
             bar.bar_width = max(1, min(_BAR, room - terminal.display_width(text)))
             self.update(

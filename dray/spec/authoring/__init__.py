@@ -1,1 +1,1 @@
-"""Help for users who write a job document: its schema, a description of each field, a template."""
+"""Help for writing a job document: its schema, a description of each field, and templates."""

@@ -17,9 +17,9 @@ Schema = Mapping[str, Any]
 class FieldText:
     name: str
     takes: str
-    """The allowed values, such as `integer, 1 to 4096`."""
+    """The allowed values, for example `integer, 1 to 4096`."""
     default: str
-    """The default as written in a document; empty if there is none."""
+    """The default, as written in a document. Empty if there is none."""
     sentence: str
 
 
@@ -30,7 +30,7 @@ class Part:
     path: str
     """Dotted path of the part; empty for the document itself."""
     variant: str | None
-    """For a part of `model` or `sync`, the name or kind that chooses this one."""
+    """For a part of `model` or `sync`, the name or kind that selects it."""
     sentence: str
     fields: tuple[FieldText, ...]
 
@@ -39,7 +39,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """Return all parts of the document; a part comes before the parts that it contains."""
+    """Return all parts of the document, each before the parts that it contains."""
     schema = job_schema()
     return list(_parts("", schema, schema["$defs"], is_variant=False))
 
@@ -71,7 +71,8 @@ def _variant(properties: Schema) -> str:
 
 
 def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
-    """Yield the object types that a field, or each item of its list or mapping, can hold."""
+    """Yield the object types that are allowed for a field, or for the items of its list or
+    mapping."""
     if "$ref" in node:
         target: Schema = defs[node["$ref"].rpartition("/")[2]]
         if "properties" in target:
@@ -86,7 +87,7 @@ def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
 
 
 def _of_objects(node: Schema, defs: Schema) -> str:
-    """Return the description of a field's object type, for fields without a description."""
+    """Return the description of a field's object type, for fields without their own description."""
     sentences = [str(inner.get("description", "")) for inner in _objects(node, defs)]
     return sentences[0] if len(sentences) == 1 else ""
 
@@ -172,7 +173,7 @@ def job_schema() -> dict[str, Any]:
 
 def _tidied(node: Any, *, names: bool = False) -> Any:
     """Return the schema without entries that editors don't need. names: whether the keys of `node`
-    are names of fields instead of keywords of JSON Schema."""
+    are field names instead of JSON Schema keywords."""
     if isinstance(node, list):
         return [_tidied(item) for item in node]
     if not isinstance(node, dict):

@@ -1,5 +1,4 @@
-"""Templates of job documents: one for each recipe and for a script, with a comment on each
-field."""
+"""Templates of job documents for each recipe and for a script, with a comment on each field."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _COLUMNS = 96
 
 @dataclass(frozen=True)
 class Off:
-    """A field that is written as a comment, for users to enable."""
+    """A field that is commented out, for users to enable."""
 
     value: Any
 
@@ -46,8 +45,8 @@ def starting_document(
     """Return a valid document of `kind` (one of KINDS) as YAML.
 
     schema: URL or path of the JSON Schema, for editors. name, entrypoint, code: values for a
-    script; `code` is the folder to upload. everything: whether optional fields are written as
-    fields instead of comments.
+    script; `code` is the folder to upload. everything: if true, optional fields are not commented
+    out.
     """
     fields = _script(name, entrypoint, code) if kind == "script" else _recipe(kind)
     known = {(part.path, part.variant): part for part in parts()}
@@ -154,7 +153,7 @@ def _scalar(value: Any) -> str:
 
 
 def _comment(part: Part, name: str, margin: str) -> Iterator[str]:
-    """Yield comment lines with the meaning and the allowed values of a field."""
+    """Yield comment lines that describe a field and its allowed values."""
     field = part.field(name)
     takes = "" if field.takes in ("object", "text", "names with values") else f" [{field.takes}]"
     text = f"{field.sentence}{takes}".strip().replace("`", "")

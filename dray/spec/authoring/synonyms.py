@@ -1,4 +1,4 @@
-"""The names that other programs give the fields of a job document."""
+"""Names that other programs use for the fields of a job document."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ MEANT: Final = _all(
         "deadline max_runtime_seconds"
     ),
 )
-"""Name of a field in other programs -> pointer of dray's field."""
+"""Field name in other programs -> pointer to dray's field."""
 
 MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("float32", "fp_32", "full", "32"), "fp32"),
@@ -110,7 +110,7 @@ MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("bfloat16", "brain"), "bf16"),
     "adam": "adamw",
 }
-"""Name of a choice in other programs -> dray's name."""
+"""Value in other programs -> dray's value."""
 
 
 def as_ours(name: str) -> str:

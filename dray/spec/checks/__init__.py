@@ -1,1 +1,2 @@
-"""Checks of a job document that concern several of its parts; each raises the first error."""
+"""Validation of a job document across its parts. Each check raises the first error that it
+finds."""

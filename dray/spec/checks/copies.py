@@ -1,4 +1,4 @@
-"""Checks of a whole document: how the ranks keep their copies of the model in step."""
+"""Validation across parts: how the ranks keep their copies of the model in sync."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def check(spec: JobSpec) -> None:
     compression = spec.compression
     if spec.sync is not None and spec.script is not None:
-        raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
+        raise wrong("/sync", "is for recipes: a script exchanges its gradients itself")
     continues = spec.init_from is not None and spec.init_from.take == "everything"
     if isinstance(spec.sync, AutoSync) and continues:
         raise wrong(
             "/sync",
-            "must not be auto with init_from.take everything: give the other job's sync, with "
-            "which the job goes on",
+            "must not be auto with init_from.take everything: give the sync of the other job, "
+            "which this job continues",
         )
     if spec.copies_differ:
         _check_differing_copies(spec)
@@ -35,77 +35,80 @@ def check(spec: JobSpec) -> None:
     if spec.is_exact:
         raise wrong(
             "/sync/compression",
-            "is not for elastic.exact: each rank leaves out something else",
+            "can't be combined with elastic.exact: each rank omits different values",
         )
     optimizer = spec.train.optimizer
     if spec.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):
         raise wrong(
             "/train/on_divergence",
-            f"must not be skip_step with {compression.name}, which keeps what it does not "
-            "send: also a gradient that is not finite. Take rollback",
+            f"must not be skip_step with {compression.name}, which stores what it does not send, "
+            "including gradients that are not finite. Use rollback",
         )
     if spec.train.precision == "fp16" and compression.name in ("topk", "powersgd"):
         raise wrong(
             "/train/precision",
-            f"must be fp32 or bf16 with {compression.name}, which keeps what it does not send: "
-            "also a gradient that overflowed",
+            f"must be fp32 or bf16 with {compression.name}, which stores what it does not send, "
+            "including gradients that have overflowed",
         )
     if compression.name == "topk" and optimizer.nesterov:
         raise wrong(
             "/train/optimizer/nesterov",
-            "is not for topk, which takes the momentum over: set it to false",
+            "can't be combined with topk, which applies the momentum itself: set it to false",
         )
     if compression.name == "topk" and optimizer.name == "lars":
         raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
 
 
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
-    """Refuse options that parameter servers can't support: servers hold flat vectors, and see no
-    tensors, samples or losses."""
+    """Reject options that parameter servers can't support. Servers hold flat vectors and have no
+    access to tensors, samples or losses."""
     train = spec.train
     chosen = "with sync.kind parameter_server"
     if spec.is_divided or spec.parallel.auto:
-        raise wrong("/parallel", f"must be unset {chosen}: each worker has the whole model")
+        raise wrong("/parallel", f"must be unset {chosen}: each worker has the complete model")
     if spec.elastic is not None:
-        raise wrong("/elastic", f"is not for this job: {chosen} the size is fixed")
+        raise wrong("/elastic", f"must be unset {chosen}, whose group has a fixed size")
     gpus = spec.resources.gpus_per_worker
     if gpus and sync.server_resources is None:
         raise wrong(
             "/sync/server_resources",
-            "must be given with gpus_per_worker, because servers use no GPU: such as "
-            "`{cpus: 2}`. Or take gpus_per_worker 0",
+            "must be given with gpus_per_worker, because servers have no GPU. Give for example "
+            "`{cpus: 2}`, or set gpus_per_worker to 0",
         )
     if train.precision == "fp16":
-        raise wrong("/train/precision", f"must be fp32 or bf16 {chosen}: no loss is scaled")
+        raise wrong(
+            "/train/precision", f"must be fp32 or bf16 {chosen}, which does not scale the loss"
+        )
     if train.ema is not None:
-        raise wrong("/train/ema", f"must be unset {chosen}, which keep no average")
+        raise wrong("/train/ema", f"must be unset {chosen}: servers keep no average")
     if train.on_divergence == "skip_step":
         raise wrong(
             "/train/on_divergence",
-            f"must not be skip_step {chosen}, which add up what they get: take rollback",
+            f"must not be skip_step {chosen}: servers add every gradient that they receive. Use "
+            "rollback",
         )
     if spec.profile is not None:
-        raise wrong("/profile", f"must be unset {chosen}: workers do not take the same steps")
+        raise wrong("/profile", f"must be unset {chosen}: workers don't take the same steps")
     optimizer = train.optimizer
     if optimizer.name not in ("adamw", "sgd"):
         raise wrong(
             "/train/optimizer/name",
-            f"must be adamw or sgd {chosen}: {optimizer.name} looks at whole layers, which "
-            "servers do not have",
+            f"must be adamw or sgd {chosen}: {optimizer.name} needs complete layers, which "
+            "servers don't have",
         )
     if optimizer.state_dtype != "fp32":
         raise wrong("/train/optimizer/state_dtype", f"must be fp32 {chosen}")
     if spec.data.loader_workers and sync.mode != "synchronous":
         raise wrong(
             "/data/loader_workers",
-            f"must be 0 with sync.mode {sync.mode}: a worker learns before each step which "
-            "samples it computes",
+            f"must be 0 with sync.mode {sync.mode}: a worker is assigned its samples just before "
+            "each step",
         )
     if train.max_grad_norm is not None and sync.mode == "synchronous":
         raise wrong(
             "/train/max_grad_norm",
-            "must be unset with synchronous parameter servers, of which none has the whole "
-            "gradient: leave it out, or take sync.mode asynchronous or bounded",
+            "must be unset with synchronous parameter servers, because no server has the "
+            "complete gradient: leave it out, or set sync.mode to asynchronous or bounded",
         )
 
 
@@ -115,22 +118,28 @@ def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
     if spec.resources.gpus_per_worker:
         raise wrong(
             "/resources/gpus_per_worker",
-            "must be 0 with ad_psgd, which averages on CPU in this version: or take d_psgd or sgp",
+            "must be 0 with ad_psgd, which averages on CPU in this version. On GPUs, use d_psgd "
+            "or sgp",
         )
     if spec.data.loader_workers:
         raise wrong(
             "/data/loader_workers",
-            "must be 0 with ad_psgd: its ranks learn during a step which samples they compute",
+            "must be 0 with ad_psgd: ranks are assigned their samples during a step",
         )
 
 
 def _check_differing_copies(spec: JobSpec) -> None:
     assert spec.sync is not None
     chosen = "sync.every above 1" if spec.takes_local_steps else f"sync.kind {spec.sync.kind}"
-    why = f"with {chosen} the ranks have no common weights in between"
+    why = f"with {chosen}, the ranks have no common weights between averages"
     if spec.elastic is not None:
-        raise wrong("/elastic", f"must be unset: {why} to change the size with")
+        raise wrong("/elastic", f"must be unset: {why}, so the group can't change its size")
     if spec.train.ema is not None:
-        raise wrong("/train/ema", f"must be unset: {why} to average")
+        raise wrong(
+            "/train/ema", f"must be unset: {why}, so there is no model to average over time"
+        )
     if spec.checkpoint.every_steps == "auto":
-        raise wrong("/checkpoint/every_steps", f"must be a number: {why} to save")
+        raise wrong(
+            "/checkpoint/every_steps",
+            f"must be a number: {why}, so a checkpoint can't be saved at any step",
+        )

@@ -1,4 +1,4 @@
-"""Checks of a whole document: the axes along which the model is divided."""
+"""Validation across parts: the axes along which the model is divided."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
-        raise wrong("/parallel", "is for recipes; a script divides its model itself")
+        raise wrong("/parallel", "is for recipes: a script divides its model itself")
     if spec.parallel.auto and spec.elastic is not None:
-        raise wrong("/elastic", "is not for parallel: auto, which plans for a fixed size")
+        raise wrong(
+            "/elastic", "can't be combined with parallel: auto, which plans for a fixed size"
+        )
     if spec.is_divided:
         _check_divided(spec)
         if spec.model is not None:
@@ -27,7 +29,7 @@ def check_mesh(spec: JobSpec) -> None:
 def _check_divided(spec: JobSpec) -> None:
     train = spec.train
     axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
-    alone = f"needs parallel.{axis} 1"
+    alone = f"requires parallel.{axis} 1"
     if spec.elastic is not None:
         raise wrong("/elastic", f"{alone}: no rank has the whole state")
     if spec.script is not None:
@@ -42,14 +44,14 @@ def _check_divided(spec: JobSpec) -> None:
             f"must be a number with parallel.{axis}: all ranks save together",
         )
     if spec.parallel.zero == 1:
-        return  # weights and gradients are whole everywhere
-    instead = ", or take parallel.zero 1" if not spec.parallel.inner_axes else ""
+        return  # every rank has the complete weights and gradients
+    instead = ", or set parallel.zero to 1" if not spec.parallel.inner_axes else ""
     if spec.compression is not None:
-        why = ": it is for gradients that each rank has whole"
+        why = ": compression applies to complete gradients"
         if spec.parallel.is_sharded:
             why = (
-                f"{instead}: FSDP2 adds up parts, for which torch has none of these; "
-                "parallel.reduce_dtype bf16 sends half"
+                f"{instead}: torch has no compression for the sharded gradients of FSDP2. "
+                "parallel.reduce_dtype bf16 halves the traffic"
             )
         raise wrong("/sync/compression", f"{alone}{why}")
     if train.ema is not None:
@@ -57,27 +59,27 @@ def _check_divided(spec: JobSpec) -> None:
     if train.optimizer.name not in ("adamw", "sgd"):
         raise wrong(
             "/train/optimizer/name",
-            f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} looks "
-            "at whole layers",
+            f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} needs "
+            "complete layers",
         )
 
 
 def _check_divided_script(spec: JobSpec, script: Script) -> None:
-    """Refuse options that `train.prepare` does not support: it divides the model of a script along
+    """Reject options that `train.prepare` does not support. It divides a script's model only along
     the axes `data`, `shard` and `tensor`."""
     for axis in ("pipeline", "context"):
         if getattr(spec.parallel, axis) > 1:
             raise wrong(
                 f"/parallel/{axis}",
-                "is for recipes; train.prepare() takes parallel.shard and parallel.tensor",
+                "is for recipes: train.prepare() supports parallel.shard and parallel.tensor",
             )
     if script.framework != "torch" or script.roles:
-        raise wrong("/parallel", "divides the model of a script of torch without roles")
+        raise wrong("/parallel", "is only for scripts with `framework: torch` and without roles")
     if spec.parallel.zero != 3:
         raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
     for name in ("param_dtype", "reduce_dtype"):
         if getattr(spec.parallel, name) != "fp32":
-            raise wrong(f"/parallel/{name}", "is for recipes; train.prepare() sends fp32")
+            raise wrong(f"/parallel/{name}", "is for recipes: train.prepare() sends fp32")
 
 
 def check_sent_types(spec: JobSpec) -> None:
@@ -88,16 +90,17 @@ def check_sent_types(spec: JobSpec) -> None:
         if not parallel.is_sharded or parallel.zero == 1:
             raise wrong(
                 f"/parallel/{name}",
-                "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "
-                "3; among replicas sync.compression bf16 does it",
+                "requires FSDP: parallel.shard or context above 1, and zero 2 or 3. For "
+                "replicas, use sync.compression bf16 instead",
             )
     param, precision = parallel.param_dtype, spec.train.precision
     if param not in ("fp32", precision):
-        raise wrong("/parallel/param_dtype", f"needs train.precision {param}, which computes so")
+        raise wrong("/parallel/param_dtype", f"requires train.precision {param}")
     if parallel.reduce_dtype == "fp16" and precision != "fp16":
         raise wrong(
             "/parallel/reduce_dtype",
-            "fp16 needs train.precision fp16, whose loss scale keeps small gradients: or take bf16",
+            "fp16 requires train.precision fp16, whose loss scaling preserves small gradients. "
+            "Otherwise use bf16",
         )
 
 
@@ -105,9 +108,9 @@ def check_balance(spec: JobSpec) -> None:
     if spec.parallel.balance == "even":
         return
     if spec.script is not None:
-        raise wrong("/parallel/balance", "is for recipes; a script shares its batches out itself")
+        raise wrong("/parallel/balance", "is for recipes: a script distributes its batches itself")
     if spec.is_exact:
-        raise wrong("/parallel/balance", "must be even with elastic.exact: its shares are equal")
+        raise wrong("/parallel/balance", "must be even with elastic.exact, which uses equal shares")
     has_servers = isinstance(spec.sync, ParameterServer)
     if spec.compression is not None or spec.copies_differ or has_servers:
         raise wrong(

@@ -1,4 +1,4 @@
-"""Checks of a whole document: the group's GPUs and sizes, and the ranks that other parts name."""
+"""Validation across parts: the group's GPUs and sizes, and the ranks that other parts refer to."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ def check_gpus(spec: JobSpec) -> None:
     share, accepts = spec.resources.gpus_per_worker, spec.resources.share_gpus
     if 0 < share < 1 and not accepts:
         at = "/resources/share_gpus"
-        raise wrong(at, f"must be true for {share:g} of a GPU: other jobs have the rest of it")
+        raise wrong(at, f"must be true for {share:g} of a GPU: other jobs can use the rest")
     if accepts and share in (0, 1):
         at = "/resources/share_gpus"
-        raise wrong(at, "is for a part of a GPU: set gpus_per_worker to 0.5 or the like")
+        raise wrong(
+            at, "is only for a fraction of a GPU: set gpus_per_worker to a value such as 0.5"
+        )
 
 
 def check_roles(spec: JobSpec) -> None:
-    """Refuse options that are only for groups with equal slots, if roles have resources of their
-    own: slots that differ are assigned by simpler rules."""
+    """Reject options that require equal slots if a role has its own resources. Slots of different
+    sizes are assigned by simpler rules."""
     found = spec.roles_with_resources
     if not found:
         return
@@ -30,11 +32,11 @@ def check_roles(spec: JobSpec) -> None:
     what = "sync.server_resources" if spec.script is None else f"script.roles.{role}.resources"
     if 0 < spec.resources.gpus_per_worker < 1:
         at = "/resources/gpus_per_worker"
-        raise wrong(at, f"must be 0 or 1 with {what}: a part of a GPU is for slots that are alike")
+        raise wrong(at, f"must be 0 or 1 with {what}: fractions of a GPU require equal slots")
     if spec.resources.required_topology is not None:
         raise wrong(
             "/resources/required_topology",
-            f"must be unset with {what} in this version: it is for slots that are alike",
+            f"must be unset with {what} in this version: it requires equal slots",
         )
 
 
@@ -45,22 +47,23 @@ def check_elastic(spec: JobSpec) -> None:
     if least > most:
         raise wrong(
             "/elastic/min_workers",
-            f"is {least}, more than the {most} of resources.num_workers",
+            f"is {least}, more than resources.num_workers, which is {most}",
         )
     if spec.script is not None and spec.script.roles:
-        raise wrong("/elastic", "is not for roles, whose sizes are fixed")
+        raise wrong("/elastic", "can't be combined with roles, whose sizes are fixed")
     if spec.script is not None and spec.elastic.exact:
-        raise wrong("/elastic/exact", "is for recipes; of a script dray does not know the loss")
+        raise wrong("/elastic/exact", "is for recipes: dray does not know the loss of a script")
     if spec.resources.gpus_per_worker:
         raise wrong(
-            "/elastic", "needs gpus_per_worker 0: this version of dray resizes groups on CPU"
+            "/elastic",
+            "requires gpus_per_worker 0: this version of dray only resizes groups on CPU",
         )
     rule = spec.train.early_stopping
     if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
         raise wrong(
             "/train/early_stopping/metric",
-            "must be val/loss with elastic.exact: other metrics are added up in an order that "
-            "depends on the world size, so a run could stop elsewhere",
+            "must be val/loss with elastic.exact: other metrics are summed in an order that "
+            "depends on the world size, so training could stop at a different step",
         )
     if spec.parallel.data != "auto":
         raise wrong("/parallel/data", "must be auto: an elastic job has no fixed world size")
@@ -70,7 +73,7 @@ def check_profile(spec: JobSpec) -> None:
     if spec.profile is None:
         return
     if spec.script is not None:
-        raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
+        raise wrong("/profile", "is for recipes: a script calls torch.profiler itself")
     num_workers = spec.resources.num_workers
     if max(spec.profile.ranks) >= num_workers:
         message = f"must be below resources.num_workers, which is {num_workers}"
@@ -79,7 +82,7 @@ def check_profile(spec: JobSpec) -> None:
 
 def check_metrics(spec: JobSpec) -> None:
     if spec.metrics and spec.script is None:
-        raise wrong("/metrics", "is for scripts; a recipe reports its metrics itself")
+        raise wrong("/metrics", "is for scripts: a recipe reports its metrics itself")
     num_workers = spec.resources.num_workers
     for number, metric in enumerate(spec.metrics):
         if metric.rank != "all" and metric.rank >= num_workers:

@@ -1,4 +1,4 @@
-"""Checks of a whole document: batches, and options that need a certain model or optimizer."""
+"""Validation across parts: batches, and options that require a certain model or optimizer."""
 
 from __future__ import annotations
 
@@ -18,103 +18,121 @@ def check_batch(spec: JobSpec) -> None:
     if set(spec.parallel.auto) & set(INNER):
         return  # the planner may choose axes that do not divide the batch
     if isinstance(spec.sync, ParameterServer) and spec.sync.mode != "synchronous":
-        return  # a worker computes a whole batch
+        return  # each worker computes a complete batch
     sharing = spec.num_replicas * spec.parallel.shard
     size = spec.train.global_batch_size
     if size < sharing:
         raise wrong(
             "/train/global_batch_size",
-            f"is {size}, fewer than one sample for each of {sharing} workers: make it "
-            f"{sharing} or more, or take {size} workers or fewer",
+            f"is {size}, less than one sample for each of {sharing} workers: set it to {sharing} "
+            f"or more, or use {size} workers or fewer",
         )
 
 
 def check_noise(spec: JobSpec) -> None:
-    """Check that the job can measure the noise scale: the gradient of each rank is compared with
-    the mean gradient, and only data parallelism has both."""
+    """Check that the job can measure the noise scale. The measurement compares the gradient of each
+    rank with the mean gradient, and only data parallelism has both."""
     if not spec.train.measure_noise:
         return
     at = "/train/measure_noise"
     if spec.script is not None:
-        raise wrong(at, "is for recipes; a script measures its gradients itself")
+        raise wrong(at, "is for recipes: a script measures its gradients itself")
     if spec.resources.num_workers == 1:
-        raise wrong(at, "needs resources.num_workers 2 or more, whose gradients it compares")
+        raise wrong(
+            at,
+            "requires resources.num_workers 2 or more, because it compares the "
+            "gradients of workers",
+        )
     if spec.is_divided or spec.parallel.auto:
-        raise wrong(at, "is for data parallelism, where each worker has the whole model")
+        raise wrong(at, "is for data parallelism, where each worker has the complete model")
     if spec.is_exact or spec.parallel.balance != "even" or spec.sync is not None:
-        raise wrong(at, "is not for elastic.exact, sync and balance: auto in this version")
+        raise wrong(
+            at, "can't be combined with elastic.exact, sync or balance: auto in this version"
+        )
     if spec.train.precision == "fp16":
-        raise wrong(at, "needs train.precision fp32 or bf16: fp16 scales the gradients")
+        raise wrong(at, "requires train.precision fp32 or bf16: fp16 scales the gradients")
 
 
 def check_batch_range(spec: JobSpec) -> None:
-    """Check that the job can use a batch range: its group must be elastic, and measure the noise
-    scale by which the batch is chosen."""
+    """Check that the job can use a batch range. The group must be elastic, and must measure the
+    noise scale, on which the choice of the batch size depends."""
     if spec.train.batch_range is None:
         return
     (least, most), size = spec.train.batch_range, spec.train.global_batch_size
     at = "/train/batch_range"
     if spec.script is not None:
-        raise wrong(at, "is for recipes; a script makes its batches itself")
+        raise wrong(at, "is for recipes: a script creates its batches itself")
     if not least <= size <= most:
-        raise wrong(at, f"must hold train.global_batch_size, which is {size}")
+        raise wrong(at, f"must include train.global_batch_size, which is {size}")
     if size % least or most % least:
-        raise wrong(at, f"must have global_batch_size and its end as multiples of {least}")
+        raise wrong(
+            at,
+            "must start at a divisor of its end and of train.global_batch_size, and "
+            f"{least} is not one",
+        )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
-        raise wrong(at, f"must begin with {workers} or more, a sample for each worker")
+        raise wrong(at, f"must start at {workers} or more, one sample for each worker")
     if spec.elastic is None or not spec.elastic.by_speed:
-        raise wrong(at, "needs elastic with by_speed: the batch changes with the group's size")
+        raise wrong(
+            at,
+            "requires elastic with by_speed, because the batch size changes with the group's size",
+        )
     if not spec.train.measure_noise:
-        raise wrong(at, "needs train.measure_noise: the batch is chosen by the noise scale")
+        raise wrong(
+            at, "requires train.measure_noise, because the batch size is chosen by the noise scale"
+        )
     taken = {
         "train.ema": spec.train.ema is not None,
         "profile": spec.profile is not None,
         "checkpoint.every_steps: auto": spec.checkpoint.every_steps == "auto",
     }
     for name in [name for name, is_taken in taken.items() if is_taken]:
-        raise wrong(at, f"is not for {name}, which counts the optimizer's steps")
+        raise wrong(at, f"can't be combined with {name}, which counts optimizer steps")
 
 
 def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
     if spec.elastic is not None:
-        raise wrong("/elastic", "is for the models of dray, which every node has")
+        raise wrong("/elastic", "is for dray's own models, which every node has")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(
             "/parallel/zero",
-            "must be 1 for a model of your own, which is whole on every rank: dray does not "
-            "know its blocks",
+            "must be 1 for a model of your own, because dray does not know its blocks and can't "
+            "shard it",
         )
     if spec.init_from is not None:
-        raise wrong("/init_from", "is for the models of dray; load weights in your own class")
+        raise wrong("/init_from", "is for dray's own models: load the weights in your own class")
     if spec.recipe != "language_model":
         for name in ("context_length", "tokenizer"):
             if getattr(spec.model, name) is not None:
-                raise wrong(f"/model/{name}", "is for language_model")
+                raise wrong(f"/model/{name}", "is only for the recipe language_model")
 
 
 def check_blocks(spec: JobSpec) -> None:
     if spec.train.compile and spec.parallel.schedule == "zero_bubble":
         raise wrong(
             "/train/compile",
-            "must be false with the schedule zero_bubble, which goes backward through a block "
-            "twice",
+            "must be false with the schedule zero_bubble, which runs two backward passes through "
+            "each block",
         )
     if spec.train.compile and spec.parallel.tensor > 1:
         raise wrong(
             "/train/compile",
-            "must be false with parallel.tensor: torch loses track of which rank has what",
+            "must be false with parallel.tensor: torch.compile loses the placement of the tensors",
         )
     if spec.train.recompute == "none":
         return
     if not isinstance(spec.model, Gpt | ResNet | Unet):
-        raise wrong("/train/recompute", "is for models made of blocks: gpt, resnet, unet")
+        raise wrong(
+            "/train/recompute", "is for models that consist of blocks: gpt, resnet and unet"
+        )
     if spec.parallel.schedule == "zero_bubble":
         raise wrong(
             "/train/recompute",
-            "must be none with the schedule zero_bubble, which goes backward through a block twice",
+            "must be none with the schedule zero_bubble, which runs two backward passes through "
+            "each block",
         )
 
 
@@ -128,13 +146,13 @@ def check_optimizer_state(spec: JobSpec) -> None:
         return
     at = f"/train/optimizer/{name}"
     if optimizer.name == "adafactor":
-        raise wrong(at, "is for state as large as the weights: adafactor's is small")
+        raise wrong(at, "has no use with adafactor, whose state is small: leave it out")
     if optimizer.name == "sgd" and not optimizer.momentum:
-        raise wrong(at, "is for what an optimizer remembers: sgd without momentum has nothing")
+        raise wrong(at, "has no use with sgd without momentum, which has no state: leave it out")
     compression = spec.compression
     if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
-        raise wrong(at, "is for what an optimizer remembers: topk keeps the momentum itself")
+        raise wrong(at, "has no use with topk, which stores the momentum itself: leave it out")
     if spec.parallel.shard > 1 and spec.parallel.zero == 1:
-        raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
+        raise wrong(at, "requires parallel.zero 2 or 3: torch manages the state of ZeRO 1 itself")
     if optimizer.offload and not resources.gpus_per_worker:
-        raise wrong(at, "needs gpus_per_worker 1: on CPU the state is in this memory anyway")
+        raise wrong(at, "requires gpus_per_worker 1: on CPU, the state is in host memory anyway")

@@ -1,1 +1,1 @@
-"""`federated` in a job document: its fields, and the options that conflict with them."""
+"""`federated` in a job document: its fields, and conflicts between options."""

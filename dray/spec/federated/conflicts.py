@@ -1,4 +1,4 @@
-"""Options of `federated` that do not go together, each refused with the reason and the fix."""
+"""Conflicts between options of `federated`. Each error gives the reason and the fix."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from dray.spec.federated.document import Federated
 
 MAX_SECURE_CLIENTS = 500
-"""Most clients of a round with secure aggregation: each client has a mask for each other client."""
+"""Maximum number of clients in a round with secure aggregation. Each client has a mask for every
+other client."""
 MAX_NORM_IN_32_BITS = 100.0
-"""Largest `max_update_norm` of secure aggregation with 32 bits. The default of `max_update_norm`
-would leave few bits for updates of usual size."""
+"""Largest `max_update_norm` for secure aggregation with 32 bits. The default of `max_update_norm`
+would leave too few bits for updates of a typical size."""
 SIMULATED = ("partition", "dropout_rate", "stragglers", "attack")
 AT = "/federated"
 
@@ -23,15 +24,15 @@ AT = "/federated"
 def refuse(given: Federated) -> None:
     """Raise the error of `wrong` for the first conflict."""
     if given.silos is None:
-        refuse_set(given, AT, ("metrics",), "is for silos: leave it out")
+        refuse_set(given, AT, ("metrics",), "is only for silos: leave it out")
         if given.http is None:
-            refuse_set(given, AT, ("deadline_s",), "is for silos and http: leave it out")
+            refuse_set(given, AT, ("deadline_s",), "is only for silos and http: leave it out")
     else:
         _check_silos(given, given.silos)
     if given.clients_per_round > given.clients:
         raise wrong(
             "/federated/clients_per_round",
-            f"is {given.clients_per_round}, more than the {given.clients} of federated.clients",
+            f"is {given.clients_per_round}, more than federated.clients, which is {given.clients}",
         )
     _check_algorithm(given)
     _check_updates(given, given.aggregator)
@@ -42,8 +43,8 @@ def refuse(given: Federated) -> None:
         if given.algorithm == "scaffold":
             raise wrong(
                 "/federated/algorithm",
-                "must not be scaffold with http: its corrections need each client in every round "
-                "and on this server. Take fedprox",
+                "must not be scaffold with http: scaffold's corrections require every client in "
+                "every round. Use fedprox",
             )
     if given.secure_aggregation is not None:
         _check_secure_aggregation(given, given.secure_aggregation)
@@ -53,21 +54,24 @@ def _check_silos(given: Federated, silos: list[Silo]) -> None:
     names = [silo.name for silo in silos]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise wrong(f"/federated/silos/{number}/name", f"names {name!r} twice")
+            raise wrong(f"/federated/silos/{number}/name", f"is {name!r}, the name of another silo")
     for option in ("clients", "clients_per_round"):
         if getattr(given, option) != len(names):
             raise wrong(
                 f"/federated/{option}",
-                f"must be {len(names)}, the number of silos, which all take part: leave it out",
+                f"must be {len(names)}, the number of silos, because all silos participate: "
+                "leave it out",
             )
     _check_real_clients(given, "silos")
-    refuse_set(given, AT, ("http", "secure_aggregation"), "is not for silos, in this version")
+    refuse_set(
+        given, AT, ("http", "secure_aggregation"), "can't be combined with silos in this version"
+    )
 
 
 def _check_real_clients(given: Federated, place: str) -> None:
-    message = f"is for a simulation, and must be unset with {place}"
-    refuse_set(given, AT, SIMULATED, f"{message}: clients are real there")
-    message += ", in this version: its noise comes from the job's seed, which the clients know"
+    message = f"is only for simulations, and must be unset with {place}"
+    refuse_set(given, AT, SIMULATED, f"{message}, whose clients are real")
+    message += " in this version: the noise is derived from the job's seed, which the clients know"
     refuse_set(given, AT, ("privacy",), message)
 
 
@@ -89,7 +93,7 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
     if given.quorum is not None and given.quorum > chosen:
         raise wrong(
             "/federated/quorum",
-            f"is {given.quorum}, more than the {chosen} of federated.clients_per_round: no "
+            f"is {given.quorum}, more than federated.clients_per_round, which is {chosen}: no "
             "round could count",
         )
     takes_nearest = aggregator.name == "krum"
@@ -97,19 +101,19 @@ def _check_updates(given: Federated, aggregator: Aggregator) -> None:
         option = "malicious" if takes_nearest else "trim"
         raise wrong(
             f"/federated/aggregator/{option}",
-            f"is {getattr(aggregator, option):g}: {aggregator.name} needs "
-            f"{aggregator.least_updates} clients in each round for that, and "
-            f"clients_per_round is {chosen}",
+            f"is {getattr(aggregator, option):g}, for which {aggregator.name} needs "
+            f"{aggregator.least_updates} clients in each round, but clients_per_round is {chosen}",
         )
     if takes_nearest and aggregator.keep > (most := chosen - aggregator.malicious):
         raise wrong(
             "/federated/aggregator/keep",
-            f"must be {most} or less: clients_per_round without the malicious ones",
+            f"must be {most} or less, which is clients_per_round without the malicious clients",
         )
     if given.algorithm == "scaffold" and aggregator.name != "mean":
         raise wrong(
             "/federated/aggregator/name",
-            "must be mean with scaffold, whose corrections a malicious client poisons as well",
+            "must be mean with scaffold: a malicious client can also poison scaffold's "
+            "corrections, which other aggregators don't protect",
         )
 
 
@@ -117,23 +121,30 @@ def _check_privacy(given: Federated, privacy: Privacy) -> None:
     if given.algorithm == "scaffold":
         raise wrong(
             "/federated/privacy",
-            "is not for scaffold: its corrections would reveal each client. Take fedavg",
+            "can't be combined with scaffold, whose corrections would reveal each client. Use "
+            "fedavg",
         )
     if given.aggregator.name != "mean":
-        raise wrong("/federated/aggregator/name", "must be mean with privacy, which clips")
-    message = "must be unset with privacy: a round that does not count would reveal who took part"
+        raise wrong(
+            "/federated/aggregator/name", "must be mean with privacy, which clips the updates"
+        )
+    message = (
+        "must be unset with privacy: a round that does not count would reveal which "
+        "clients participated"
+    )
     refuse_set(given, AT, ("quorum",), message)
     if privacy.delta >= 1 / given.clients:
         raise wrong(
             "/federated/privacy/delta",
-            f"must be below {1 / given.clients:g}, one over federated.clients: with more, a "
-            "client's data may be published",
+            f"must be below {1 / given.clients:g}, which is 1 / federated.clients: a larger "
+            "delta would permit publishing the data of a client",
         )
     if privacy.adaptive is not None and privacy.noise_multiplier >= 2 * given.count_noise:
         raise wrong(
             "/federated/privacy/noise_multiplier",
-            f"must be below {2 * given.count_noise:g} with adaptive, where the count of clipped "
-            "updates needs a part of it: take more clients_per_round, or leave adaptive out",
+            f"must be below {2 * given.count_noise:g} with adaptive, because the count of "
+            "clipped updates uses a part of it: increase clients_per_round, or leave adaptive "
+            "out",
         )
 
 
@@ -141,35 +152,36 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.aggregator.name != "mean":
         raise wrong(
             "/federated/aggregator/name",
-            f"must be mean with secure_aggregation: {given.aggregator.name} needs each update "
-            "by itself, and the server has their sum alone",
+            f"must be mean with secure_aggregation: {given.aggregator.name} needs each update, "
+            "and the server has only their sum",
         )
     if given.algorithm == "scaffold":
         raise wrong(
             "/federated/algorithm",
-            "must not be scaffold with secure_aggregation: the control variates of each "
-            "client, which reveal its updates, are in the job's checkpoints. Take fedavg",
+            "must not be scaffold with secure_aggregation: the job's checkpoints contain the "
+            "control variates of each client, which reveal its updates. Use fedavg",
         )
-    message = "a client checks its own update there, and one that attacks would not"
+    message = "clients check their own updates, and an attacking client would skip the check"
     refuse_set(given, AT, ("attack",), f"must be unset with secure_aggregation: {message}")
     chosen = given.clients_per_round
     if not LEAST_CLIENTS <= chosen <= MAX_SECURE_CLIENTS:
         raise wrong(
             "/federated/clients_per_round",
-            f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: with "
-            "fewer clients there are too few to hide among, and each has a mask for each other",
+            f"must be {LEAST_CLIENTS} to {MAX_SECURE_CLIENTS} with secure_aggregation: fewer "
+            "clients can't hide an update, and each client has a mask for every other client",
         )
     if secure.bits == 32 and given.max_update_norm > MAX_NORM_IN_32_BITS:
         raise wrong(
             "/federated/max_update_norm",
             f"must be {MAX_NORM_IN_32_BITS:g} or less with secure_aggregation.bits of 32, "
-            "which round more with a larger one: give one near the norm of your updates",
+            "because a larger norm causes more rounding: set it close to the norm of your "
+            "updates",
         )
     least = least_clients(secure.threshold, chosen)
     if given.expected_updates < least:
         raise wrong(
             "/federated/secure_aggregation/threshold",
-            f"is {secure.threshold:g}: {least} of {chosen} clients must stay to the end of a "
-            f"round, and by dropout_rate and stragglers {given.expected_updates:g} will. Take "
+            f"is {secure.threshold:g}: {least} of {chosen} clients must stay until a round ends, "
+            f"but dropout_rate and stragglers leave {given.expected_updates:g} on average. Use "
             "more clients_per_round or a lower threshold",
         )

@@ -1,4 +1,4 @@
-"""Checks of a whole job document that has `federated`: other options must fit it."""
+"""Validation across parts: the options that can be combined with `federated`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dray.spec import JobSpec
 
 HTTP_RECIPES = ("image_classification", "tabular_classification", "tabular_regression")
-"""Recipes whose clients may be outside of the cluster."""
+"""Recipes that support clients outside the cluster."""
 INSTEAD: dict[str, str] = {
     "epochs": "federated.rounds and local_epochs",
     "max_steps": "federated.rounds",
@@ -24,11 +24,11 @@ INSTEAD: dict[str, str] = {
     "micro_batch_size": "federated.batch_size",
     "eval_every_epochs": "federated.evaluate_every",
 }
-"""Options of `train` that a federated job does not use -> the options to use instead."""
+"""Options of `train` that federated jobs don't use -> the options to use instead."""
 
 
 def with_num_workers(document: Any) -> Any:
-    """Return a job document in which `resources.num_workers`, if unset, follows from the silos."""
+    """Return the job document with `resources.num_workers`, if unset, derived from the silos."""
     if not isinstance(document, Mapping):
         return document
     federated, resources = document.get("federated"), document.get("resources", {})
@@ -40,12 +40,12 @@ def with_num_workers(document: Any) -> Any:
 
 def check(document: JobSpec) -> None:
     """Raise the error of `wrong` for the first option that conflicts with `federated`, or has no
-    meaning with it."""
+    effect with it."""
     federated = document.federated
     if federated is None:
         return
     if document.script is not None:
-        raise wrong("/federated", "is for recipes; a script trains its clients itself")
+        raise wrong("/federated", "is for recipes: a script trains its clients itself")
     _check_group(document)
     if federated.silos is not None:
         _check_silos(document, len(federated.silos))
@@ -54,81 +54,86 @@ def check(document: JobSpec) -> None:
     elif (num_workers := document.resources.num_workers) > federated.clients_per_round:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}: with more workers than the {federated.clients_per_round} clients "
-            "of a round, some have nothing to do",
+            f"is {num_workers}, more than federated.clients_per_round, which is "
+            f"{federated.clients_per_round}: some workers would be idle",
         )
     _check_train(document.train, federated)
     assert document.recipe is not None
     if federated.partition.by != "iid" and not RECIPES[document.recipe].classifies:
         raise wrong(
             "/federated/partition/by",
-            f"must be iid for {document.recipe}, whose samples are of no class",
+            f"must be iid for {document.recipe}, whose samples have no classes",
         )
 
 
 def _check_group(document: JobSpec) -> None:
     for name, reason in {
         "sync": "with federated: clients send updates, not gradients",
-        "parallel": "with federated, where each rank has the whole model",
-        "profile": "with federated, in this version",
+        "parallel": "with federated, where each rank has the complete model",
+        "profile": "with federated in this version",
     }.items():
         refuse_set(document, "", (name,), f"must be unset {reason}")
     if document.data.loader_workers:
-        raise wrong("/data/loader_workers", "must be 0 with federated, in this version")
+        raise wrong("/data/loader_workers", "must be 0 with federated in this version")
 
 
 def _check_silos(document: JobSpec, num_silos: int) -> None:
-    """Refuse options that silos don't support, and options that would run a user's code in a
+    """Reject options that silos don't support, and options that would run a user's code in a
     silo."""
     resources, chosen = document.resources, "with federated.silos"
     if resources.num_workers != num_silos + 1:
         raise wrong(
             "/resources/num_workers",
-            f"must be {num_silos + 1}, one for each silo and one that aggregates: leave it out",
+            f"must be {num_silos + 1}, one for each silo and one that aggregates the updates: "
+            "leave it out",
         )
     if resources.gpus_per_worker:
         raise wrong(
             "/resources/gpus_per_worker",
-            f"must be 0 {chosen}, in this version: a group on GPUs does not recover in place",
+            f"must be 0 {chosen} in this version: a group on GPUs can't recover in place",
         )
-    message = f"must be unset {chosen}, whose nodes are given"
+    message = f"must be unset {chosen}, which determine the nodes"
     refuse_set(resources, "/resources", ("required_topology",), message)
     if isinstance(document.model, Imported):
-        raise wrong("/model", f"must be one of dray's {chosen}: no code of yours runs in a silo")
+        raise wrong(
+            "/model", f"must be one of dray's own models {chosen}: silos don't run users' code"
+        )
     for names, reason in {
-        ("elastic",): ": each silo has its node. Give a quorum",
-        ("environment",): ": no code and no variables of yours go there",
+        ("elastic",): ": each silo has its own node. Give a quorum instead",
+        ("environment",): ": silos don't accept users' code or variables",
         ("array", "sweep"): ", in this version",
     }.items():
         refuse_set(document, "", names, f"must be unset {chosen}{reason}")
 
 
 def _check_outside(document: JobSpec) -> None:
-    """Refuse options that clients outside of the cluster don't support, or that would run a user's
-    code there."""
+    """Reject options that clients outside the cluster don't support, or that would run a user's
+    code on a client."""
     if (num_workers := document.resources.num_workers) != 1:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}, and must be 1 with federated.http: the only rank aggregates",
+            f"is {num_workers}, but must be 1 with federated.http, whose only rank aggregates "
+            "the updates",
         )
-    message = "must be unset with federated.http, whose only rank aggregates"
+    message = "must be unset with federated.http, whose only rank aggregates the updates"
     refuse_set(document, "", ("elastic",), message)
     if document.recipe not in HTTP_RECIPES:
         known = " and ".join(HTTP_RECIPES)
-        message = f"is {document.recipe}: federated.http takes {known}, in this version"
+        message = f"is {document.recipe}, but federated.http supports only {known} in this version"
         raise wrong("/recipe", message)
     if isinstance(document.model, Imported):
         raise wrong(
-            "/model/name", "must not be imported with federated.http: clients run no code of a job"
+            "/model/name",
+            "must not be imported with federated.http: clients don't run a job's code",
         )
 
 
 def _check_train(train: Train, federated: Federated) -> None:
     for name in INSTEAD:
-        message = f"must be unset with federated: give {INSTEAD[name]}"
+        message = f"must be unset with federated: use {INSTEAD[name]} instead"
         refuse_set(train, "/train", (name,), message)
     unsupported = ("lr_scaling", "recompute", "compile", "measure_noise")
-    refuse_set(train, "/train", unsupported, "must be unset with federated, in this version")
+    refuse_set(train, "/train", unsupported, "must be unset with federated in this version")
     if train.precision == "fp16":
         raise wrong("/train/precision", "must be fp32 or bf16 with federated")
     message = "must be unset with federated: clients keep no optimizer state between rounds"
@@ -137,5 +142,5 @@ def _check_train(train: Train, federated: Federated) -> None:
     if federated.algorithm == "scaffold" and not plain:
         raise wrong(
             "/train/optimizer/name",
-            "must be sgd without momentum with scaffold, whose corrections are made for it",
+            "must be sgd without momentum with scaffold, whose corrections assume plain sgd",
         )

@@ -1,4 +1,4 @@
-"""Code that nodes fetch themselves, and the field that names it or uploaded code."""
+"""The type of `script.code`: uploaded code, or remote code that nodes fetch themselves."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from pydantic import (
 from dray.spec.fields import CodeId, Document, PlainText, Sha256, wrong
 from dray.spec.training.data import SourceUrl
 
-# curl and Python must parse the same host: Python checks it, and curl connects to it.
+# curl and Python must parse the same host, since Python checks it and curl connects to it.
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 
 
 def _of_the_web(value: Any) -> Any:
     if isinstance(value, str) and re.match("https?://", value) is None:
-        raise ValueError("must begin with https://")
+        raise ValueError("must start with https://")
     return value
 
 
 def _repository(value: str) -> str:
     url = urlsplit(value)
     if url.query or url.fragment:
-        raise ValueError("must not have a query or a fragment: a repository has none")
+        raise ValueError("must not have a query or a fragment")
     if _HOST.fullmatch(url.hostname or "") is None:
-        raise ValueError("must name its host in plain letters, digits, dots and hyphens")
+        raise ValueError("must have a host name of ASCII letters, digits, dots and hyphens")
     return value
 
 
 def _whole_commit(value: str) -> str:
     if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", value) is None:
         raise ValueError(
-            "must be the whole hash of a commit, 40 or 64 hexadecimal digits: a branch or a tag "
-            "may move, and `git rev-parse main` prints what it is now"
+            "must be the full hash of a commit, 40 or 64 hexadecimal digits, because branches and "
+            "tags can move; `git rev-parse main` prints the current hash of main"
         )
     return value
 
 
 class RemoteCode(Document):
-    """Code that each node fetches itself: a commit of a git repository, or a tar archive."""
+    """Code that each node fetches itself: a commit of a Git repository, or a tar archive."""
 
     git: Annotated[SourceUrl, BeforeValidator(_of_the_web), AfterValidator(_repository)] | None = (
         None
     )
-    """`https://` address of a repository, from which `commit` is fetched. Submodules and git LFS
-    files are left out."""
+    """`https://` URL of the repository from which `commit` is fetched. Submodules and Git LFS files
+    are not fetched."""
     commit: Annotated[PlainText, AfterValidator(_whole_commit)] | None = None
-    """Whole hash of the commit, so that every attempt runs the same files."""
+    """Full hash of the commit, so that every attempt runs the same files."""
     url: Annotated[SourceUrl, BeforeValidator(_of_the_web)] | None = None
-    """Address of a tar archive, which may be compressed by gzip, bzip2 or xz."""
+    """URL of a tar archive, optionally compressed with gzip, bzip2 or xz."""
     sha256: Sha256 | None = None
     """SHA-256 of the archive."""
     credentials: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
     ) = None
-    """Name of a file with credentials that the cluster's operator put on the nodes, as in
+    """Name of a file with credentials that the cluster's operator has put on the nodes, as for
     `data.credentials`."""
 
     @property
@@ -73,12 +73,12 @@ class RemoteCode(Document):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.git is None) == (self.url is None):
-            raise wrong("/script/code", "needs git and commit, or url and sha256")
+            raise wrong("/script/code", "requires either git and commit, or url and sha256")
         wanted, foreign = ("commit", "sha256") if self.git else ("sha256", "commit")
         if getattr(self, wanted) is None:
-            raise wrong(f"/script/code/{wanted}", "is missing: it selects the files to run")
+            raise wrong(f"/script/code/{wanted}", "is missing: it identifies the files to run")
         if getattr(self, foreign) is not None:
-            raise wrong(f"/script/code/{foreign}", f"does not go with {wanted}")
+            raise wrong(f"/script/code/{foreign}", f"can't be combined with {wanted}")
         return self
 
 

@@ -1,4 +1,4 @@
-"""The part of a job document that defines the packages and environment variables of its ranks."""
+"""The part of a job document that defines the packages and environment variables of the ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from dray.spec.fields import Document, wrong
 
 MAX_TEXT: Final = 256 << 10
-"""Most characters of the requirements, and most bytes of all variables together."""
+"""Maximum number of characters in the requirements, and of bytes in all variables together."""
 MAX_VARIABLE_BYTES: Final = (128 << 10) - 2
-"""Most bytes of a variable's name and value in UTF-8. Linux starts no program with a longer
-variable; the `=` and a final NUL count as well."""
+"""Maximum number of bytes in a variable's name and value in UTF-8. Linux can't start a program with
+a longer variable; the `=` and the terminating NUL also count."""
 OWN_VARIABLES: Final = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -25,12 +25,12 @@ OWN_VARIABLES: Final = frozenset(
         *("DMLC_NUM_SERVER", "DMLC_NUM_WORKER"),
     }
 )
-"""Variables that dray sets for ranks, besides variables that begin with one of OWN_PREFIXES."""
+"""Variables that dray sets for ranks, in addition to variables with one of the OWN_PREFIXES."""
 OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
 _READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
 _HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-"""Variables read at start that a document may still set: ranks behave so anyway, or only child
-processes read them."""
+"""Variables that are read when an interpreter starts, but that a document can still set: ranks
+already behave this way, or the variable only matters for child processes."""
 _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
     *("-e", "--editable"),
@@ -44,14 +44,14 @@ _NAMED: Final = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\]\s*)?"
     r"(@\s*(?P<source>\S.*)|[<>=!~(;].*|--hash.*|)"
 )
-"""A requirement by name, as in PEP 508, with an address, versions, or neither."""
+"""A named requirement (PEP 508) with a URL, versions, or neither."""
 _ARCHIVES: Final = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz", ".lzma")
 _URL: Final = re.compile(r"(?<![a-z+])[a-z+]+://\S+", re.IGNORECASE)
 _WEB: Final = re.compile(r"(git\+)?https?://[^\s/\\?#@]+([/?#\s]|$)", re.IGNORECASE)
 
 
 def is_read_at_start(name: str) -> bool:
-    """Whether a process reads a variable only before its first line of Python."""
+    """Whether a process reads the variable only before it runs any Python code."""
     return name.startswith(_READ_AT_START) and name not in _HAVE_EFFECT
 
 
@@ -74,12 +74,14 @@ def _no_nul(value: str) -> str:
 
 
 def _travels(text: str) -> str:
-    """Refuse lines of requirements that name a file, or would reveal a variable of the node. Return
-    the text without the byte order mark that some editors put at the start of a file."""
+    """Refuse requirements that name a file or would reveal an environment variable of the node.
+    Return the text without a leading byte order mark, which some editors add."""
     text = text.removeprefix("\ufeff")
     for line in _joined(text):
         if "${" in line:
-            raise ValueError("a requirement has ${...}, and no variable is filled in on the nodes")
+            raise ValueError(
+                "a requirement contains ${...}, but variables are not expanded on the nodes"
+            )
         for url in _URL.findall(line):
             _without_password(url)
         if line.startswith("-"):
@@ -90,8 +92,7 @@ def _travels(text: str) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    """Return the lines that are not empty, without comments; lines joined by a backslash are
-    one."""
+    """Return the non-empty lines without comments, with continuation lines joined."""
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
     whole = "\n".join(lines).replace("\\\n", " ")
     return [line.strip() for line in whole.splitlines() if line.strip()]
@@ -101,12 +102,12 @@ def _check_option(line: str) -> None:
     word, value = re.match(r"(--[^\s=]{0,200}|-.?)[\s=]*(.*)", line).groups()  # type: ignore[union-attr]
     if word in _FILE_OPTIONS:
         raise ValueError(
-            f"{word} names a file, and no files come along with requirements: write its lines here"
+            f"{word} names a file, but files are not sent along with requirements: insert its lines"
         )
     if word in _URL_OPTIONS:
         _check_source(value, word)
     elif word not in _OTHER_OPTIONS:
-        raise ValueError(f"{word} is no option that the requirements of a job may have")
+        raise ValueError(f"the option {word} is not allowed in the requirements of a job")
 
 
 def _check_requirement(line: str) -> None:
@@ -116,16 +117,16 @@ def _check_requirement(line: str) -> None:
     elif named["source"] is not None or named["name"].lower().endswith(_ARCHIVES):
         _check_source(named["source"] or "", shown)
     elif _URL.search(line):
-        raise ValueError(f"{shown} has an address that does not follow an @")
+        raise ValueError(f"{shown} has a URL that does not follow an @")
 
 
 def _check_source(source: str, shown: str) -> None:
-    """Raise ValueError unless the source is an index or an https:// address. shown: the name of the
-    source in the message, since the source itself may hold a password."""
+    """Raise ValueError unless the source is an index or an https:// URL. The message names it as
+    `shown`, because the source itself might contain a password."""
     if not _WEB.match(source):
         raise ValueError(
-            f"{shown} must come from an index or an https:// address: nodes read no path of "
-            "requirements, and a package of your machine is uploaded with the code"
+            f"{shown} must come from an index or an https:// URL: nodes can't read local paths, so "
+            "upload a package from your machine as part of the code"
         )
 
 
@@ -140,8 +141,8 @@ def _has_name(url: str) -> bool:
 def _without_password(url: str) -> str:
     if _has_name(url):
         raise ValueError(
-            "a URL must hold no name, password or token: they belong into the file of a secret, "
-            "which environment.index names"
+            "a URL must not contain a name, password or token: put them into a secret, and name it "
+            "in environment.index"
         )
     return url
 
@@ -170,41 +171,41 @@ class PackageIndex(Document):
         StringConstraints(max_length=2048, pattern=r"^https?://[^\s#{}]+$"),
         AfterValidator(_without_password),
     ]
-    """URL of the index, as for `pip install --index-url`."""
+    """URL of the index, as in `pip install --index-url`."""
     secret: VariableName | None = None
-    """Secret with its credentials, in the form `NAME:PASSWORD` or only a token."""
+    """Name of the secret with the credentials, in the form `NAME:PASSWORD` or as a single token."""
 
 
 class Environment(Document):
-    """Packages and environment variables of the ranks. Packages are installed once on each node, in
-    addition to the node's own packages, while the job waits and holds no slot."""
+    """Packages and environment variables of the ranks. Packages are installed once per node, in
+    addition to the node's own packages, while the job is waiting and holds no slots."""
 
     python_packages: Annotated[list[PackageSpec], Field(max_length=1000)] = []
-    """Requirements as for `pip install`, such as `transformers>=4.50`."""
+    """Requirements as in `pip install`, such as `transformers>=4.50`."""
     requirements: (
         Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_travels)] | None
     ) = None
-    """Text of a requirements file, instead of `python_packages`; `dray submit --requirements FILE`
-    fills it in."""
+    """Contents of a requirements file, instead of `python_packages`; `dray submit --requirements
+    FILE` fills it in."""
     index: PackageIndex | None = None
-    """Index of private packages."""
+    """Index for private packages."""
     setup: Annotated[list[ShellCommand], Field(max_length=100)] = []
-    """Shell commands that are run once on each node after the packages are installed, in the
-    folder of the installed packages."""
+    """Shell commands that run once on each node after the packages are installed, in the folder of
+    the installed packages."""
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=1000)] = {}
-    """Environment variables of every rank."""
+    """Environment variables for every rank."""
     secrets: Annotated[list[VariableName], Field(max_length=100)] = []
-    """Names of files in the nodes' folder of secrets (`DRAY_SECRETS_DIR`). Ranks get the content of
-    each as the environment variable of that name."""
+    """Names of files in the nodes' secrets folder (`DRAY_SECRETS_DIR`). Ranks get the content of
+    each file in the environment variable with the same name."""
 
     @property
     def is_built(self) -> bool:
-        """Whether nodes have to install packages or run a command for the environment."""
+        """Whether nodes have to install packages or run commands for the environment."""
         return bool(self.python_packages or (self.requirements or "").strip() or self.setup)
 
     @property
     def addresses(self) -> list[tuple[str, str]]:
-        """(JSON pointer of its field, URL) for each URL that packages come from."""
+        """Each URL from which packages are installed, as (JSON pointer of its field, URL)."""
         texts = {
             f"/environment/python_packages/{number}": package
             for number, package in enumerate(self.python_packages)
@@ -224,7 +225,8 @@ class Environment(Document):
     def _fields_agree(self) -> Self:
         if self.python_packages and self.requirements is not None:
             raise wrong(
-                "/environment/requirements", "is instead of python_packages: give one of the two"
+                "/environment/requirements",
+                "can't be combined with python_packages: use only one of them",
             )
         total = 0
         for name, value in self.env.items():
@@ -232,25 +234,25 @@ class Environment(Document):
             if size > MAX_VARIABLE_BYTES:
                 raise wrong(
                     f"/environment/env/{name}",
-                    f"has {size} bytes with its name, and a program is started with "
-                    f"{MAX_VARIABLE_BYTES} at most: put the text into a file of the code",
+                    f"has {size} bytes including its name, but Linux allows at most "
+                    f"{MAX_VARIABLE_BYTES}: put the text into a file of the code",
                 )
             total += size
         if total > MAX_TEXT:
-            raise wrong("/environment/env", f"has more than {MAX_TEXT} bytes together")
+            raise wrong("/environment/env", f"has more than {MAX_TEXT} bytes in total")
         both = sorted(set(self.env) & set(self.secrets))
         if both:
-            raise wrong("/environment/secrets", f"has {both[0]}, which env sets as well")
+            raise wrong("/environment/secrets", f"contains {both[0]}, which env sets too")
         return self
 
 
 def check_recipe(environment: Environment) -> None:
-    """Raise ValueError, with the field, for variables that are set too late for the ranks of a
+    """Raise ValueError, with the field, for variables that would be set too late for the ranks of a
     recipe."""
     for name in environment.env:
         if is_read_at_start(name):
             raise wrong(
                 f"/environment/env/{name}",
-                "is read when an interpreter starts, and the ranks of a recipe are forked from one "
-                "that runs: set it on the nodes (DRAY_RANK_ENV)",
+                "is read when an interpreter starts, but the ranks of a recipe are forked from a "
+                "running one: set it on the nodes (DRAY_RANK_ENV)",
             )

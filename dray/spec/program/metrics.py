@@ -1,4 +1,4 @@
-"""Metrics that dray takes from the output of a script and from the files of its loggers."""
+"""Metrics that dray reads from the output of a script and from the files of its loggers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def _checked_pattern(pattern: str) -> str:
         try:
             groups = re.compile(pattern).groups
         except (re.error, OverflowError, RecursionError):
-            return pattern  # RE2's syntax differs a little: the server decides
+            return pattern  # RE2's syntax differs slightly, so the server decides
     if groups != 1:
         raise ValueError(
-            f"must have one group in parentheses, around the number, and has {groups}; a group "
-            "that only holds something together is written (?:...)"
+            f"must have exactly one capturing group, around the number, but has {groups}; use "
+            "(?:...) for other groups"
         )
     return pattern
 
@@ -39,7 +39,7 @@ Pattern = Annotated[
 
 def _checked_key(key: str) -> str:
     if not key.isprintable():
-        raise ValueError("must be printable: no control characters")
+        raise ValueError("must not contain control characters or other unprintable characters")
     return key
 
 
@@ -49,29 +49,31 @@ MetricKey = Annotated[
 
 
 class Metric(Document):
-    """A metric that a script prints (`name` and `pattern`), or a logger whose metrics are read
+    """A metric that a script prints (`name` and `pattern`), or a logger from which metrics are read
     (`source`)."""
 
     name: MetricKey | None = None
-    """Key of the metric, such as `train/loss`."""
+    """Name of the metric, such as `train/loss`."""
     pattern: Pattern | None = None
-    """Regular expression (RE2) that is searched in each line of the output; its one group matches
-    the number."""
+    """Regular expression (RE2) that is searched for in each line of the output. Its only group
+    matches the value."""
     step: Pattern | None = None
-    """Regular expression whose one group matches the step, in the same line or an earlier line;
+    """Regular expression whose only group matches the step, in the same line or an earlier one. If
     unset, the values are numbered from 1."""
     source: Source | None = None
-    """Logger whose metrics are read: `tensorboard` and `csv` are files in the job's directory,
-    `transformers` is the output of its Trainer. If no entry has a source, `tensorboard` and `csv`
-    are read; `none` reads neither."""
+    """Logger from which metrics are read: `tensorboard` and `csv` read files in the job's
+    directory, `transformers` reads the output of its Trainer. If no entry has a source,
+    `tensorboard` and `csv` are read; `none` disables both."""
     rank: Annotated[Int, Field(ge=0, lt=MAX_WORKERS)] | Literal["all"] = 0
-    """Rank whose output, or whose node's files, are read."""
+    """Rank whose output is read, or whose node's files are read."""
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:
         if self.source is not None:
             if self.name is not None or self.pattern is not None or self.step is not None:
-                raise ValueError("has a source, which brings its own names: give that alone")
+                raise ValueError(
+                    "has a source, which defines its own names: omit name, pattern and step"
+                )
         elif self.name is None or self.pattern is None:
-            raise ValueError("needs a name and a pattern, or a source")
+            raise ValueError("requires a name and a pattern, or a source")
         return self

@@ -24,25 +24,25 @@ CONTEXT_LENGTH: Final = 128
 
 
 class Cnn(Document):
-    """Three 3x3 convolutions and a linear layer, for small images."""
+    """Three 3x3 convolutions followed by a linear layer, for small images."""
 
     name: Literal["cnn"] = "cnn"
-    """Chooses this model."""
+    """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=4096)] = 32
     """Channels of the first convolution."""
     dropout: Dropout = 0.0
-    """Share of activations that training leaves out at random."""
+    """Fraction of activations that are randomly set to zero in training."""
 
 
 class ResNet(Document):
-    """The residual network for small images of He et al. 2015 (arXiv:1512.03385), section 4.2."""
+    """The residual network for small images from He et al. 2015 (arXiv:1512.03385), section 4.2."""
 
     name: Literal["resnet"] = "resnet"
-    """Chooses this model."""
+    """Selects this model."""
     depth: Literal[8, 14, 20, 32, 44, 56] = 20
-    """Layers: 6 n + 2, for n blocks in each of the three stages."""
+    """Number of layers: 6 n + 2, with n blocks in each of the three stages."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
-    """Channels of the first stage; each stage doubles them."""
+    """Channels of the first stage; each further stage doubles them."""
 
     @property
     def num_blocks(self) -> int:
@@ -50,38 +50,39 @@ class ResNet(Document):
 
 
 class Mlp(Document):
-    """A perceptron of equal hidden layers, for small images and for tables."""
+    """A perceptron with hidden layers of equal width, for small images and tables."""
 
     name: Literal["mlp"] = "mlp"
-    """Chooses this model."""
+    """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=16384)] = 32
-    """Units of a hidden layer."""
+    """Number of units per hidden layer."""
     num_layers: Annotated[Int, Field(ge=1, le=64)] = 2
-    """Layers, one after the other."""
+    """Number of layers."""
     dropout: Dropout = 0.0
-    """Share of activations that training leaves out at random."""
+    """Fraction of activations that are randomly set to zero in training."""
     embedding_dim: Annotated[Int, Field(ge=1, le=1024)] | None = None
-    """Size of the vector learned for each category of a table; by default it grows with the
-    number of categories, up to 50."""
+    """Size of the embedding vector of each category in a table; by default it grows with the number
+    of categories, up to 50."""
 
 
 class Gpt(Document):
     """A decoder-only transformer that predicts the next token."""
 
     name: Literal["gpt"] = "gpt"
-    """Chooses this model."""
+    """Selects this model."""
     num_layers: Annotated[Int, Field(ge=1, le=256)] = 4
-    """Layers, one after the other."""
+    """Number of layers."""
     num_heads: Annotated[Int, Field(ge=1, le=256)] = 4
-    """Heads of each attention."""
+    """Number of attention heads per layer."""
     width: Annotated[Int, Field(ge=1, le=65536)] = 128
-    """Size of a token's vector; a multiple of twice `num_heads`."""
+    """Size of a token's embedding vector; must be a multiple of twice `num_heads`."""
     context_length: ContextLength = CONTEXT_LENGTH
-    """Tokens of a sample, which is also the context of a prediction."""
+    """Number of tokens per sample, which is also the context length for predictions."""
     dropout: Dropout = 0.0
-    """Share of activations that training leaves out at random."""
+    """Fraction of activations that are randomly set to zero in training."""
     tokenizer: SourceUrl | None = None
-    """A `tokenizer.json` of the Hugging Face tokenizers library; without one a token is a byte."""
+    """URL of a `tokenizer.json` of the Hugging Face tokenizers library; if unset, each byte is a
+    token."""
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Self:
@@ -93,21 +94,23 @@ class Gpt(Document):
 
 
 class Unet(Document):
-    """The U-Net of Ronneberger et al. 2015 (arXiv:1505.04597), for masks as large as the images."""
+    """The U-Net of Ronneberger et al. 2015 (arXiv:1505.04597), for masks of the same size as the
+    images."""
 
     name: Literal["unet"] = "unet"
-    """Chooses this model."""
+    """Selects this model."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 32
-    """Channels of the first level; each level below doubles them."""
+    """Channels of the first level; each lower level doubles them."""
     depth: Annotated[Int, Field(ge=1, le=8)] = 4
-    """Number of times the image is halved; its sides need at least 2**(depth + 1) pixels."""
+    """Number of times the image size is halved. The sides of an image must have at least 2**(depth
+    + 1) pixels."""
     dropout: Dropout = 0.0
-    """Share of activations that training leaves out at random, on the lowest level."""
+    """Fraction of activations on the lowest level that are randomly set to zero in training."""
 
     @property
     def least_side(self) -> int:
-        """Least height and width of an image in pixels, so that the lowest level has more than one
-        pixel: a single pixel can't be normalised."""
+        """Minimum height and width of an image in pixels. The lowest level must have more than one
+        pixel, because a single pixel can't be normalised."""
         return int(2 ** (self.depth + 1))
 
 
@@ -122,21 +125,21 @@ ImportPath = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_
 
 
 class Imported(Document):
-    """A model of the user's own: a class, or a function, that returns a `torch.nn.Module`."""
+    """The user's own model: a `torch.nn.Module` class, or a function that returns a module."""
 
     name: Literal["imported"] = "imported"
-    """Chooses this model; the field `import` alone also does."""
+    """Selects this model. Can be omitted if `import` is set."""
     target: ImportPath = Field(alias="import")
     """Module and name, such as `my_package.net:Net`."""
     args: Annotated[dict[str, JsonValue], Field(max_length=256)] = {}
-    """Keyword arguments of the call that makes the model."""
+    """Keyword arguments for the class or function."""
     code: CodeId | None = None
-    """Id of the uploaded code with the module, as returned by `dray submit --code` and `POST
-    /v1/code`. Unset, the module must be installed on the nodes."""
+    """Id of the uploaded code that contains the module, as returned by `POST /v1/code`; `dray
+    submit --code` fills it in. If unset, the module must be installed on the nodes."""
     context_length: ContextLength | None = None
-    """Tokens of a sample of `language_model`; unset, 128."""
+    """Number of tokens per sample, for `language_model`; 128 if unset."""
     tokenizer: SourceUrl | None = None
-    """The tokenizer of `language_model`, as for `gpt`."""
+    """The tokenizer for `language_model`, as for `gpt`."""
 
     @property
     def module(self) -> str:
@@ -148,7 +151,7 @@ class Imported(Document):
 
     @model_serializer(mode="wrap")
     def _as_written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `target` as `import`, its name in documents, which is a keyword of Python."""
+        """Write `target` as `import`, its name in documents, which is a Python keyword."""
         return {
             "import" if name == "target" else name: value for name, value in serialise(self).items()
         }

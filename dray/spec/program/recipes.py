@@ -1,4 +1,4 @@
-"""The models, formats and metrics of each recipe; all others are refused."""
+"""The models, data formats and metrics that each recipe supports."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
         "image_size": ("images",),
     }
 )
-"""Options of `data` that only some formats use."""
+"""The formats that support each option of `data`; options that are not listed work with all
+formats."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The models, formats and metrics of a recipe."""
+    """The models, data formats and metrics that a recipe supports."""
 
     models: tuple[str, ...]
-    """Models of the recipe, the default first."""
+    """Supported models; the first is the default."""
     formats: tuple[Format, ...]
     folder_format: Format | None
-    """Format of a source without a known extension."""
+    """Format of sources without a known extension."""
     sklearn_sets: tuple[str, ...]
     metrics: tuple[str, ...]
     classifies: bool
@@ -60,7 +61,7 @@ class Options:
 
     @property
     def client_metrics(self) -> tuple[str, ...]:
-        """Metrics of the recipe in a federated job, the last ones over the worst clients."""
+        """Metrics of the recipe in a federated job, including those over the worst clients."""
         accuracy = ("val/worst_tenth_accuracy",) if self.classifies else ()
         return (*self.metrics, "val/worst_tenth_loss", *accuracy)
 
@@ -70,8 +71,8 @@ class Options:
     def check(
         self, model: Any, data: Data, train: Train, best: str | None, metrics: tuple[str, ...]
     ) -> None:
-        """Raise the error of `wrong` for the first option that does not fit the recipe. metrics:
-        the metrics of the job."""
+        """Raise the error of `wrong` for the first option that the recipe does not support.
+        `metrics` are the metrics of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
@@ -85,7 +86,7 @@ class Options:
             if metric is not None and metric not in metrics:
                 raise wrong(pointer, f"must be one of {_listed(metrics)} for this recipe")
         if train.label_smoothing > 0.0 and not self.classifies:
-            raise wrong("/train/label_smoothing", "is for classification")
+            raise wrong("/train/label_smoothing", "is only for classification")
 
     def _check_data(self, data: Data) -> None:
         form = self.format_of(data)
@@ -93,31 +94,44 @@ class Options:
             name = data.source.removeprefix("sklearn://").rstrip("/")
             if name not in self.sklearn_sets:
                 known = _listed(f"sklearn://{one}" for one in self.sklearn_sets)
-                brought = f"'s are {known}" if known else " brings none"
-                raise wrong("/data/source", f"is no set for this recipe; scikit-learn{brought}")
+                brought = (
+                    f"; use one of {known}" if known else ", which has no scikit-learn data sets"
+                )
+                raise wrong("/data/source", f"is not a data set for this recipe{brought}")
         elif form is None:
             formats = _listed(self.formats)
-            raise wrong("/data/format", f"is needed: the source's extension is none of {formats}")
+            raise wrong(
+                "/data/format", f"is required: the extension of the source is none of {formats}"
+            )
         elif form not in self.formats:
             pointer = "/data/format" if data.format else "/data/source"
-            raise wrong(pointer, f"is {form}, and this recipe reads {_listed(self.formats)}")
+            raise wrong(pointer, f"is {form}, but this recipe reads only {_listed(self.formats)}")
         if form in ("csv", "parquet") and data.target is None:
-            raise wrong("/data/target", f"is needed: it names the {form} column to predict")
+            raise wrong("/data/target", f"is required: it names the {form} column to predict")
         for option, owners in FORMATS_OF.items():
             default = Data.model_fields[option].default
             if getattr(data, option) != default and form not in owners:
-                raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
+                raise wrong(
+                    f"/data/{option}", f"is only for {_listed(owners)}, but the data are {form}"
+                )
         if form == "csv" and data.decimal == data.known_delimiter:
-            raise wrong("/data/decimal", "is a comma, and so is data.delimiter: set that, as to ;")
+            raise wrong(
+                "/data/decimal",
+                "is a comma, like data.delimiter: set data.delimiter to something else, such as ;",
+            )
         if form == "csv" and data.numbers.thousands == data.decimal:
-            raise wrong("/data/numbers/thousands", "is the separator of data.decimal, too")
+            raise wrong("/data/numbers/thousands", "must differ from data.decimal")
         if data.missing_columns.get(data.target or "", "error") not in ("error", "drop"):
-            message = f"must be error or drop of the target, {data.target!r}: it is never made up"
+            message = (
+                f"must be error or drop for the target {data.target!r}, which is never filled in"
+            )
             raise wrong("/data/missing_columns", message)
         if data.classes is not None and not self.reads_masks:
-            raise wrong("/data/classes", "is for image_segmentation: it names the classes of masks")
+            raise wrong(
+                "/data/classes", "is only for image_segmentation: it names the classes of masks"
+            )
         if form == "npz" and data.features is not None and len(data.features) > 1:
-            raise wrong("/data/features", "names one array of the npz file: the inputs")
+            raise wrong("/data/features", "must name exactly one array of the npz file, the inputs")
 
 
 _SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")
@@ -168,7 +182,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
         ),
     }
 )
-"""Name of a recipe in a job document -> its options."""
+"""Options of each recipe, by its name in job documents."""
 
 
 def _check_halving(model: Unet, size: tuple[int, int]) -> None:
@@ -176,7 +190,7 @@ def _check_halving(model: Unet, size: tuple[int, int]) -> None:
         height, width = size
         raise wrong(
             "/data/image_size",
-            f"is {height} x {width}; a unet of depth {model.depth} needs sides of at least "
+            f"is {height} x {width}; a unet of depth {model.depth} requires sides of at least "
             f"{model.least_side} pixels",
         )
 

@@ -1,4 +1,4 @@
-"""Roles of a script's ranks, and the frameworks that define how the ranks find each other."""
+"""Roles of a script's ranks, and the frameworks that determine how the ranks find each other."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ Framework = Literal["torch", "tensorflow", "jax", "mxnet", "deepspeed", "mpi", "
 RoleName = Annotated[str, StringConstraints(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
 
 SERVING: Final = ("ps", "server", "scheduler")
-"""Roles whose processes serve the other roles, and never end by themselves."""
+"""Roles whose processes serve the other roles and do not exit on their own."""
 TENSORFLOW_ROLES: Final = ("chief", "worker", "ps", "evaluator")
 MXNET_ROLES: Final = ("scheduler", "server", "worker")
 
 
 class Role(Document):
-    """Some of a script's ranks, which may have a command of their own."""
+    """A group of a script's ranks, which can have its own command."""
 
     num_workers: Annotated[Int, Field(ge=1)] = 1
-    """Ranks of this role."""
+    """Number of ranks with this role."""
     entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)] | None = None
-    """Python file that these ranks run; unset, the script's own program."""
+    """Python file that these ranks run; if unset, the script's program."""
     args: Annotated[list[PlainText], Field(max_length=1024)] | None = None
-    """Command line arguments of these ranks; unset, the script's own."""
+    """Command-line arguments of these ranks; if unset, the script's arguments."""
     serves: StrictBool | None = None
-    """Whether the ranks serve the others and need not end: the job is over once the ranks of all
-    other roles have ended. By default true for `ps`, `server` and `scheduler`, and, in a script
-    with a `chief`, for every role but `chief` and `evaluator`."""
+    """Whether the ranks serve the others: the job ends when the ranks of all other roles have
+    ended, without waiting for these ranks. By default true for `ps`, `server` and `scheduler` and,
+    in a script with a `chief`, for every role except `chief` and `evaluator`."""
     resources: RoleResources | None = None
-    """Resources of each rank of the role, which then has no GPU; unset, the job's `resources`."""
+    """Resources of each rank of the role, which then has no GPU; if unset, the job's
+    `resources`."""
     restart: Literal["job", "rank"] | None = None
     """The part that is restarted when a process of the role is killed. job: the whole job, from its
-    checkpoint. rank: only that rank, at the same addresses, while the others go on. By default
-    `rank` for TensorFlow's `evaluator`, and for its `worker` in a script with a `chief`; `job` for
-    all other roles."""
+    checkpoint. rank: only that rank, at the same addresses, while the others continue. The default
+    is `rank` for TensorFlow's `evaluator`, and for its `worker` in a script with a `chief`; it is
+    `job` for all other roles."""
 
 
 Roles = Mapping[str, Role]
@@ -46,17 +47,17 @@ Roles = Mapping[str, Role]
 
 def role_of(roles: Roles, rank: int) -> tuple[str, int]:
     """Return (role of the rank, index of the rank within the role). Ranks are numbered role by
-    role, in the order of the document. Raise IndexError if there is no such rank."""
+    role, in the order of the document. Raises IndexError if the rank does not exist."""
     first = 0
     for name, role in roles.items():
         if rank < first + role.num_workers:
             return name, rank - first
         first += role.num_workers
-    raise IndexError(f"there is no rank {rank} among {first}")
+    raise IndexError(f"rank {rank} does not exist: there are {first} ranks")
 
 
 def first_rank(roles: Roles, name: str) -> int:
-    """Return the first rank of a role."""
+    """Return the lowest rank of a role."""
     names = list(roles)
     return sum(roles[before].num_workers for before in names[: names.index(name)])
 
@@ -68,7 +69,7 @@ def ranks_of(roles: Roles, name: str) -> range:
 
 
 def with_resources(roles: Roles) -> list[RoleRanks]:
-    """Return the ranks of each role that has resources of its own."""
+    """Return the ranks of each role that has its own resources."""
     return [
         RoleRanks(name, ranks_of(roles, name), role.resources)
         for name, role in roles.items()
@@ -77,12 +78,12 @@ def with_resources(roles: Roles) -> list[RoleRanks]:
 
 
 def serving_ranks(roles: Roles) -> frozenset[int]:
-    """Return the ranks that need not end for the job to be over."""
+    """Return the ranks whose end the job does not wait for."""
     return frozenset(r for name in roles if serves(roles, name) for r in ranks_of(roles, name))
 
 
 def serves(roles: Roles, name: str) -> bool:
-    """Whether the processes of a role need not end."""
+    """Whether the job ends without waiting for the processes of this role."""
     chosen = roles[name].serves
     if chosen is not None:
         return chosen
@@ -90,7 +91,8 @@ def serves(roles: Roles, name: str) -> bool:
 
 
 def lone_ranks(framework: Framework, roles: Roles) -> frozenset[int]:
-    """Return the ranks that are restarted alone when their process is killed."""
+    """Return the ranks that are restarted without the rest of the job when their process is
+    killed."""
     names = [name for name in roles if _restarts_alone(framework, roles, name)]
     return frozenset(rank for name in names for rank in ranks_of(roles, name))
 
@@ -100,39 +102,44 @@ def _restarts_alone(framework: Framework, roles: Roles, name: str) -> bool:
     if chosen is not None:
         return chosen == "rank"
     # The chief's coordinator gives the steps of a lost worker to other workers, and uses the worker
-    # again when a server listens at its address.
+    # again once a server listens at its address.
     is_coordinated = name == "worker" and "chief" in roles
     return framework == "tensorflow" and (is_coordinated or name == "evaluator")
 
 
 def check(framework: Framework, roles: Roles) -> None:
-    """Raise ValueError, with the field, for roles that the framework does not have."""
+    """Raise ValueError, with the field, if the framework does not support the roles."""
     if roles and all(role.resources for role in roles.values()):
         raise wrong(
             "/script/roles",
-            "all have resources of their own, so that no role has the job's: leave them out of one "
-            "role, and give what it needs as the job's resources",
+            "all have their own resources, so no role would use the job's: omit the resources of "
+            "one role, and set the job's resources to what it needs",
         )
     if roles and all(serves(roles, name) for name in roles):
         raise wrong(
             "/script/roles",
-            "all serve, so the job would never end: give one role `serves: false`, or add a worker",
+            "all serve, so the job would never end: set `serves: false` for one role, or add a "
+            "worker",
         )
     if framework == "tensorflow":
         _refuse_others(roles, TENSORFLOW_ROLES, framework)
         if "chief" in roles and roles["chief"].num_workers > 1:
-            raise wrong("/script/roles/chief/num_workers", "must be 1: TensorFlow has one chief")
+            raise wrong(
+                "/script/roles/chief/num_workers", "must be 1: TensorFlow allows only one chief"
+            )
     if framework == "mxnet":
         _refuse_others(roles, MXNET_ROLES, framework)
         missing = [name for name in MXNET_ROLES if name not in roles]
         if missing:
             raise wrong(
                 "/script/roles",
-                f"lacks {' and '.join(missing)}: MXNet's key-value store needs one scheduler, and "
+                f"lacks {' and '.join(missing)}: MXNet's key-value store requires one scheduler, "
                 "servers and workers",
             )
         if roles["scheduler"].num_workers > 1:
-            raise wrong("/script/roles/scheduler/num_workers", "must be 1: MXNet has one scheduler")
+            raise wrong(
+                "/script/roles/scheduler/num_workers", "must be 1: MXNet allows only one scheduler"
+            )
 
 
 def _refuse_others(roles: Roles, known: tuple[str, ...], framework: Framework) -> None:
@@ -140,12 +147,12 @@ def _refuse_others(roles: Roles, known: tuple[str, ...], framework: Framework) -
         if name not in known:
             raise wrong(
                 f"/script/roles/{name}",
-                f"is no role of {framework}, which has {', '.join(known)}",
+                f"is not a role of {framework}, which has the roles {', '.join(known)}",
             )
 
 
 def with_num_workers(document: Any) -> Any:
-    """Return a job document in which `resources.num_workers`, if unset, follows from the roles."""
+    """Return the job document with `resources.num_workers`, if unset, computed from the roles."""
     if not isinstance(document, Mapping):
         return document
     script, resources = document.get("script"), document.get("resources", {})
@@ -156,16 +163,16 @@ def with_num_workers(document: Any) -> Any:
         role.get("num_workers", 1) if isinstance(role, Mapping) else 0 for role in found.values()
     ]
     if "num_workers" in resources or not all(type(count) is int and count > 0 for count in counts):
-        return document  # or the field's own check refuses it
+        return document  # invalid values are refused by the field's own check
     return {**document, "resources": {**resources, "num_workers": sum(counts)}}
 
 
 def check_num_workers(roles: Roles, num_workers: int) -> None:
-    """Raise ValueError unless the roles have `num_workers` ranks together."""
+    """Raise ValueError unless the roles have `num_workers` ranks in total."""
     total = sum(role.num_workers for role in roles.values())
     if roles and total != num_workers:
         raise wrong(
             "/resources/num_workers",
-            f"is {num_workers}, and the roles of the script have {total} workers together: leave "
-            "it out",
+            f"is {num_workers}, but the roles of the script have {total} workers in total: omit "
+            "this field",
         )

@@ -1,1 +1,1 @@
-"""The training of a recipe: data, optimizer, division and synchronisation of the model."""
+"""How a recipe trains: data, optimizer, division and synchronisation of the model."""

@@ -1,4 +1,4 @@
-"""The source of the samples and its format."""
+"""The source of the samples, and its format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_A_URL: Final = r"^[^\s\\]+$"
 
 def _source_url(value: str) -> str:
     if re.fullmatch(_OF_A_URL, value) is None:
-        raise ValueError("must not contain a backslash or a space: a URL has %5C and %20 for them")
+        raise ValueError("must not contain a backslash or a space: write %5C and %20 instead")
     try:
         url = urlsplit(value)
         port_is_sound = url.port is None or url.port > 0
@@ -50,23 +50,26 @@ def _source_url(value: str) -> str:
         raise ValueError(f"must be a URL that begins with one of {known}")
     if url.scheme == "sklearn" and (url.netloc not in SKLEARN_SETS or url.path.strip("/")):
         sets = ", ".join(f"sklearn://{name}" for name in SKLEARN_SETS)
-        raise ValueError(f"scikit-learn's sets are {sets}")
+        raise ValueError(f"must be one of scikit-learn's data sets: {sets}")
     if url.scheme == "file" and (url.netloc or not url.path.startswith("/")):
-        raise ValueError("must name an absolute path: file:///path, the same on every node")
+        raise ValueError(
+            "must have an absolute path, such as file:///path, that is valid on every node"
+        )
     if url.scheme in ("http", "https", "s3") and not (url.hostname and port_is_sound):
         raise ValueError("names no host" if url.scheme != "s3" else "names no bucket")
     if url.username is not None or url.password is not None:
         raise ValueError(
-            "must not hold a user or password: name a file of the nodes' in data.credentials"
+            "must not contain a user name or password: set data.credentials to the name of a "
+            "file on the nodes"
         )
     for name, _ in parse_qsl(url.query, keep_blank_values=True):
         if _SECRET_PARAMETER.search(name.lower().replace("_", "-")):
             raise ValueError(
-                f"must not hold a secret (its parameter {name!r} looks like one): "
-                "name a file of the nodes' in data.credentials"
+                f"must not contain a secret, and its parameter {name!r} looks like one: set "
+                "data.credentials to the name of a file on the nodes"
             )
     if url.scheme == "file" and "\0" in unquote(url.path):
-        raise ValueError("must not contain %00, a NUL: no file's name has one")
+        raise ValueError("must not contain %00: file names can't contain NUL")
     if ".." in PurePosixPath(url.path).parts:
         raise ValueError("must not contain '..'")
     return value
@@ -76,7 +79,7 @@ def _encoding(value: str) -> str:
     try:
         "a".encode(value)
     except (LookupError, ValueError):
-        raise ValueError("is no encoding of text that Python knows, such as latin-1") from None
+        raise ValueError("must be a text encoding that Python supports, such as latin-1") from None
     return value
 
 
@@ -89,78 +92,82 @@ SourceUrl = Annotated[
 
 
 class Numbers(Document):
-    """How the numbers of a file are written, besides `decimal`."""
+    """How numbers are written in the file, in addition to `decimal`."""
 
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
-    """Separator between groups of digits: with "," 1,163.74 is a number. A space also matches
-    non-breaking spaces."""
+    """Separator between groups of digits. With ",", the text 1,163.74 is a number. A space also
+    matches non-breaking spaces."""
     units: Annotated[
         list[Annotated[PlainText, StringConstraints(pattern=_UNIT)]], Field(max_length=20)
     ] = []
-    """Texts before or after a number that are not part of it: with `["$", "%"]`, $100.50 is 100.5
-    and 5% is 5."""
+    """Units to ignore before or after a number. With `["$", "%"]`, $100.50 is read as 100.5, and 5%
+    as 5."""
 
 
 class Data(Document):
     """Where the samples come from and how they are split."""
 
     source: SourceUrl = "sklearn://digits"
-    """URL of a file, or of a folder for formats with many files: `file:///path`, `s3://bucket/key`,
-    `https://host/path`, or a data set that comes with scikit-learn, such as `sklearn://digits`."""
+    """URL of a file, or of a folder for formats that consist of many files: `file:///path`,
+    `s3://bucket/key` or `https://host/path`. Data sets that are included in scikit-learn have URLs
+    such as `sklearn://digits`."""
     format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
-    """Format of the source; by default derived from its extension, or for a folder from the recipe.
-    images: a folder, or a zip or tar archive of a folder, that has a folder of images for each
-    class; for segmentation it has the folders `images` and `masks`, whose files are paired by name.
-    npz: numpy arrays of equal length, samples first. text: a UTF-8 file, or a folder of `.txt`
-    files."""
+    """Format of the source. By default, the format is derived from the file extension, or from the
+    recipe if the source is a folder. images: a folder, or a zip or tar archive of one, with a
+    subfolder of images for each class; for segmentation, the subfolders are `images` and `masks`,
+    and files are paired by name. npz: NumPy arrays of equal length whose first dimension is the
+    sample. text: a UTF-8 file, or a folder of `.txt` files."""
     target: ColumnName | None = None
-    """Column to predict (csv, parquet), or array of labels or masks (npz; by default `y`)."""
+    """csv, parquet: column to predict. npz: array of labels or masks; defaults to `y`."""
     features: Annotated[list[ColumnName], Field(min_length=1, max_length=10_000)] | None = None
-    """Columns to predict from (csv, parquet; by default all other columns), or the array of inputs
-    (npz; by default `x`)."""
+    """csv, parquet: columns to use as inputs; defaults to all columns except the target. npz: array
+    of inputs; defaults to `x`."""
     categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
-    """Columns of numbers to treat as categories; columns of text are always categories."""
+    """Numeric columns to treat as categories. Text columns are always treated as categories."""
     delimiter: Annotated[str, StringConstraints(pattern=_DELIMITER)] | None = None
-    """Separator of the fields of a line (csv): one character that is no letter, digit or quotation
-    mark, or `tab`. By default a comma, or a tab for a `.tsv` file."""
+    """csv: field separator. Either `tab`, or one character that is not a letter, digit or quotation
+    mark. Defaults to a comma, and to a tab for `.tsv` files."""
     encoding: Annotated[
         str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$"), AfterValidator(_encoding)
     ] = "utf-8"
-    """Character encoding of the file (csv), such as `latin-1`, `cp1252`, `utf-16`."""
+    """csv: character encoding of the file, such as `latin-1`, `cp1252` or `utf-16`."""
     decimal: Literal[".", ","] = "."
-    """Decimal separator of numbers (csv)."""
+    """csv: decimal separator."""
     numbers: Numbers = Numbers()
-    """Separators and units to leave out of numbers (csv)."""
+    """csv: separators and units to remove from numbers."""
     missing: Missing = "error"
-    """Treatment of missing values (csv, parquet). error: the job fails, and the error names the row
-    and column. drop: the row is left out. mean, median: numbers are replaced by the mean or median
-    of the training split, categories by the most frequent category. most_frequent: numbers and
-    categories are replaced by the most frequent value. indicator: as mean, with an additional 0/1
-    column; a missing category becomes a separate category."""
+    """csv, parquet: how to handle missing values. error: the job fails with an error that names the
+    row and the column. drop: the row is skipped. mean, median: missing numbers are replaced by the
+    mean or median of the training split, and missing categories by the most frequent category.
+    most_frequent: missing numbers and categories are replaced by the most frequent value.
+    indicator: like mean, but with an additional 0/1 column; missing categories become a separate
+    category."""
     missing_columns: Annotated[dict[ColumnName, Missing], Field(max_length=10_000)] = {}
-    """Treatment by column, where it differs from `missing`. The target allows error and drop."""
+    """Overrides of `missing` for individual columns. The target column can only have error or
+    drop."""
     classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
-    """Names of the classes of a mask's pixels, in the order of their numbers: the first is 0, the
-    background. By default, the classes are the numbers that occur in the masks."""
+    """Names of the classes of mask pixels. The position of a name in the list is its pixel value;
+    the first, 0, is the background. By default, the classes are the pixel values that occur in the
+    masks."""
     image_size: (
         tuple[Annotated[Int, Field(ge=1, le=4096)], Annotated[Int, Field(ge=1, le=4096)]] | None
     ) = None
-    """(height, width) in pixels to which images and masks are scaled; unset, all must have the same
-    size."""
+    """(height, width) in pixels to which images and masks are resized. If unset, all images must
+    have the same size."""
     size_bytes: Size | None = None
-    """Expected size of a source that is one file."""
+    """Expected size, if the source is a single file."""
     sha256: Sha256 | None = None
-    """Expected SHA-256 of a source that is one file."""
+    """Expected SHA-256 digest, if the source is a single file."""
     credentials: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
     ) = None
-    """Name of a file with credentials that the cluster's operator put on the nodes. Unset, the
+    """Name of a credentials file that the cluster's operator has placed on the nodes. If unset, the
     node's own identity is used."""
     loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0
-    """Number of processes per rank that prefetch batches of a split that is too large to stay on
-    the device; 0 prefetches in a thread."""
+    """Number of processes per rank that prefetch batches. If 0, batches are prefetched in a thread.
+    Only used for splits that are too large to be kept on the device."""
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
-    """Share of the samples that is held out for the `val/` metrics."""
+    """Fraction of the samples that is held out for the `val/` metrics."""
 
     @property
     def scheme(self) -> str:
@@ -168,7 +175,8 @@ class Data(Document):
 
     @property
     def known_format(self) -> Format | None:
-        """The given format, or else the format of the source's extension; None if unknown."""
+        """The given format, or else the format that the source's extension implies; None if
+        unknown."""
         if self.scheme == "sklearn":
             return "sklearn"
         if self.format is not None:
@@ -177,7 +185,7 @@ class Data(Document):
 
     @property
     def known_delimiter(self) -> str:
-        """The given delimiter, or else the delimiter of the source's extension."""
+        """The given delimiter, or else the delimiter that the source's extension implies."""
         if self.delimiter is None:
             return "\t" if self._suffix == ".tsv" else ","
         return "\t" if self.delimiter == "tab" else self.delimiter
@@ -188,7 +196,7 @@ class Data(Document):
         return path.suffix.lower()
 
     def missing_in(self, column: str) -> Missing:
-        """Return the treatment of missing values of the column."""
+        """Return how missing values of the column are handled."""
         found = self.missing_columns.get(column, self.missing)
         return "error" if column == self.target and found != "drop" else found
 
@@ -197,7 +205,7 @@ class Data(Document):
     def _each_class_once(cls, names: list[str] | None) -> list[str] | None:
         for number, name in enumerate(names or ()):
             if names and name in names[:number]:
-                raise ValueError(f"names {name!r} twice")
+                raise ValueError(f"lists {name!r} twice")
         return names
 
     @model_validator(mode="after")
@@ -205,5 +213,7 @@ class Data(Document):
         if self.scheme == "sklearn":
             for option in ("format", "target", "features", "size_bytes", "sha256", "credentials"):
                 if getattr(self, option) is not None:
-                    raise ValueError(f"{option} is not for sets that come with scikit-learn")
+                    raise ValueError(
+                        f"{option} does not apply to scikit-learn's data sets: leave it out"
+                    )
         return self

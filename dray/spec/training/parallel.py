@@ -19,59 +19,64 @@ _NUMBER_OR_AUTO = {
     ]
 }
 Divisor = Annotated[Size, WithJsonSchema(_NUMBER_OR_AUTO)]
-"""Size of an axis; `auto` adds the axis to `Parallel.auto`, and its size is 1 until the planner
-has chosen it."""
+"""Size of an axis. `auto` adds the axis to `Parallel.auto`; its size is 1 until the planner chooses
+a size."""
 AXES = ("shard", "tensor", "pipeline", "context")
-"""Axes along which several ranks hold one model."""
+"""Axes along which one model is divided among several ranks."""
 INNER = AXES[1:]
-"""Axes that need support in the model."""
+"""Axes that the model must support."""
 MODELS_OF = {"tensor": ("gpt",), "pipeline": ("gpt", "resnet"), "context": ("gpt",)}
 
 
 class Parallel(Document):
-    """How the ranks divide the model and the batch; their number is the product of the axes."""
+    """How the model and the batch are divided among the ranks. The number of ranks is the product
+    of the axes."""
 
     auto: tuple[Literal["shard", "tensor", "pipeline", "context"], ...] = ()
-    """Axes whose sizes the planner chooses when the job is submitted; the job is stored with the
-    chosen sizes. `shard: auto` is short for one axis, `parallel: auto` for all axes."""
+    """Axes whose sizes the planner chooses when the job is submitted. The chosen sizes are stored
+    in the job. `shard: auto` is shorthand for a single axis, and `parallel: auto` for all axes."""
     data: Literal["auto"] | Size = "auto"
-    """Number of model replicas, each with its share of the batch; `auto` divides the number of
-    ranks by the other axes."""
+    """Number of model replicas, each of which computes its share of the batch. `auto` is the number
+    of ranks divided by the product of the other axes."""
     shard: Divisor = 1
-    """Ranks that share one model: each has a part of the parameters, gradients and optimizer state
-    (FSDP), and a share of the batch."""
+    """Number of ranks that shard one model. Each rank holds a part of the parameters, gradients and
+    optimizer state (FSDP), and computes its share of the batch."""
     zero: Literal[1, 2, 3] = 3
-    """With `shard`, the ZeRO stage (arXiv:1910.02054). 3 gathers the parameters for the forward
-    pass and again for the backward pass; 2 gathers them once, which takes more memory; 1 shards
-    only the optimizer's state."""
+    """ZeRO stage (arXiv:1910.02054) to use with `shard`. 3 gathers the parameters for the forward
+    pass, and again for the backward pass. 2 gathers them once, which uses more memory. 1 shards
+    only the optimizer state."""
     tensor: Divisor = 1
-    """Ranks that compute each layer together, each with a part of the matrices (Megatron,
-    arXiv:1909.08053) and, between the matrices, a part of the sequence (arXiv:2205.05198). For
-    gpt, and scripts that give `train.prepare` a `tensor_plan`."""
+    """Number of ranks that compute each layer together. Each rank holds a part of the matrices
+    (Megatron, arXiv:1909.08053) and, between the matrix products, a part of the sequence
+    (arXiv:2205.05198). For gpt, and for scripts that pass a `tensor_plan` to `train.prepare`."""
     pipeline: Divisor = 1
-    """Ranks that each hold some of the layers; micro-batches pass from rank to rank. For gpt and
-    resnet."""
+    """Number of ranks among which the layers are divided. Micro-batches pass from rank to rank. For
+    gpt and resnet."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """With `pipeline`, the order of forward and backward passes. gpipe: all forward passes first
-    (arXiv:1811.06965). 1f1b: forward and backward passes alternate, which holds fewer activations.
-    interleaved: several stages on each rank, so that ranks idle less (arXiv:2104.04473).
-    zero_bubble: gradients of weights are computed in the remaining idle time (arXiv:2401.10241)."""
+    """Order of the forward and backward passes of a `pipeline`. gpipe: all forward passes come
+    first (arXiv:1811.06965). 1f1b: forward and backward passes alternate, so fewer activations are
+    kept. interleaved: each rank has several stages, so ranks are idle for less time
+    (arXiv:2104.04473). zero_bubble: weight gradients are computed in the remaining idle time
+    (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
-    """With the schedules interleaved and zero_bubble, number of pipeline stages on each rank."""
+    """Number of pipeline stages on each rank, for the schedules interleaved and zero_bubble."""
     context: Divisor = 1
-    """Ranks that each compute a part of every sequence, and some of the attention heads
-    (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over these ranks too. For gpt."""
+    """Number of ranks among which each sequence and the attention heads are divided
+    (DeepSpeed-Ulysses, arXiv:2309.14509). The parameters are also sharded across these ranks. For
+    gpt."""
 
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """With `shard` or `context` and the same `precision`: type of the parameters that are gathered
-    for a block; a half type halves traffic and memory. Each rank's own part stays fp32."""
+    """Data type in which the parameters of a block are gathered, with `shard` or `context`. A
+    16-bit type halves traffic and memory, and must equal `train.precision`. Each rank stores its
+    own part in fp32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """With `shard` or `context`: type in which gradients are sent and summed. fp16 needs the loss
-    scale of `precision: fp16`."""
+    """Data type in which gradients are sent and summed, with `shard` or `context`. fp16 requires
+    `train.precision: fp16`, which scales the loss."""
 
     balance: Literal["even", "auto"] = "even"
-    """auto: each rank's share of the batch follows its measured speed, for machines of different
-    speed; gradients are weighted so that the result stays the same. Only with `data`."""
+    """auto: each rank's share of the batch is proportional to its measured speed, for machines of
+    different speeds. Gradients are weighted so that the result is the same. Only with `data`, not
+    with the other axes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +91,7 @@ class Parallel(Document):
 
     @property
     def num_parts(self) -> int:
-        """Number of ranks that share one model."""
+        """Number of ranks among which one model is divided."""
         return self.shard * self.tensor * self.pipeline * self.context
 
     @property
@@ -95,17 +100,19 @@ class Parallel(Document):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters, gradients or optimizer state are sharded, or `auto` may shard
-        them."""
+        """Whether parameters, gradients or optimizer state are sharded, or could be by `auto`."""
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
-        """Raise the error of `wrong` if the axes do not fit the number of workers, or options do
-        not fit the axes."""
+        """Raise the error of `wrong` if the axes don't match the number of workers, or options
+        don't match the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
             if axis in used or self.auto.count(axis) > 1:
-                raise wrong(f"/parallel/{axis}", "is left to the planner and given as well")
+                raise wrong(
+                    f"/parallel/{axis}",
+                    "is both left to the planner and given: give only one of the two",
+                )
         if num_workers % self.num_parts:
             if len(used) == 1:
                 what = f"is {self.num_parts}, which does not divide"
@@ -114,8 +121,8 @@ class Parallel(Document):
                 what = f"makes the product {self.num_parts} ({product}), which does not divide"
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
-                f"{what} the {num_workers} of resources.num_workers: make those {enough}, or this "
-                f"{_nearest_divisors(num_workers, self.num_parts)}"
+                f"{what} resources.num_workers, which is {num_workers}: set num_workers to "
+                f"{enough}, or this to {_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -127,14 +134,17 @@ class Parallel(Document):
             message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
-            message = f"must be even with {used[0]}: ranks that hold a model together step together"
+            message = (
+                f"must be even with {used[0]}: ranks that share one model compute each "
+                "step together"
+            )
             raise wrong("/parallel/balance", message)
         if self.zero == 1 and self.inner_axes:
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)
         if self.zero != 3 and not self.is_sharded:
             raise wrong(
-                "/parallel/zero", "is for parallel.shard above 1: it selects what is sharded"
+                "/parallel/zero", "requires parallel.shard above 1: it selects what is sharded"
             )
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
@@ -147,7 +157,7 @@ class Parallel(Document):
 
     def _check_auto(self, left: int) -> None:
         if self.data != "auto" and left % self.data:
-            message = f"is {self.data}, which does not divide the {left} workers that are left"
+            message = f"is {self.data}, which does not divide the remaining {left} workers"
             raise wrong("/parallel/data", message)
 
     def check_model(self, model: Model) -> None:
@@ -155,8 +165,8 @@ class Parallel(Document):
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (
-                    f"is for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided so; "
-                    "use parallel.shard, which every model takes"
+                    f"is for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided this "
+                    "way. Use parallel.shard, which works with every model"
                 )
                 raise wrong(f"/parallel/{axis}", message)
         if isinstance(model, ResNet):
@@ -169,8 +179,10 @@ class Parallel(Document):
         stages = self.pipeline * self.stages_per_rank
         if self.pipeline > 1 and stages > most:
             product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "it"
-            message = f"makes {stages} stages, more than the {most} {what}: {product} can be {most}"
-            raise wrong("/parallel/pipeline", f"{message} at most")
+            message = (
+                f"makes {stages} stages, more than the {most} {what}: {product} must be {most}"
+            )
+            raise wrong("/parallel/pipeline", f"{message} or less")
 
     def _check_parts_of_layers(self, model: Gpt) -> None:
         among = self.tensor * self.context
@@ -183,8 +195,8 @@ class Parallel(Document):
             raise wrong(f"/parallel/{axis}", message)
         if model.context_length % among:
             message = (
-                f"must divide model.context_length {model.context_length}: each rank has equally "
-                "many places"
+                f"must divide model.context_length {model.context_length}: each rank has an "
+                "equal part of the sequence"
             )
             raise wrong(f"/parallel/{axis}", message)
 
@@ -198,5 +210,5 @@ def _nearest_divisors(total: int, size: int) -> str:
 
 
 def written_out(given: Any) -> Any:
-    """Return the fields that a short form stands for."""
+    """Expand the shorthand `auto`."""
     return {"auto": list(AXES)} if given == "auto" else given

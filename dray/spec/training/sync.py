@@ -12,29 +12,30 @@ from dray.spec.resources import RoleResources
 from dray.spec.training.parallel import MAX_WORKERS
 
 MAX_EDGES: Final = 4 * MAX_WORKERS
-"""Most edges of a graph: eight neighbours for each rank of the largest group. A document with more
-edges would take long to check."""
+"""Maximum number of edges in a graph: eight neighbours for each rank of the largest group.
+Documents with more edges would take too long to validate."""
 
 
 class Compression(Document):
-    """Compression of the gradients that are sent. All methods but fp16 and bf16 keep the
-    compression error and add it to the next step's gradient (error feedback)."""
+    """Compression of the exchanged gradients. All methods except fp16 and bf16 store the
+    compression error and add it to the gradient of the next step (error feedback)."""
 
     name: Literal["fp16", "bf16", "powersgd", "topk"]
-    """fp16, bf16: half the bytes. powersgd: factors of low rank (Vogels et al. 2019,
-    arXiv:1905.13727). topk: the largest elements of each tensor, with momentum correction where the
-    optimizer is sgd with momentum (Lin et al. 2018, arXiv:1712.01887)."""
+    """fp16, bf16: sends 16-bit numbers, half the bytes. powersgd: sends low-rank factors (Vogels et
+    al. 2019, arXiv:1905.13727). topk: sends the largest elements of each tensor, with momentum
+    correction if the optimizer is sgd with momentum (Lin et al. 2018, arXiv:1712.01887)."""
     rank: Annotated[Int, Field(ge=1, le=256)] = 2
-    """powersgd: columns of the factors."""
+    """powersgd: rank of the approximation, the number of columns of each factor."""
     warm_start: StrictBool = True
-    """powersgd: whether each step starts from the factors of the previous step."""
+    """powersgd: whether each step starts with the factors of the previous step."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
-    """powersgd: number of exact steps after the start and after each re-formation of the group."""
+    """powersgd: number of uncompressed steps after the start, and each time the group is
+    re-formed."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
-    """topk: share of each tensor's elements to send, at least one element."""
+    """topk: fraction of each tensor's elements to send. At least one element is sent."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
-    """topk: number of steps over which the share falls from a quarter to `ratio`, after the start
-    and after each re-formation of the group."""
+    """topk: number of steps over which the fraction falls from 0.25 to `ratio`, after the start and
+    each time the group is re-formed."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -48,8 +49,8 @@ class Compression(Document):
 
 
 class Outer(Document):
-    """The optimizer that uses the mean change of the ranks' weights as a gradient: SGD with
-    Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
+    """The outer optimizer, which uses the mean change in the ranks' weights as its gradient: SGD
+    with Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
 
     lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.7
     """Learning rate of the outer step."""
@@ -58,7 +59,7 @@ class Outer(Document):
 
 
 class SyncKind(Document):
-    """Base of the kinds, with the properties that the rest of dray needs."""
+    """Base class of all kinds, with the properties that the rest of dray uses."""
 
     @property
     def copies_differ(self) -> bool:
@@ -67,37 +68,42 @@ class SyncKind(Document):
 
     @property
     def label(self) -> str:
-        """Name of the kind in comparisons of jobs."""
+        """Name of the kind in job comparisons."""
         return "all-reduce"
 
     def check(self, num_ranks: int, /) -> None:
-        """Refuse options that do not fit this number of ranks."""
+        """Reject options that don't fit this number of ranks."""
 
 
 class AllReduce(SyncKind):
-    """Every rank takes the same step, with the mean of all gradients; or, with `every` above 1, the
-    ranks average their weights after that many steps. If given, the job's metrics include the
-    bytes sent."""
+    """Every rank takes the same step, using the mean of all gradients. With `every` above 1, each
+    rank takes that many steps on its own, and then the ranks average their weights. If `sync` is
+    given, the job's metrics include the number of bytes sent."""
 
     kind: Literal["all_reduce"] = "all_reduce"
-    """Chooses this kind, which is the default."""
+    """Selects this kind. This is the default."""
     compression: Compression | None = None
-    """Compression of gradients; unset, none."""
+    """Compression of the gradients. If unset, gradients are not compressed."""
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
-    """Optimizer steps between two averages of the ranks' weights, with independent steps in between
-    (local SGD, arXiv:1805.09767). The ranks also average before an evaluation and a checkpoint.
-    With 1, gradients are exchanged in every step."""
+    """Number of independent optimizer steps after which the ranks average their weights (local SGD,
+    arXiv:1805.09767). The ranks also average their weights before each evaluation and each
+    checkpoint. With 1, gradients are exchanged in every step instead."""
     outer: Outer | None = None
-    """With `every` above 1, an optimizer for the averages; unset, the mean of the weights is
-    used."""
+    """Outer optimizer, for `every` above 1. If unset, the ranks continue with the mean of their
+    weights."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.every == 1 and self.outer is not None:
-            raise wrong("/sync/outer", "needs sync.every above 1: with 1, gradients are exchanged")
+            raise wrong(
+                "/sync/outer",
+                "requires sync.every above 1: with 1, ranks exchange "
+                "gradients, and don't average their weights",
+            )
         if self.every > 1 and self.compression is not None:
             raise wrong(
-                "/sync/compression", "needs sync.every 1: above, no gradients are exchanged"
+                "/sync/compression",
+                "requires sync.every 1: with more, ranks don't exchange gradients",
             )
         return self
 
@@ -115,23 +121,24 @@ Edge = Annotated[list[Rank], Field(min_length=2, max_length=2)]
 
 
 class Gossip(SyncKind):
-    """Each rank takes steps on its own weights, and averages its weights with a few other ranks:
-    its neighbours in a graph. Evaluations and the result use the mean of all copies."""
+    """Each rank updates its own weights and averages them with a few other ranks, which are its
+    neighbours in a graph. Evaluations and the result use the mean of all copies."""
 
     kind: Literal["gossip"] = "gossip"
     """Chooses this kind."""
     mode: Literal["d_psgd", "sgp", "ad_psgd"] = "d_psgd"
-    """d_psgd: a rank averages with its neighbours in every step (Lian et al. 2017,
-    arXiv:1705.09056). sgp: a rank pushes parts of its weights, and neighbours need not answer
-    (Assran et al. 2019, arXiv:1811.10792). ad_psgd: two ranks average at a time while all go on
-    computing, so that a slow rank delays no other (Lian et al. 2018, arXiv:1710.06952)."""
+    """d_psgd: each rank averages its weights with its neighbours in every step (Lian et al. 2017,
+    arXiv:1705.09056). sgp: each rank pushes a share of its weights to its neighbours, which need
+    not reply (Assran et al. 2019, arXiv:1811.10792). ad_psgd: ranks average in pairs while all
+    ranks keep computing, so that a slow rank does not delay the others (Lian et al. 2018,
+    arXiv:1710.06952)."""
     graph: Literal["ring", "exponential", "random", "complete", "custom"] = "ring"
-    """Neighbours of a rank. ring: the previous and the next rank. exponential: one rank per step,
-    at the distances 1, 2, 4 and so on in turn (arXiv:2110.13363). random: one random rank per step.
-    complete: all ranks. custom: the ranks that `edges` names."""
+    """Which ranks are neighbours. ring: the previous and the next rank. exponential: one rank per
+    step, at distances 1, 2, 4 and so on in turn (arXiv:2110.13363). random: one random rank per
+    step. complete: all other ranks. custom: the ranks given in `edges`."""
     edges: Annotated[list[Edge], Field(min_length=1, max_length=MAX_EDGES)] | None = None
-    """custom: pairs of ranks that are neighbours, such as `[[0, 1], [1, 2]]`. With sgp the first
-    rank of a pair sends to the second."""
+    """custom: pairs of neighbours, such as `[[0, 1], [1, 2]]`. With sgp, the first rank of a pair
+    sends to the second."""
 
     @property
     def copies_differ(self) -> bool:
@@ -148,7 +155,7 @@ class Gossip(SyncKind):
         return self
 
     def check(self, num_workers: int) -> None:
-        """Refuse a graph in which the weights of some rank would never reach another rank."""
+        """Reject graphs in which the weights of some rank would never reach some other rank."""
         if num_workers == 1:
             raise wrong(
                 "/resources/num_workers",
@@ -157,26 +164,28 @@ class Gossip(SyncKind):
         if self.mode == "ad_psgd" and self.graph == "exponential":
             raise wrong(
                 "/sync/graph",
-                "must not be exponential with ad_psgd, where neighbours are one even and one odd "
-                "rank: take ring, random or complete",
+                "must not be exponential with ad_psgd, whose pairs are one even and one odd "
+                "rank: use ring, random or complete",
             )
         if self.mode == "ad_psgd" and self.graph == "ring" and num_workers % 2:
             raise wrong(
                 "/sync/graph",
-                f"must not be ring with ad_psgd and {num_workers} workers: around it ranks take "
-                "two sides in turn, which needs an even number. Take random or complete",
+                f"must not be ring with ad_psgd and {num_workers} workers: even and odd ranks "
+                "must alternate around the ring, which requires an even number of workers. Use "
+                "random or complete",
             )
         for number, (one, other) in enumerate(self.edges or ()):
             if max(one, other) >= num_workers:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    f"names rank {max(one, other)}, and the ranks are 0 to {num_workers - 1}: "
-                    "change the edge, or resources.num_workers",
+                    f"names rank {max(one, other)}, but ranks are 0 to {num_workers - 1}: change "
+                    "the edge, or resources.num_workers",
                 )
             if one == other:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    "joins a rank with itself: leave it out, each keeps a part anyway",
+                    "joins a rank to itself: leave it out. Each rank keeps a share of its own "
+                    "weights anyway",
                 )
         if self.edges is not None:
             self._check_reach(self.edges, num_workers)
@@ -193,7 +202,7 @@ class Gossip(SyncKind):
                 raise wrong(
                     at,
                     f"must connect all ranks: no path leads from rank {start} to rank {end}. Add "
-                    "edges, or take another graph",
+                    "edges, or use another graph",
                 )
         if self.mode == "ad_psgd":
             away = distances(both, num_workers)
@@ -201,60 +210,64 @@ class Gossip(SyncKind):
             if odd is not None:
                 raise wrong(
                     at,
-                    "must have two sides with ad_psgd, and all edges between them: the edge "
-                    f"{list(odd)} closes an odd cycle. Leave it out",
+                    f"must form a bipartite graph with ad_psgd: the edge {list(odd)} closes an "
+                    "odd cycle. Leave it out",
                 )
 
 
 class Correction(Document):
-    """Correction of updates whose gradients were computed with older weights."""
+    """Correction of updates whose gradients were computed with outdated weights."""
 
     name: Literal["staleness_lr", "delay_compensation"]
     """staleness_lr: divides the learning rate by the staleness (Zhang et al. 2016,
-    arXiv:1511.05950). delay_compensation: adds to the gradient an estimate of its change since the
-    weights were pulled (DC-ASGD, Zheng et al. 2017, arXiv:1609.08326)."""
+    arXiv:1511.05950). delay_compensation: adds an estimate of how the gradient has changed since
+    the weights were pulled (DC-ASGD, Zheng et al. 2017, arXiv:1609.08326)."""
     strength: Annotated[Number, Field(gt=0.0, le=100.0)] = 0.04
-    """delay_compensation: the factor of the estimate, lambda in the paper."""
+    """delay_compensation: factor of the estimate, called lambda in the paper."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         is_changed = self.strength != type(self).model_fields["strength"].default
         if self.name != "delay_compensation" and is_changed:
-            raise wrong("/sync/correction/strength", "is for delay_compensation: leave it out")
+            raise wrong(
+                "/sync/correction/strength", "only applies to delay_compensation: leave it out"
+            )
         return self
 
 
 class ParameterServer(SyncKind):
-    """The last ranks of the job are servers, which each hold an equal part of the weights and the
-    optimizer state. The other ranks, the workers, pull weights from the servers and push gradients
-    to the servers. Servers are counted in `resources.num_workers`. For recipes."""
+    """The last ranks of the job are servers, each of which holds an equal part of the weights and
+    the optimizer state. The other ranks are workers, which pull weights from the servers and push
+    gradients to them. For recipes."""
 
     kind: Literal["parameter_server"] = "parameter_server"
     """Chooses this kind."""
     servers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Number of servers, counted in `resources.num_workers`; at most the number of workers."""
+    """Number of servers, which are included in `resources.num_workers`. Must not exceed the number
+    of workers."""
     server_resources: RoleResources | None = None
-    """Resources of each server; unset, a server has the resources of a worker. Required if workers
-    have GPUs, since servers have none."""
+    """Resources of each server. If unset, a server has the resources of a worker. Required if
+    workers have GPUs, because servers have none."""
     mode: Literal["synchronous", "asynchronous", "bounded"] = "synchronous"
-    """synchronous: a step uses the gradients of all workers, as with all_reduce. asynchronous: each
-    worker computes a whole global batch and pushes its gradient, which is applied as one step; no
-    worker waits for another. bounded: as asynchronous, but a worker that is more than
-    `max_staleness` steps ahead of the slowest worker waits before its next step (stale synchronous
-    parallel, Ho et al. 2013)."""
+    """synchronous: each step uses the gradients of all workers, as with all_reduce. asynchronous:
+    each worker computes a complete global batch and pushes its gradient, which is applied as one
+    step; workers never wait for each other. bounded: like asynchronous, but a worker that is more
+    than `max_staleness` steps ahead of the slowest worker waits before its next step (stale
+    synchronous parallel, Ho et al. 2013)."""
     max_staleness: Annotated[Int, Field(ge=0, le=1000)] | None = None
-    """bounded: most steps that a worker may be ahead of the slowest worker when it begins a step,
-    so the fastest worker may get one step further ahead. The staleness of an update may be
-    larger."""
+    """bounded: maximum number of steps that a worker can be ahead of the slowest worker when it
+    begins a step, so the fastest worker can get one step further ahead. The staleness of an update
+    can be larger."""
     correction: Correction | None = None
-    """asynchronous, bounded: correction of stale updates; unset, none."""
+    """asynchronous, bounded: correction of stale updates. If unset, they are not corrected."""
     push_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Type in which gradients are sent to the servers; fp16 and bf16 halve the bytes."""
+    """Data type in which gradients are sent to the servers. fp16 and bf16 halve the number of
+    bytes."""
     shards_kept_by: Literal["snapshot", "replica"] = "snapshot"
-    """How a server's part is restored when the server dies. snapshot: the job resumes from its
-    newest checkpoint. replica: the next server has a copy, to which each gradient is sent too;
-    another process takes the server's place, and the training goes on without losing a step. Needs
-    2 servers or more."""
+    """How a server's part is restored after the server dies. snapshot: the job resumes from its
+    latest checkpoint. replica: the next server keeps a copy of the part, to which each gradient is
+    also sent; a new process replaces the server, and training continues without losing a step.
+    Requires at least 2 servers."""
 
     @property
     def label(self) -> str:
@@ -271,49 +284,50 @@ class ParameterServer(SyncKind):
         if self.mode == "synchronous" and self.correction is not None:
             raise wrong(
                 "/sync/correction",
-                "is for mode asynchronous or bounded: synchronous updates are not stale. Leave it "
-                "out, or change the mode",
+                "only applies to the modes asynchronous and bounded: synchronous updates are "
+                "never stale. Leave it out, or change the mode",
             )
         return self
 
     def check(self, num_ranks: int) -> None:
-        """Refuse a number of servers that does not fit the number of ranks."""
+        """Reject a number of servers that doesn't fit the number of ranks."""
         num_workers = num_ranks - self.servers
         if num_workers < 2:
             raise wrong(
                 "/resources/num_workers",
-                f"is {num_ranks}, of which sync.servers takes {self.servers}: make it "
-                f"{self.servers + 2} or more, since parameter servers are for two or more workers",
+                f"is {num_ranks}, including {self.servers} for sync.servers: set it to "
+                f"{self.servers + 2} or more, because parameter servers require at least two "
+                "workers",
             )
         if self.servers > num_workers:
             raise wrong(
                 "/sync/servers",
-                f"is {self.servers}, more than the {num_workers} workers that are left of the "
-                f"{num_ranks} ranks: take {num_ranks // 2} servers or fewer",
+                f"is {self.servers}, more than the {num_workers} workers among the {num_ranks} "
+                f"ranks: use {num_ranks // 2} servers or fewer",
             )
         if self.shards_kept_by == "replica" and self.servers == 1:
             raise wrong(
                 "/sync/shards_kept_by",
-                "must be snapshot with one server: a replica is on the next server. Take "
-                "sync.servers 2 or more",
+                "must be snapshot with one server, because the replica is kept on the next "
+                "server: set sync.servers to 2 or more",
             )
 
 
 class AutoSync(SyncKind):
-    """The service chooses the kind when the job is submitted, and the job is stored with the chosen
-    kind: all_reduce, unless another kind is expected to be much faster on the known workers and
-    their network. The event `submitted` names the chosen kind and the reason."""
+    """The service chooses the kind when the job is submitted, and stores the chosen kind in the
+    job: all_reduce, unless another kind is expected to be much faster on the known workers and
+    their network. The event `submitted` gives the chosen kind and the reason."""
 
     kind: Literal["auto"] = "auto"
-    """Leaves the choice to the service; `sync: auto` is the short form."""
+    """Leaves the choice to the service. `sync: auto` is the short form."""
     bandwidth_bytes_per_s: Size | None = None
-    """Bytes per second that each worker can send to others while all workers send; a number, or a
-    size such as `100MiB`. Unset, the speed of the network is unknown, and is no reason to choose
-    another kind than all_reduce."""
+    """Bytes per second that each worker can send while all workers are sending. A number, or a size
+    such as `100MiB`. If unset, the speed of the network is unknown, and is not considered in the
+    choice."""
 
 
 def distances(ways: Iterable[Sequence[int]], num_workers: int) -> dict[int, int]:
-    """Return the distance in edges from rank 0, for each rank that can be reached from it."""
+    """Return the distance in edges from rank 0 to each reachable rank."""
     following: list[list[int]] = [[] for _ in range(num_workers)]
     for one, other in ways:
         following[one].append(other)
@@ -330,7 +344,7 @@ Sync = Annotated[AllReduce | Gossip | ParameterServer | AutoSync, Field(discrimi
 
 
 def with_kind(given: Any) -> Any:
-    """Fill in the default, `kind: all_reduce`, and expand the short form `auto`."""
+    """Fill in the default `kind: all_reduce`, and expand the short form `auto`."""
     if given == "auto":
         return {"kind": "auto"}
     if isinstance(given, str):
@@ -342,7 +356,7 @@ def with_kind(given: Any) -> Any:
             for name in kind.model_fields.keys() & given.keys() - AutoSync.model_fields.keys():
                 raise wrong(
                     f"/sync/{name}",
-                    "is not for kind auto, with which the service chooses: leave it out, or name "
-                    "the kind that it belongs to",
+                    "does not apply to kind auto, with which the service chooses: leave it out, "
+                    "or give the kind that it belongs to",
                 )
     return {"kind": "all_reduce", **given}

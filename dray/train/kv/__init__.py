@@ -1,16 +1,16 @@
-"""A key-value store of tensors for scripts, with the verbs of MXNet's KVStore.
+"""A key-value store of tensors for scripts, with the operations of MXNet's KVStore.
 
     from dray.train import kv
 
-    store = kv.create("dist_sync")        # in ranks of the role `server` this serves, and exits
+    store = kv.create("dist_sync")        # in the role `server`: serves, then exits
     store.init("weight", weight)
     store.set_optimizer("sgd", lr=0.1)
     for inputs, targets in batches:
         ...
         weight = store.pushpull("weight", gradient)
 
-The script has the roles `worker` and `server`. The values are on the servers, each with an equal
-part of the rows of every key.
+The script has the roles `worker` and `server`. The servers store the values; each server holds an
+equal part of the rows of every key.
 """
 
 from dray.train.kv.store import KVStore, create

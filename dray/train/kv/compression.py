@@ -1,5 +1,5 @@
-"""Gradients in fewer bits, like MXNet's gradient compression, which sends the rounding errors
-later."""
+"""Gradient compression as in MXNet: fewer bits, with the rounding errors added to later
+gradients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class TwoBit:
-    """Each element becomes -threshold, 0 or threshold; the rest is added to the next gradient."""
+    """Rounds each element to -threshold, 0 or threshold, and adds the rest to the next gradient."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._rests: dict[str, Tensor] = {}
 
     def packed(self, key: str, gradient: Tensor) -> Tensor:
-        """Four elements in each byte."""
+        """Return the rounded gradient, with four elements in each byte."""
         total = gradient + self._rests[key] if key in self._rests else gradient.clone()
         codes = (total >= self._threshold).to(torch.uint8)
         codes += 2 * (total <= -self._threshold).to(torch.uint8)
@@ -26,7 +26,7 @@ class TwoBit:
 
 
 def unpacked_two_bit(packed: Tensor, shape: torch.Size, threshold: float) -> Tensor:
-    """The gradient that was `packed`."""
+    """Return the gradient that was `packed`."""
     codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).reshape(-1)
     return _values_of(codes[: shape.numel()], threshold).view(shape)
 

@@ -1,8 +1,8 @@
-"""Messages between a worker and a server: a header of JSON, and numbers behind it, over TCP.
+"""Messages between a worker and a server over TCP: a JSON header, followed by numbers.
 
-A process group of gloo breaks when one of its members dies, and then all of them start anew. Each
-pair of a worker and a server has a connection of its own instead, whose end concerns these two.
-Both ends prove that they know a secret, which the server leaves in the attempt's store.
+In a gloo process group, the death of one member breaks the group, and all members have to restart.
+Here each pair of a worker and a server has its own connection instead, whose end affects only these
+two. Both ends prove that they know a secret, which the server puts into the attempt's store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_FRAME = struct.Struct("<IQ")  # bytes of the header, bytes behind it
+_FRAME = struct.Struct("<IQ")  # header bytes, payload bytes
 NONCE_BYTES = 32
 MAX_HEADER_BYTES = 1 << 24
 DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,17 +30,17 @@ DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfl
 SECRET_BYTES: Final = 32
 CONNECT_LIMIT_S: Final = 60.0
 PROOF_LIMIT_S: Final = 30.0
-"""Limit for the other end to prove itself."""
+"""Time limit for the other end to prove that it knows the secret."""
 ACCEPT_PAUSE_S: Final = 0.1
-"""After a connection that could not be accepted."""
+"""Pause after a connection could not be accepted."""
 
 
 class ConnectionLost(dist.DistNetworkError):
-    """The other end has closed the connection, or is gone."""
+    """The other end has closed the connection or died."""
 
 
 class TensorConnection:
-    """One end."""
+    """One end of a connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +49,7 @@ class TensorConnection:
         self.sent_bytes = 0
 
     def prove(self, secret: bytes, *, is_server: bool) -> None:
-        """Have both ends prove the secret; ConnectionLost if the other does not."""
+        """Make both ends prove that they know the secret; ConnectionLost if the other end fails."""
         self._socket.settimeout(PROOF_LIMIT_S)
         mine, other = (b"server", b"worker") if is_server else (b"worker", b"server")
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -61,7 +61,8 @@ class TensorConnection:
         self._socket.settimeout(None)
 
     def send(self, header: Mapping[str, Any], *payload: Tensor) -> None:
-        """payload: contiguous tensors on the CPU, which the other end gets as one of bytes."""
+        """Send a message. payload: contiguous CPU tensors; the other end gets them as one tensor of
+        bytes."""
         text = json.dumps(header).encode()
         self._write(_FRAME.pack(len(text), sum(t.nbytes for t in payload)) + text)
         for tensor in payload:
@@ -69,9 +70,10 @@ class TensorConnection:
                 self._write(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
     def receive(self, max_payload_bytes: int | None = None) -> tuple[dict[str, Any], Tensor]:
-        """(the header, a tensor of bytes). ConnectionLost if the other end sends more than it may.
+        """Return (header, payload as a tensor of bytes). ConnectionLost if the message is too
+        large.
 
-        max_payload_bytes: None if the other end is trusted with the memory of this one.
+        max_payload_bytes: None if the other end is trusted not to exhaust this process's memory.
         """
         header_bytes, payload_bytes = _FRAME.unpack(self._read(_FRAME.size))
         if header_bytes > MAX_HEADER_BYTES:
@@ -85,7 +87,7 @@ class TensorConnection:
         return header, payload
 
     def check_open(self) -> None:
-        """ConnectionLost if the other end has closed the connection. Takes nothing off it."""
+        """Raise ConnectionLost if the other end has closed the connection. Reads no data."""
         try:
             if not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 raise ConnectionLost("the other end has closed the connection")
@@ -95,8 +97,8 @@ class TensorConnection:
             raise ConnectionLost(str(error)) from error
 
     def close(self) -> None:
-        """End the connection, also where another thread waits for its other end."""
-        with contextlib.suppress(OSError):  # it may have ended already
+        """Close the connection, even while another thread is waiting for the other end."""
+        with contextlib.suppress(OSError):  # it may be closed already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -127,9 +129,9 @@ class TensorConnection:
 def listening(
     store: Any, key: str, address: str, serve: Callable[[TensorConnection], None]
 ) -> Iterator[None]:
-    """Within it `serve` runs in a thread for each worker that connects and proves the secret, until
-    the connection is lost. store: torch's, of the attempt; it gets where this server is, and the
-    secret. address: of this node."""
+    """Within this context, accept workers. `serve` runs in a thread for each worker that connects
+    and proves that it knows the secret, until the connection is lost. store: the attempt's torch
+    store, which gets this server's address and secret. address: an address of this node."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -140,7 +142,7 @@ def listening(
             while True:
                 try:
                     sock, _ = listener.accept()
-                except OSError:  # no descriptor is left for it, or it is gone already
+                except OSError:  # no file descriptors left, or the worker is gone
                     if listener.fileno() < 0:
                         return
                     time.sleep(ACCEPT_PAUSE_S)
@@ -154,20 +156,20 @@ def listening(
                 connection.prove(secret, is_server=True)
                 serve(connection)
             except ConnectionLost:
-                pass  # the worker is done, or dead, which others see
+                pass  # the worker has finished, or its death is noticed elsewhere
             finally:
                 connection.close()
 
         threading.Thread(target=accept, name="dray-accept", daemon=True).start()
         try:
             yield
-        finally:  # `close` alone would leave the thread waiting, and the port open
-            with contextlib.suppress(OSError):  # not on each system
+        finally:  # `close` would not wake the thread, or free the port
+            with contextlib.suppress(OSError):  # not on every system
                 listener.shutdown(socket.SHUT_RDWR)
 
 
 def connect(store: Any, key: str) -> TensorConnection:
-    """To the server with this key in the store; ConnectionLost if it is gone."""
+    """Connect to the server with this key in the store; ConnectionLost if it can't be reached."""
     about = json.loads(store.get(key))
     try:
         sock = socket.create_connection((about["host"], about["port"]), CONNECT_LIMIT_S)
@@ -179,16 +181,16 @@ def connect(store: Any, key: str) -> TensorConnection:
 
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
-"""(name, shape) of each tensor, in the form of a header."""
+"""(name, shape) of each tensor, as a header contains them."""
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """The shapes of the fp32 tensors in a payload."""
+    """Return the shapes of the fp32 tensors in a payload."""
     return [(name, list(tensor.shape)) for name, tensor in tensors.items()]
 
 
 def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
-    """The tensors of a payload, as views of it."""
+    """Return the tensors of a payload as views of it."""
     values, found, first = payload.view(torch.float32), {}, 0
     for name, shape in shapes:
         size = torch.Size(shape).numel()
@@ -198,10 +200,10 @@ def unpacked(shapes: Shapes, payload: Tensor) -> dict[str, Tensor]:
 
 
 def _notice_a_lost_node(sock: socket.socket) -> None:
-    """Have the kernel probe a silent peer."""
+    """Make the kernel probe a silent peer, so that the loss of its node is noticed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # not on each system
+        if hasattr(socket, name):  # not on every system
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

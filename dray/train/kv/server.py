@@ -1,4 +1,4 @@
-"""A server of the key-value store: a thread for each worker, and the values under one lock."""
+"""A server of the key-value store, with one thread per worker and one lock for the values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dray.train.kv.shard import Answers, KeyValueShard, KVError
 
 
 def key_of(server: int) -> str:
-    """The key of a server's address and secret in the attempt's store."""
+    """Return the key of a server's address and secret in the attempt's store."""
     return f"dray-kv-server-{server}"
 
 
 class KVServer:
-    """Answers workers until all of them are gone."""
+    """Answers workers until all of them have disconnected."""
 
     def __init__(self, num_workers: int, *, is_synchronous: bool) -> None:
         self._shard = KeyValueShard(num_workers, is_synchronous=is_synchronous)
@@ -28,15 +28,15 @@ class KVServer:
         self._num_there = 0
         self._changed = threading.Condition()
         self._answers: dict[int, Tensor | None] = {}
-        """For workers that wait, by worker."""
+        """Answers to waiting workers, by worker."""
 
     def wait(self) -> None:
-        """Until all workers have come and gone."""
+        """Wait until all workers have connected and disconnected."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_to_come and not self._num_there)
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one worker until it is gone."""
+        """Answer one worker until it disconnects."""
         worker = int(connection.receive()[0]["worker"])
         with self._changed:
             self._num_to_come -= 1
@@ -100,11 +100,12 @@ def _gradient(header: Mapping[str, Any], payload: Tensor) -> Tensor:
             values = values.view(header["num_rows"], *shape[1:])
             return torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, check_invariants=False)
         case form:
-            raise KVError(f"a gradient of the form {form!r}")
+            raise KVError(f"unknown gradient format {form!r}")
 
 
 def serve(store: Any, address: str, server: int, num_workers: int, *, is_synchronous: bool) -> None:
-    """Serve until all workers are gone. store: torch's, of the attempt. address: of this node."""
+    """Serve until all workers have disconnected. store: the attempt's torch store. address: an
+    address of this node."""
     serving = KVServer(num_workers, is_synchronous=is_synchronous)
     with listening(store, key_of(server), address, serving.serve):
         serving.wait()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Answers = list[tuple[int, Tensor | None]]
-"""(worker, a value, or nothing but that it is done), for workers that waited."""
+"""(worker, value) for each worker that was waiting; None for a worker that waited for no value."""
 DENSE: Final[Mapping[str, Callable[..., torch.optim.Optimizer]]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -30,8 +30,8 @@ class KVError(Exception):
 
 
 class KeyValueShard:
-    """The values of one server. With `is_synchronous` a push counts once all workers have pushed
-    the key, and a pull waits until the pushes of its worker count."""
+    """The values of one server. With `is_synchronous`, pushes to a key are applied once all workers
+    have pushed it, and a pull waits until its worker's pushes have been applied."""
 
     def __init__(self, num_workers: int, *, is_synchronous: bool) -> None:
         self._num_workers = num_workers
@@ -46,18 +46,18 @@ class KeyValueShard:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
 
     def init(self, key: str, value: Tensor) -> None:
-        """The first value of a key counts, of any rank."""
+        """Set the value of a key, if it has none yet."""
         self._values.setdefault(key, value.clone())
 
     def set_optimizer(self, name: str, options: Mapping[str, Any]) -> None:
-        """From now on the pushes are gradients for this optimizer."""
+        """Treat all further pushes as gradients for this optimizer."""
         if name not in DENSE:
-            raise KVError(f"there is no optimizer {name!r}: take {', '.join(DENSE)}")
+            raise KVError(f"unknown optimizer {name!r}: use {', '.join(DENSE)}")
         self._optimizer = (name, dict(options))
         self._optimizers.clear()
 
     def push(self, worker: int, key: str, gradient: Tensor) -> Answers:
-        """gradient: dense, or sparse with one sparse dimension, the rows."""
+        """Push a gradient, which is dense, or sparse in its rows only."""
         self._value(key)
         if not self._is_synchronous:
             self._apply(key, gradient)
@@ -80,13 +80,13 @@ class KeyValueShard:
         return self._answers()
 
     def pull(self, worker: int, key: str, rows: Tensor | None = None) -> Answers:
-        """rows: the rows of the value to return; None for all."""
+        """Pull the value of a key. rows: the rows to return; None for all."""
         self._value(key)
         self._waiting.append((worker, key, rows))
         return self._answers()
 
     def barrier(self, worker: int) -> Answers:
-        """Answers all workers once each has arrived."""
+        """Answer all workers once each of them has arrived."""
         self._at_barrier.append(worker)
         if len(self._at_barrier) < self._num_workers:
             return []
@@ -109,7 +109,7 @@ class KeyValueShard:
         try:
             return self._values[key]
         except KeyError:
-            raise KVError(f"{key!r} has no value: call init() with it first") from None
+            raise KVError(f"{key!r} has no value: call init() for it first") from None
 
     @torch.no_grad()
     def _apply(self, key: str, gradient: Tensor) -> None:
@@ -132,5 +132,5 @@ class KeyValueShard:
         name, options = self._optimizer
         known = SPARSE if is_sparse else DENSE
         if name not in known:
-            raise KVError(f"{name} is not for row-sparse gradients: take {', '.join(known)}")
+            raise KVError(f"{name} does not support row-sparse gradients: use {', '.join(known)}")
         return known[name]([value], **options)

@@ -18,7 +18,7 @@ from dray.train.kv.shard import KVError
 
 Kind = Literal["dist_sync", "dist_async"]
 MEETING_LIMIT: Final = timedelta(hours=1)
-"""Limit for servers to come: their nodes may have to install packages first."""
+"""Time limit for the servers to start: their nodes may have to install packages first."""
 _NO_ROLES = (
     "kv.create() needs a script with the roles `worker` and `server`: "
     "script: {entrypoint: train.py, roles: {worker: {num_workers: 2}, server: {num_workers: 1}}}"
@@ -26,18 +26,19 @@ _NO_ROLES = (
 
 
 def create(kind: Kind = "dist_sync") -> KVStore:
-    """The store, in a rank of the role `worker`. A rank of the role `server` serves until all
-    workers have ended, and exits.
+    """Return the store in a rank of the role `worker`. A rank of the role `server` serves until all
+    workers have ended, and then exits.
 
-    dist_sync: a push counts once all workers have pushed the key. dist_async: at once.
+    dist_sync: pushes to a key are applied once all workers have pushed it. dist_async: each push is
+    applied at once.
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"there is no store {kind!r}: take {' or '.join(get_args(Kind))}")
+        raise ValueError(f"unknown store {kind!r}: use {' or '.join(get_args(Kind))}")
     sizes = json.loads(os.environ.get("DRAY_ROLE_SIZES", "{}"))
     if not {"worker", "server"} <= sizes.keys():
         raise KVError(_NO_ROLES)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torch does not list it in __all__.
+    # torch does not list TCPStore in __all__.
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         address, port, wait_for_workers=False
     )
@@ -52,7 +53,7 @@ def create(kind: Kind = "dist_sync") -> KVStore:
 
 
 class KVStore:
-    """The values of a job's servers. Values and gradients are tensors of fp32 on the CPU; the
+    """The values that a job's servers store. Values and gradients are fp32 tensors on the CPU;
     results are copies."""
 
     def __init__(
@@ -71,7 +72,7 @@ class KVStore:
 
     @property
     def type(self) -> Kind:
-        """`dist_sync` or `dist_async`."""
+        """The type of the store: `dist_sync` or `dist_async`."""
         return self._kind
 
     @property
@@ -84,8 +85,7 @@ class KVStore:
         return self._num_workers
 
     def init(self, key: str, value: Tensor) -> None:
-        """Give a key its first value: that of worker 0. All workers call it, and wait for each
-        other."""
+        """Set a key to worker 0's value. All workers must call this, and wait for each other."""
         self._shapes[key] = value.shape
         if self._rank == 0:
             table = _checked(value).reshape(self._table(key))
@@ -95,8 +95,8 @@ class KVStore:
         self.barrier()
 
     def push(self, key: str, gradient: Tensor) -> None:
-        """Give the servers a gradient, or without an optimizer a new value. A sparse tensor, such
-        as the gradient of an embedding with `sparse=True`, changes the rows that it has."""
+        """Send the servers a gradient or, if no optimizer is set, a new value. A sparse tensor,
+        such as the gradient of an embedding with `sparse=True`, changes only its own rows."""
         shape = self._shape(key)
         if gradient.shape != shape:
             raise KVError(
@@ -120,8 +120,8 @@ class KVStore:
         self._ask(headers, payloads)
 
     def pull(self, key: str, out: Tensor | None = None) -> Tensor:
-        """The value of a key. With `dist_sync` this waits until what this worker has pushed counts.
-        out: takes the value as well."""
+        """Return the value of a key. With `dist_sync`, this waits until this worker's pushes have
+        been applied. out: a tensor that also gets the value."""
         shape = self._shape(key)
         headers = [{"op": "pull", "key": key, "has_rows": False}] * len(self._connections)
         value = torch.cat([part.view(torch.float32) for part in self._ask(headers)]).view(shape)
@@ -131,17 +131,17 @@ class KVStore:
         return value
 
     def pushpull(self, key: str, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """`push`, and then `pull`."""
+        """Push a gradient, and then pull the value."""
         self.push(key, gradient)
         return self.pull(key, out)
 
     def row_sparse_pull(self, key: str, row_ids: Tensor) -> Tensor:
-        """The rows with these numbers, in their order; (len(row_ids), *the shape of a row)."""
+        """Return the rows with these indices, in this order: (len(row_ids), *shape of a row)."""
         shape, row_ids = self._shape(key), row_ids.reshape(-1).to(torch.int64)
         if not shape:
-            raise KVError(f"{key!r} is a single number, without rows")
+            raise KVError(f"{key!r} is a single number and has no rows")
         if len(row_ids) and not 0 <= int(row_ids.min()) <= int(row_ids.max()) < shape[0]:
-            raise KVError(f"{key!r} has the rows 0 to {shape[0] - 1}")
+            raise KVError(f"{key!r} has only the rows 0 to {shape[0] - 1}")
         found = torch.empty((len(row_ids), *shape[1:]))
         masks = [(row_ids >= start) & (row_ids < stop) for start, stop in self._bounds(key)]
         headers = [{"op": "pull", "key": key, "has_rows": True}] * len(masks)
@@ -154,27 +154,28 @@ class KVStore:
         return found
 
     def set_optimizer(self, name: str, **options: Any) -> None:
-        """Have the servers take pushes for gradients: `sgd`, `adam`, `adamw` or `adagrad` of torch,
-        with torch's options, such as `lr=0.1`. All workers call it, and wait for each other."""
+        """Make the servers apply pushes as gradients, with torch's `sgd`, `adam`, `adamw` or
+        `adagrad` and its options, such as `lr=0.1`. All workers must call this, and wait for each
+        other."""
         if self._rank == 0:
             header = {"op": "optimizer", "name": name, "options": options}
             self._ask([header] * len(self._connections))
         self.barrier()
 
     def set_gradient_compression(self, options: Mapping[str, Any]) -> None:
-        """`{"type": "2bit", "threshold": 0.5}`: each element of a dense gradient is sent as
-        -threshold, 0 or threshold, and the rest with the next one. `{"type": "fp16"}`: in half the
-        bytes."""
+        """Send dense gradients in fewer bytes. `{"type": "2bit", "threshold": 0.5}`: send each
+        element as -threshold, 0 or threshold, and add the rounding error to the next gradient.
+        `{"type": "fp16"}`: send half the bytes."""
         kind = options.get("type")
         if kind == "2bit":
             self._threshold = float(options.get("threshold", 0.5))
             if not self._threshold > 0.0:
-                raise KVError(f"threshold is {self._threshold:g}: make it above 0")
+                raise KVError(f"threshold is {self._threshold:g}, but must be above 0")
             self._two_bit = TwoBit(self._threshold)
         elif kind == "fp16":
             self._is_half = True
         else:
-            raise KVError(f"there is no gradient compression {kind!r}: take 2bit or fp16")
+            raise KVError(f"unknown gradient compression {kind!r}: use 2bit or fp16")
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""
@@ -182,13 +183,13 @@ class KVStore:
         _checked_answer(self._connections[0])
 
     def close(self) -> None:
-        """End the connections; also done when the process ends."""
+        """Close the connections. They also close when the process ends."""
         for connection in self._connections:
             connection.close()
 
     def _push_rows(self, key: str, gradient: Tensor) -> None:
         if gradient.sparse_dim() != 1:
-            raise KVError("a sparse gradient has one sparse dimension, the rows")
+            raise KVError("a sparse gradient must have one sparse dimension, the rows")
         rows, values = gradient.indices()[0], gradient.values()
         headers, payloads = [], []
         for start, stop in self._bounds(key):
@@ -206,19 +207,19 @@ class KVStore:
             raise KVError(f"{key!r} has no value: call init() with it first") from None
 
     def _table(self, key: str) -> list[int]:
-        """The shape of a key with rows, one of a single number."""
+        """Return the shape of a key as a table; a single number has one row."""
         shape = self._shapes[key]
         return list(shape) if shape else [1]
 
     def _bounds(self, key: str) -> list[tuple[int, int]]:
-        """[start, stop) of the rows of each server."""
+        """Return [start, stop) of the rows of each server."""
         rows, num = self._table(key)[0], len(self._connections)
         return [(rows * server // num, rows * (server + 1) // num) for server in range(num)]
 
     def _ask(
         self, headers: Sequence[Mapping[str, Any]], payloads: Sequence[Sequence[Tensor]] = ()
     ) -> list[Tensor]:
-        """Send each server its message, and then take their answers."""
+        """Send each server its message, then receive their answers."""
         for server, connection in enumerate(self._connections):
             connection.send(headers[server], *(payloads[server] if payloads else ()))
         answers = [connection.receive() for connection in self._connections]
@@ -231,8 +232,8 @@ class KVStore:
 def _checked(tensor: Tensor) -> Tensor:
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
         raise KVError(
-            f"values are float32 on the CPU, and this is {tensor.dtype} on {tensor.device}: take "
-            "tensor.float().cpu()"
+            f"values must be float32 on the CPU, but this is {tensor.dtype} on {tensor.device}: "
+            "use tensor.float().cpu()"
         )
     return tensor.detach()
 

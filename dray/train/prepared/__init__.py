@@ -1,5 +1,5 @@
-"""Training loops of users' own that recover in place: the parts of `train.prepare`.
+"""The implementation of `train.prepare`: users' own training loops that recover in place.
 
-The modules of this package import torch, so they are imported when a script calls `prepare`, and
-not with `dray.train`.
+The modules of this package import torch. They are therefore imported when a script calls `prepare`,
+and not together with `dray.train`.
 """

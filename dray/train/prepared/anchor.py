@@ -1,9 +1,9 @@
-"""The state of a batch, from which another process can go on while the batch is computed.
+"""The anchor of a batch: the state from which another process can continue during the batch.
 
-An anchor is made when the loader hands a batch out. Small parts of the state are copied then.
-Weights and the optimizers' state stay as they are until a step, so most programs, whose only step
-follows the only exchange, need no copy of them. Where an exchange follows a step within a batch,
-the optimizers that stepped are copied before their first step of each later batch.
+An anchor is created when the loader hands out a batch. Small parts of the state are copied at that
+time. Weights and optimizer states don't change before a step, so most programs, whose only step
+follows the only exchange, need no copy of them. If a program exchanges gradients after a step in
+the same batch, the optimizers that stepped are copied before their first step of each later batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.optim import Optimizer
 from dray.train.prepared.copies import changed, leaves
 
 COPIED_BYTES = 1 << 16
-"""Tensors of tracked objects up to this size are copied with each batch; larger ones, such as an
-average of the weights, may change only after the last exchange of the batch."""
+"""Tensors of tracked objects up to this size are copied with each batch. Larger tensors, such as an
+average of the weights, must not change before the last exchange of the batch."""
 
 Result = Sequence[Tensor]
-"""The result of one operation, the same on every rank."""
+"""The result of one operation. It is the same on every rank."""
 
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """Where a loader is: `batch` global batches of the epoch were handed out."""
+    """The position of a loader: it has handed out `batch` global batches of the epoch."""
 
     epoch: int
     batch: int
@@ -40,7 +40,7 @@ class KeptOptimizer:
     """An optimizer as it was before its first step of the batch."""
 
     weights: dict[int, Tensor]
-    """Weights by the id of the parameter."""
+    """Weights, by the id of the parameter."""
     state: dict[str, Any]
 
     @classmethod
@@ -57,33 +57,33 @@ class Anchor:
     ops: int
     steps: int
     parts: int
-    """Calls of `prepare` after the first one."""
+    """Number of calls of `prepare` after the first."""
     tracked: dict[str, Any]
     groups: list[list[dict[str, Any]]]
-    """For each optimizer, its parameter groups without their parameters."""
+    """The parameter groups of each optimizer, without the parameters."""
     buffers: list[Tensor]
     gradients: list[Tensor | None] | None
-    """None if the next pass does not add to them."""
+    """None if the next backward pass does not add to them."""
     results: list[Result] = field(default_factory=list)
     """Results of the operations since the anchor."""
     begun: set[int] = field(default_factory=set)
-    """Numbers of the optimizers that have begun a step since."""
+    """Numbers of the optimizers that have begun a step since the anchor."""
     kept: dict[int, KeptOptimizer] = field(default_factory=dict)
-    """Copies of optimizers that have begun a step since."""
+    """Copies of such optimizers, by their number."""
     watched: list[tuple[Tensor, int]] = field(default_factory=list)
-    """Tensors that are not copied, each with its version."""
+    """Tensors that are not copied, and their versions."""
     uses_unkept: bool = False
     """Whether the script has used gradients from before the anchor, which are not kept."""
 
     is_handed_over: bool = False
-    """Whether another process has begun at this anchor."""
+    """Whether another process has started from this anchor."""
 
     @property
     def has_stepped(self) -> bool:
         return bool(self.begun)
 
     def is_whole(self) -> bool:
-        """Whether another process can begin the batch with the kept and the unchanged values."""
+        """Whether another process can start the batch from the copies and the unchanged values."""
         if self.uses_unkept or not self.begun <= self.kept.keys():
             return False
         copies = {number for kept in self.kept.values() for number in kept.weights}
@@ -94,8 +94,8 @@ class Anchor:
         )
 
     def weight(self, tensor: Tensor) -> Tensor:
-        """The value of a parameter at the anchor. For a buffer, any value: buffers are copied
-        separately."""
+        """Return the value of a parameter at the anchor. For a buffer, the value is arbitrary:
+        buffers are copied separately."""
         for kept in self.kept.values():
             if id(tensor) in kept.weights:
                 return kept.weights[id(tensor)]
@@ -103,13 +103,13 @@ class Anchor:
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    """The parameters of the optimizers, each once."""
+    """Return the parameters of the optimizers, without duplicates."""
     every = (p for one in optimizers for group in one.param_groups for p in group["params"])
     return list(dict.fromkeys(every))
 
 
 def copied(value: Any, *, whole: bool = False) -> Any:
-    """Copy a value, except for tensors above `COPIED_BYTES` unless `whole`."""
+    """Copy a value, except for tensors larger than `COPIED_BYTES` unless `whole` is set."""
 
     def copy_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
@@ -121,7 +121,7 @@ def copied(value: Any, *, whole: bool = False) -> Any:
 
 
 def large_tensors(value: Any) -> list[Tensor]:
-    """The tensors that `copied` does not copy."""
+    """Return the tensors that `copied` does not copy by default."""
     return [one for one in leaves(value) if isinstance(one, Tensor) and one.nbytes > COPIED_BYTES]
 
 

@@ -1,7 +1,7 @@
-"""The state of a prepared training at the current batch, from which another process can go on.
+"""The state of a prepared training at the current batch, from which another process can continue.
 
-The state is the one at the batch's anchor. Changes that the script makes after it are undone from
-there, or made again by the process that takes the state.
+This is the state at the batch's anchor. Changes that the script makes after the anchor are undone,
+or repeated by the process that takes over the state.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dray.train.prepared.trained import Trained
 from dray.train.seeding import derive_seed
 
 NO_STATE = -1
-"""The number of operations of a rank that has no state yet."""
+"""The number of operations that a rank without a state reports."""
 
 
 class BatchState:
-    """The models, optimizers and tracked objects of a script, and the number of its operations."""
+    """The models, optimizers and tracked objects of a script, and a count of its operations."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class BatchState:
         broadcast_buffers: bool,
     ) -> None:
         """tracked: objects with `state_dict` and `load_state_dict`, by name; optimizers among them
-        are trained like `optimizers`. broadcast_buffers: whether all ranks take rank 0's
-        buffers, as in DDP."""
+        are trained like `optimizers`. broadcast_buffers: whether all ranks use rank 0's buffers, as
+        in DDP."""
         named = {name: one for name, one in tracked.items() if isinstance(one, Optimizer)}
         self.trained = Trained(models, [*optimizers, *named.values()])
         self.tracked = {name: one for name, one in tracked.items() if name not in named}
@@ -61,29 +61,28 @@ class BatchState:
             models, parameters_of(self.optimizers), broadcast_buffers=broadcast_buffers
         )
         if not any(p.requires_grad for model in models for p in model.parameters()):
-            raise ValueError("prepare() was given a model without a parameter to train")
+            raise ValueError("prepare() was given models without trainable parameters")
         self._ops = NO_STATE
         self._last_result: Result = ()
         self._caught_up: Result | None = None
-        """The result of this rank's operation, if the other ranks had ended it."""
+        """The result of this rank's operation, if the other ranks have already completed it."""
         self._replay: deque[Result] = deque()
-        """Results of operations that the others have ended, and this script has not reached yet."""
+        """Results of operations that the others have completed, but not yet this script."""
         self._parts = 0
-        """How often `prepare` was called again."""
+        """Number of calls of `prepare` after the first."""
         self._taken: Mapping[str, Any] | None = None
-        """The state that this process goes on from, until the first batch: it may have models that
-        the script has not prepared yet."""
+        """The state from which this process continues. It is kept until the first batch, because it
+        can have models that the script has not prepared yet."""
         self._copied_before_step: set[int] = set()
-        """Numbers of the optimizers after whose step an exchange came within the batch."""
+        """Numbers of the optimizers whose step was followed by an exchange in the same batch."""
         self._unstepped: set[int] = set()
-        """Numbers of the optimizers whose parameters got gradients since their last step."""
+        """Numbers of the optimizers whose parameters have got gradients since their last step."""
         self._keeps_gradients = False
-        """Whether gradients are kept with each batch, because the script adds to them."""
+        """Whether gradients are kept with each batch, because the script accumulates them."""
         self._has_misled = False
-        """Whether a newcomer was given a state that turned out to lack something."""
+        """Whether a new process was given a state that turned out to be incomplete."""
         self._stale: dict[int, tuple[int, int]] = {}
-        """Id and version, by parameter, of each gradient from before the anchor that is not
-        kept."""
+        """(id, version) of each gradient from before the anchor that is not kept, by parameter."""
         self._must_restore = False
         self._anchor = self._new_anchor()
 
@@ -97,7 +96,7 @@ class BatchState:
 
     @property
     def num_ops(self) -> int:
-        """Operations that this rank's script has ended."""
+        """Number of operations that this rank's script has completed."""
         return self._ops
 
     @property
@@ -125,19 +124,19 @@ class BatchState:
         return self._anchor.is_whole() and groups == list(map(len, self._anchor.groups))
 
     def _ended(self, result: Result) -> Result:
-        """Note that an operation of the script has ended with this result."""
+        """Record that an operation of the script has completed with this result."""
         self._ops += 1
         self._last_result = result
         self._anchor.results.append(result)
         return result
 
     def _note_operation(self) -> None:
-        """Note that an operation begins. After a step, later batches need the optimizer as it was
-        before that step."""
+        """Record the start of an operation. If optimizers have stepped before it, later batches
+        need copies of them from before that step."""
         self._copied_before_step |= self._anchor.begun
 
     def _keep_before_step(self, number: int) -> None:
-        """Keep what the step of an optimizer is about to change, where it may be needed again."""
+        """Keep what an optimizer's step is about to change, if it may be needed again."""
         for parameter in parameters_of([self.optimizers[number]]) if self._stale else ():
             self._look_for_stale(parameter, changes=0)
         anchor = self._anchor
@@ -146,8 +145,8 @@ class BatchState:
         anchor.begun.add(number)
 
     def _go_back(self) -> None:
-        """Return to the beginning of the batch, and forget its results. `_restore` sets the tensors
-        back."""
+        """Return to the beginning of the batch and discard its results. `_restore` resets the
+        tensors."""
         self._ops, self.steps = self._anchor.ops, self._anchor.steps
         self._anchor.results.clear()
         self._anchor.tracked = copied(self._anchor.tracked, whole=True)
@@ -155,8 +154,9 @@ class BatchState:
         self._caught_up = None
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Notice that the script uses a gradient from before the batch, which is not kept: by a
-        pass that adds to it, or by a step without a pass. Zeroing it counts as one more change."""
+        """Detect that the script uses a gradient from before the batch, which is not kept, either
+        by adding to it or by stepping without a backward pass. changes: by how much using the
+        gradient raises its version; zeroing it first raises it again."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None or gradient is None or id(gradient) != before[0]:
@@ -164,11 +164,12 @@ class BatchState:
         if gradient._version == before[1] + changes:
             self._anchor.uses_unkept = True
             self._keeps_gradients = True
-            # A newcomer that began at this batch lacks the gradient.
+            # A new process that started at this batch lacks the gradient.
             self._has_misled = self._has_misled or self._anchor.is_handed_over
 
     def state(self) -> dict[str, Any]:
-        """All that another process needs to go on at this batch; the tensors are the live ones."""
+        """Return all that another process needs to continue at this batch. The tensors are not
+        copied."""
         anchor = self._anchor
         caught_up = () if self._caught_up is None else (self._caught_up,)
         replay = [list(result) for result in (*anchor.results, *self._replay, *caught_up)]
@@ -192,7 +193,7 @@ class BatchState:
         }
 
     def _take(self, state: Mapping[str, Any]) -> None:
-        """Go on from another process's `state`, or from a saved one."""
+        """Continue from another process's `state`, or from a saved state."""
         self._taken = state = upgraded(state, self._names_of_optimizers)
         self.seed, self.steps = state["seed"], state["steps"]
         self.position = LoaderPosition(*state["position"])
@@ -206,11 +207,11 @@ class BatchState:
             raise ValueError(
                 f"the saved state and this script track different objects: {', '.join(missing)}"
             )
-        # A later call of prepare() may bring further models of the state.
+        # The state can have models that a later call of prepare() adds.
         for model, of_model in zip(self.models, state["models"], strict=False):
             model.load_state_dict(of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
-            if has_groups_of(optimizer, of_one):  # else the script adds groups later
+            if has_groups_of(optimizer, of_one):  # otherwise the script adds groups later
                 optimizer.load_state_dict(of_one)
         with torch.no_grad():
             for parameter, value in zip(self.trained.others, state["others"], strict=False):
@@ -226,11 +227,11 @@ class BatchState:
             gradients=state["gradients"],
         )
         self._restore(self._anchor)
-        # A script that runs through the epochs that are done may change these on its way.
+        # A script that runs through completed epochs may change these values on the way.
         self._must_restore = True
 
     def _renew_anchor(self) -> None:
-        """Renew the anchor of the current batch with further models, and keep its results."""
+        """Recreate the anchor of the current batch with further models, but keep its results."""
         before = self._anchor
         self._anchor = replace(
             self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results
@@ -271,7 +272,7 @@ class BatchState:
         )
 
     def _restore(self, anchor: Anchor) -> None:
-        """Undo the changes since the batch began, as far as the old values are kept."""
+        """Undo the changes since the batch began, as far as the old values were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
             self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
@@ -288,7 +289,7 @@ class BatchState:
         anchor.watched = [(tensor, tensor._version) for tensor, _ in anchor.watched]
 
     def _check_all_taken(self) -> None:
-        """Check, at the first batch, that the script has added all groups of parameters again."""
+        """Check, at the first batch, that the script has created everything that the state has."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
@@ -296,7 +297,7 @@ class BatchState:
             if not has_groups_of(optimizer, of_one):
                 raise ValueError(
                     f"the saved state of an optimizer ({type(optimizer).__name__}) has other "
-                    "groups of parameters than the script has made before this batch: add groups "
+                    "parameter groups than the script has created before this batch: add groups "
                     "before prepare(), or at the beginning of an epoch"
                 )
             optimizer.load_state_dict(of_one)
@@ -304,20 +305,20 @@ class BatchState:
             is_added_to = self._parts > taken["parts"]  # by further calls, after this state
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):
                 raise ValueError(
-                    f"the saved state has {len(taken[what])} {what}, and the script has prepared "
-                    f"{len(own)}: it must prepare the same ones, before its loop"
+                    f"the saved state has {len(taken[what])} {what}, but the script has prepared "
+                    f"{len(own)}: it must prepare the same number before its loop"
                 )
 
 
 def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-    """Whether a state has the same groups of parameters as the optimizer."""
+    """Whether the optimizer's parameter groups have the same sizes as the state's."""
     own = [len(group["params"]) for group in optimizer.param_groups]
     return own == [len(group["params"]) for group in state["param_groups"]]
 
 
 def upgraded(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Convert an older saved state, which had one model and tracked further optimizers, into the
-    present form. names: the names of the optimizers among the tracked objects."""
+    """Convert a saved state of an older release, which had one model and tracked further
+    optimizers, to the current format. names: names of the tracked objects that are optimizers."""
     if "models" in state:
         return state
     tracked = dict(state["tracked"])

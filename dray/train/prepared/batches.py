@@ -1,8 +1,8 @@
 """The global batches of each epoch, and each rank's share of them.
 
-An epoch's order is drawn from (seed, epoch), and each batch is cut into contiguous shares, one for
-each rank. So the number of ranks decides which rank computes a sample, and not which samples are
-computed.
+The order of an epoch is drawn from (seed, epoch), and each batch is cut into contiguous shares, one
+for each rank. So the number of ranks determines which rank computes a sample, but not which samples
+are computed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class BatchShare(NamedTuple):
     """A rank's part of a global batch."""
 
     indices: list[int]
-    """Indices into the data set; never empty. If a batch has fewer samples than there are ranks, a
-    share repeats a neighbour's sample, because an exchange waits for every rank."""
+    """Indices into the data set; never empty. If a batch has fewer samples than there are ranks,
+    some shares repeat a neighbour's sample, because an exchange needs every rank."""
     num_global: int
-    """Samples of the global batch."""
+    """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the sample is a neighbour's, and does not count."""
+    """Whether the sample is a neighbour's and does not count."""
 
     @property
     def num_counted(self) -> int:
@@ -40,21 +40,21 @@ class BatchShare(NamedTuple):
 
 
 class BatchPlan:
-    """The batches of a `DataLoader`: its `batch_size` is that of the global batch."""
+    """The batches of a `DataLoader`, whose `batch_size` is the size of the global batch."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         """Raises ValueError for a loader whose batches can't be numbered, and TypeError for an
-        object that is no DataLoader."""
+        object that is not a DataLoader."""
         if not isinstance(loader, DataLoader):
             raise TypeError(
-                "prepare() takes the model, the optimizer and a torch DataLoader, in this order; "
-                f"the third is a {type(loader).__name__}"
+                "prepare() takes the model, the optimizer and a torch DataLoader, in this order, "
+                f"but the third argument is a {type(loader).__name__}"
             )
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
             raise ValueError(
-                "prepare() needs a data set with a length and an index: of an IterableDataset no "
-                "batch can be found again"
+                "prepare() needs a data set with a length and indices: the batches of an "
+                "IterableDataset can't be read again"
             )
         if loader.batch_sampler is None:
             raise ValueError("prepare() needs a DataLoader with a batch_size or a batch_sampler")
@@ -73,7 +73,7 @@ class BatchPlan:
         return whole + (1 if rest and not self._drops_last else 0)
 
     def share(self, epoch: int, batch: int, rank: int, world_size: int) -> BatchShare:
-        """The share of one rank; batches count from 0."""
+        """Return the share of one rank. Batches are numbered from 0."""
         self._enter(epoch)
         if self._order is None:
             whole = list(self._batches[batch])
@@ -113,7 +113,8 @@ class BatchPlan:
         self._epoch = epoch
 
     def _sampled(self, epoch: int, seed: int) -> list[list[int]]:
-        """The batches that a sampler of the user's own draws, the same on every rank."""
+        """Return the batches that a user-defined sampler draws, which are the same on every
+        rank."""
         loader = self._loader
         for sampler in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
             set_epoch = getattr(sampler, "set_epoch", None)
@@ -132,7 +133,8 @@ def _size(loader: DataLoader[Any]) -> int:
 
 
 def _whole_order(loader: DataLoader[Any]) -> bool | None:
-    """Whether an epoch shuffles the whole data set; None where a sampler decides otherwise."""
+    """Whether an epoch shuffles the whole data set; None if a custom sampler chooses the
+    samples."""
     if type(loader.batch_sampler) is not BatchSampler:
         return None
     sampler = loader.batch_sampler.sampler
@@ -147,7 +149,7 @@ def _whole_order(loader: DataLoader[Any]) -> bool | None:
 
 
 class SeededDataset(torch.utils.data.Dataset[Any]):
-    """A data set whose samples are read with generators that start from a seed of the batch, also
+    """A data set that reads the samples of each batch with generators seeded for this batch, even
     in the loader's worker processes."""
 
     def __init__(self, dataset: Any) -> None:
@@ -162,7 +164,8 @@ class SeededDataset(torch.utils.data.Dataset[Any]):
 
 
 class RemainingShares:
-    """A rank's shares of an epoch's batches from one of them on, as `SeededDataset` takes them."""
+    """A rank's shares of the remaining batches of an epoch, in the form that `SeededDataset`
+    reads."""
 
     def __init__(
         self, plan: BatchPlan, seed: int, epoch: int, first: int, rank: int, world_size: int

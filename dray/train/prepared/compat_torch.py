@@ -1,4 +1,4 @@
-"""The private name of torch that prepared training needs: see `ray_workers.training.core`'s."""
+"""The private name of torch that prepared training needs. See also `ray_workers.training.core`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call it in the thread that runs this backward pass, at the end of the pass. For a hook.
+    """Call a function at the end of this backward pass, in the thread that runs the pass. Must be
+    called from a hook.
 
-    Public hooks run before a gradient is added up, or know no end of the pass; DDP and FSDP use
-    this one. Seen to work with torch 2.13.
+    Public hooks run before a gradient is accumulated, or don't know the end of the pass; DDP and
+    FSDP use this function too. Works with torch 2.13.
     """
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(call)

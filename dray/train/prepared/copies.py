@@ -1,9 +1,9 @@
 """Copies of nested states, and digests of tensors, which are computed on the tensors' devices.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
-products are added up modulo 2**64. The sum changes with any single word, because an odd number has
-an inverse modulo 2**64; two words that are exchanged, and other accidents, are missed with a
-probability of about 2**-31. It protects against faults, not against an adversary.
+products are added modulo 2**64. Every change of a single word changes the sum, because an odd
+number has an inverse modulo 2**64. Other changes, such as two swapped words, are missed with a
+probability of about 2**-31. A digest protects against faults, not against an adversary.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 _WIDTH = 1 << 14
-"""Words of a row: each word's factor depends on its column, each row's sum on its number."""
+"""Words per row. A word's factor depends on its column, and the factor of a row's sum on the
+row."""
 _ROWS = 1 << 9
-"""Rows that are multiplied at once, which bounds the memory to 64 MiB."""
+"""Rows that are multiplied at a time, which limits the memory to 64 MiB."""
 
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """A number in [-2**63, 2**63) that is the same for equal tensors in the same order. It depends
-    on types, shapes, and the signs of zeros as well."""
+    """Return a number in [-2**63, 2**63) that is the same for equal tensors in the same order. It
+    also depends on types, shapes, and the signs of zeros."""
     found = 0
     for tensor in tensors:
         kind = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
@@ -34,7 +35,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
 
 def changed(state: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each value of a nested state that is no mapping, list or plain tuple."""
+    """Apply `change` to each value of a nested state that is not a mapping, list or plain tuple."""
     if isinstance(state, Mapping):
         return {key: changed(one, change) for key, one in state.items()}
     if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
@@ -43,7 +44,7 @@ def changed(state: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def leaves(state: Any) -> Iterator[Any]:
-    """The values of a nested state that are no mapping, list or tuple, in order."""
+    """Yield the values of a nested state that are not mappings, lists or tuples, in order."""
     if isinstance(state, Mapping | list | tuple):
         for one in state.values() if isinstance(state, Mapping) else state:
             yield from leaves(one)
@@ -52,7 +53,7 @@ def leaves(state: Any) -> Iterator[Any]:
 
 
 def tensors_in(state: Any) -> Iterator[Tensor]:
-    """The tensors of an optimizer's state, and its numbers as tensors, in a fixed order."""
+    """Yield the tensors of an optimizer's state, and its numbers as tensors, in a fixed order."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
@@ -70,7 +71,7 @@ _LARGE = (1 << 61) - 1
 
 
 def _wrapped(number: int) -> int:
-    """Wrap a number to 64 bits with a sign."""
+    """Wrap a number to a signed 64-bit integer."""
     return (number + 2**63) % 2**64 - 2**63
 
 

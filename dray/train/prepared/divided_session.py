@@ -1,8 +1,8 @@
-"""The course of a training whose model is divided among the ranks.
+"""A prepared training whose model is divided among the ranks.
 
-torch exchanges the gradients in the backward pass. No rank has the whole state, so a lost rank is
-not replaced: the job resumes from its newest checkpoint, which holds whole tensors and so is
-restored at any number of ranks.
+torch exchanges the gradients during the backward pass. No rank has the whole state, so a lost rank
+is not replaced. Instead, the job resumes from its newest checkpoint, which holds whole tensors and
+can therefore be restored on any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dray.train.prepared.session import TrainingSession
 
 
 class DividedSession(TrainingSession):
-    """The training of a model that `division.divide` has divided, in a group that is formed."""
+    """Trains a model that `division.divide` has divided, in a group that has been formed."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class DividedSession(TrainingSession):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Ranks along the tensor axis have the same samples and random numbers."""
+        """Ranks along the tensor axis get the same samples and random numbers."""
         return self.group.rank // self._axes.tensor, self._axes.num_shares
 
     needs_even_shares = True
@@ -51,7 +51,8 @@ class DividedSession(TrainingSession):
         return True
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Rank 0's word on a save, and whether any rank is asked to leave. A collective."""
+        """Return whether rank 0 wants a save, and whether any rank is asked to leave. A
+        collective."""
         table = everyones(self.group, [int(is_due), int(is_leaving)], self._exchange.device)
         return bool(table[0][0]), any(leaving for _, leaving in table)
 
@@ -71,10 +72,10 @@ class DividedSession(TrainingSession):
         self._hook()
 
     def _hook_gradients(self) -> None:
-        """torch exchanges them."""
+        """Do nothing: torch exchanges the gradients."""
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """No process goes on in the middle of a job, so gradients are never kept."""
+        """Do nothing: no process joins in the middle of a job, so gradients are never kept."""
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
@@ -93,7 +94,7 @@ class DividedSession(TrainingSession):
         raise error
 
     def state(self) -> dict[str, Any]:
-        """With whole tensors, as an undivided session has them. A collective."""
+        """Return the state with whole tensors, as an undivided session does. A collective."""
         whole: dict[str, Any] = division.whole(super().state())
         return whole
 
@@ -122,7 +123,7 @@ class DividedSession(TrainingSession):
     def _like(
         self, of_each: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]
     ) -> dict[int, dict[str, Any]]:
-        """An optimizer's state with tensors that are divided as the parameters are."""
+        """Divide the tensors of an optimizer's state in the same way as the parameters."""
         return {
             number: {
                 key: division.like(one, parameters[number]) if torch.is_tensor(one) else one

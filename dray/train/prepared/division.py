@@ -1,6 +1,6 @@
-"""The division of a user's model among the ranks by torch's FSDP2, HSDP and tensor parallelism.
+"""Divides a user's model among the ranks with torch's FSDP2, HSDP and tensor parallelism.
 
-The axes are the fields of a job document's `parallel`, with `tensor` the innermost: neighbouring
+The axes are the fields of a job document's `parallel`. `tensor` is the innermost axis: neighbouring
 ranks compute each layer together.
 """
 
@@ -26,7 +26,7 @@ from dray.train.prepared.copies import changed
 
 @dataclass(frozen=True)
 class Axes:
-    """How many ranks there are along each axis; their product is the number of ranks."""
+    """The number of ranks along each axis. Their product is the total number of ranks."""
 
     data: int
     shard: int
@@ -34,7 +34,8 @@ class Axes:
 
     @property
     def num_shares(self) -> int:
-        """Shares of a global batch: the ranks of a tensor axis compute the same samples."""
+        """Number of shares of a global batch. Ranks along the tensor axis compute the same
+        samples."""
         return self.data * self.shard
 
     @property
@@ -43,13 +44,13 @@ class Axes:
 
 
 def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocked: bool) -> Axes:
-    """The axes for `world_size` ranks. A `shard` of None takes all ranks that `tensor` leaves if
-    the model's blocks are named, else 1. Raises ValueError for sizes that do not divide the
-    ranks."""
+    """Return the axes for `world_size` ranks. If `shard` is None, it is the number of ranks divided
+    by `tensor` if the model's blocks are named, and 1 otherwise. Raises ValueError for sizes that
+    do not divide the number of ranks."""
     tensor = 1 if tensor is None else tensor
     for name, size in (("shard", shard), ("tensor", tensor)):
         if size is not None and size < 1:
-            raise ValueError(f"prepare() was given {name}={size}: give 1 or more")
+            raise ValueError(f"prepare() was given {name}={size}, but it must be at least 1")
     if world_size % tensor:
         raise ValueError(f"tensor is {tensor}, which does not divide the {world_size} ranks")
     left = world_size // tensor
@@ -63,8 +64,8 @@ def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocke
 
 
 def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """The modules whose names match, part by part: `layers.*` has `layers.0` and not
-    `layers.0.norm`. Raises ValueError if there are none."""
+    """Return the modules whose names match the pattern, part by part: `layers.*` matches `layers.0`
+    but not `layers.0.norm`. Raises ValueError if no module matches."""
     wanted = pattern.split(".")
     found = []
     for name, module in model.named_modules():
@@ -77,7 +78,7 @@ def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
 
 
 def prepare_blocks(blocks: Sequence[nn.Module], *, recompute: bool, compiled: bool) -> None:
-    """Have blocks recomputed in the backward pass, and compiled, in place."""
+    """Make blocks recompute themselves in the backward pass, and compile them, in place."""
     for block in blocks:
         if recompute:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -91,7 +92,7 @@ def divide(
     plan: Mapping[str, ParallelStyle] | None,
     axes: Axes,
 ) -> None:
-    """Divide the model in place; every rank begins with rank 0's. A collective."""
+    """Divide the model in place. Every rank starts with rank 0's weights. A collective."""
     if axes.tensor > 1:
         _check_plan(model, plan)
     device = next(model.parameters()).device
@@ -116,8 +117,8 @@ def divide(
 def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> None:
     if not plan:
         raise ValueError(
-            "parallel.tensor is above 1, and prepare() was given no tensor_plan: name the modules "
-            "to divide, such as tensor_plan={'layers.*.up': ColwiseParallel(), ...}"
+            "parallel.tensor is above 1, but prepare() was given no tensor_plan: name the modules "
+            "to divide, for example tensor_plan={'layers.*.up': ColwiseParallel(), ...}"
         )
     names = [name.split(".") for name, _ in model.named_modules()]
     for pattern in plan:
@@ -130,7 +131,7 @@ def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> N
 
 def _divide_matrices(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:
     parallelize_module(model, mesh, dict(plan))
-    # An optimizer and a norm of gradients take no mixture of DTensors and plain tensors.
+    # Optimizers and gradient norms can't mix DTensors and plain tensors.
     for name, module in list(model.named_modules()):
         own = [
             key for key, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor)
@@ -140,14 +141,14 @@ def _divide_matrices(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Para
         if any(True for _ in module.children()):
             raise ValueError(
                 f"the parameter {'.'.join(filter(None, (name, own[0])))} belongs to a module with "
-                "modules of its own: with tensor above 1, put it in a module that has none, or "
-                "divide its module by the tensor_plan"
+                "submodules: with tensor above 1, move it to a module without submodules, or "
+                "divide its module with tensor_plan"
             )
         _replicate(module, mesh)
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Have every rank of the mesh compute the whole module, with parameters that are DTensors."""
+    """Make every rank of the mesh compute the whole module, with DTensors as parameters."""
 
     def as_whole(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         return tuple(_whole_input(one, mesh) for one in inputs)
@@ -167,8 +168,9 @@ def _whole_input(one: Any, mesh: DeviceMesh) -> Any:
 
 
 def _check_even(model: nn.Module, axes: Axes) -> None:
-    """FSDP cuts a part that tensor parallelism has cut. Where that is uneven, torch's DTensor takes
-    the parts to be in other places than FSDP has them (torch 2.13)."""
+    """Check that shard and tensor divide each parameter evenly. FSDP divides the parts that tensor
+    parallelism has made. If they are uneven, torch's DTensor and FSDP disagree about the positions
+    of the parts (torch 2.13)."""
     if min(axes.shard, axes.tensor) == 1:
         return
     parts = axes.shard * axes.tensor
@@ -183,46 +185,48 @@ def _check_even(model: nn.Module, axes: Axes) -> None:
 
 
 def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """The names of the parameters of each of the optimizer's groups.
+    """Return the names of the parameters in each of the optimizer's groups.
 
-    Raises ValueError for an optimizer that has taken a step, or has another model's parameters.
+    Raises ValueError for an optimizer that has taken a step, or has parameters of another model.
     """
     if optimizer.state:
         raise ValueError(
-            "the optimizer has state already: a model is divided before its first step, and "
-            "prepare() restores checkpoints"
+            "the optimizer already has state: call prepare() before the first step, and let it "
+            "restore checkpoints"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
         return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     except KeyError:
         raise ValueError(
-            "the optimizer has a parameter that is not the model's: make it of model.parameters()"
+            "the optimizer has a parameter that is not the model's: use model.parameters()"
         ) from None
 
 
 def retarget(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
 ) -> None:
-    """Give the optimizer's groups the divided parameters; their options stay."""
+    """Replace the parameters in the optimizer's groups with the divided ones, and keep the
+    options."""
     divided = dict(model.named_parameters())
     for group, own in zip(optimizer.param_groups, names, strict=True):
         group["params"] = [divided[name] for name in own]
 
 
 def set_exchanging(model: nn.Module, exchanges: bool) -> None:
-    """Whether backward passes exchange gradients, or add them up."""
+    """Set whether backward passes exchange gradients or accumulate them."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(exchanges)
 
 
 def whole(value: Any) -> Any:
-    """A nested state with whole tensors in the place of divided ones. A collective."""
+    """Replace the divided tensors in a nested state with whole tensors. A collective."""
     return changed(value, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a whole tensor, which every rank has, where it has the parameter's shape."""
+    """Return this rank's part of a whole tensor, if it has the shape of a divided parameter. Every
+    rank must have the whole tensor."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(

@@ -1,9 +1,10 @@
-"""The exchange of gradients: averaged over the global batch when a backward pass has ended.
+"""The exchange of gradients: averages them over the global batch at the end of a backward pass.
 
-All gradients of a model and a type travel in one flat tensor. It also has rank 0's buffers, as in
-DDP, a mark of the point that the rank's script has reached, and for each parameter whether the rank
-has a new gradient of it: a parameter that no pass reached on any rank keeps its gradient. With
-several models, the ranks first agree on the models that the pass reached, and send only these.
+All gradients of a model with the same type are sent in one flat tensor. The tensor also contains
+rank 0's buffers, as in DDP, a mark of the point that the rank's script has reached, and for each
+parameter whether the rank has a new gradient. A parameter that no pass reached on any rank keeps
+its gradient. With several models, the ranks first agree on the models that the pass reached, and
+send only their gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class GradientExchange:
-    """Averages the gradients of the models, and of parameters that no model has."""
+    """Averages the gradients of the models, and of parameters that belong to no model."""
 
     def __init__(
         self,
@@ -28,24 +29,24 @@ class GradientExchange:
         *,
         broadcast_buffers: bool = True,
     ) -> None:
-        """others: parameters of optimizers that no model has."""
+        """others: parameters of optimizers that belong to no model."""
         self._broadcasts = broadcast_buffers
         self._sections: list[_Section] = []
         self._known: set[int] = set()
         self._reached: set[int] = set()
-        """Ids of the parameters that got a gradient since the last exchange."""
+        """Ids of the parameters that have got a gradient since the last exchange."""
         for model in models:
             self.add(model)
         self.add_others(others)
 
     def add(self, model: nn.Module) -> None:
-        """Exchange the gradients of one more model."""
+        """Exchange the gradients of another model too."""
         parameters = self._new(model.parameters())
         buffers = self._new(model.buffers())
         self._sections.append(_Section(parameters, buffers, sends_buffers=self._broadcasts))
 
     def add_others(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Exchange the gradients of the parameters that no model has."""
+        """Exchange the gradients of parameters that belong to no model."""
         if own := self._new(parameters):
             self._sections.append(_Section(own, [], sends_buffers=False))
 
@@ -60,14 +61,14 @@ class GradientExchange:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The parameters of all models, frozen ones included, each once."""
+        """The parameters of all models, including frozen ones, without duplicates."""
         return [parameter for section in self._sections for parameter in section.parameters]
 
     def is_known(self, tensor: Tensor) -> bool:
         return id(tensor) in self._known
 
     def reached(self, parameter: Tensor) -> None:
-        """Note that a backward pass has given the parameter a gradient."""
+        """Record that a backward pass has computed a gradient of the parameter."""
         self._reached.add(id(parameter))
 
     def reached_any(self, parameters: Iterable[Tensor]) -> bool:
@@ -75,8 +76,8 @@ class GradientExchange:
 
     @torch.no_grad()
     def run(self, weight: float, rank: int, mark: int) -> list[Tensor]:
-        """The sum over the ranks of their gradients times their weights, flat. A collective, which
-        does not change the gradients themselves.
+        """Return the sum of the ranks' gradients times their weights, as flat tensors. A
+        collective, which does not change the gradients themselves.
 
         mark: a number below 2**32 for the point that the script has reached; see `has_mark`. Raises
         ValueError if the tensors are on several devices.
@@ -85,7 +86,7 @@ class GradientExchange:
         if len(devices) > 1:
             raise ValueError(
                 f"the models given to prepare() are on {' and '.join(sorted(devices))}: move all "
-                "of them to the GPU of the rank, or train with one worker"
+                "of them to the rank's GPU, or train with one worker"
             )
         marks = [float(mark % 2**16), float(mark >> 16)]
         if len(self._sections) == 1:
@@ -99,18 +100,18 @@ class GradientExchange:
         return flats
 
     def _is_due(self, section: _Section) -> bool:
-        """Whether a pass has reached parameters of the model, or changed its buffers."""
+        """Whether a pass has reached parameters of the model or changed its buffers."""
         return section.has_new_buffers() or self.reached_any(section.parameters)
 
     @property
     def has_new_buffers(self) -> bool:
-        """Whether buffers have changed since the last exchange, so that the ranks may have
-        different ones."""
+        """Whether buffers have changed since the last exchange, so that they may differ between
+        ranks."""
         return any(section.has_new_buffers() for section in self._sections)
 
     def has_mark(self, flats: Sequence[Tensor], mark: int, world_size: int) -> bool:
-        """Whether all ranks came to the exchange with this mark. The sums of 16 bits of up to 256
-        ranks are exact in fp32."""
+        """Whether all ranks have entered the exchange with this mark. The mark is sent as two
+        16-bit numbers, whose sums over up to 256 ranks are exact in fp32."""
         sums = flats[0][:2].tolist()
         return bool(sums == [world_size * (mark % 2**16), world_size * (mark >> 16)])
 
@@ -120,8 +121,9 @@ class GradientExchange:
 
     @torch.no_grad()
     def apply(self, flats: Sequence[Tensor]) -> None:
-        """Give the parameters the gradients of the global batch. The buffers take rank 0's values
-        only in `settle_buffers`, since the graph of another pass may still need the old values."""
+        """Set the gradients of the parameters to the averages over the global batch. Buffers get
+        rank 0's values later, in `settle_buffers`, because the graph of another pass may still need
+        the old values."""
         remaining = iter(flats)
         sections = self._sections
         if len(sections) > 1:
@@ -131,14 +133,14 @@ class GradientExchange:
             section.pending = section.apply(remaining, num_marks)
 
     def is_done(self) -> None:
-        """Note that the exchange has ended, so that later gradients are new ones."""
+        """Record that the exchange has ended, so that later gradients count as new."""
         self._reached.clear()
         for section in self._sections:
             section.note_buffers()
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
-        """Have the buffers take the values that rank 0 has sent."""
+        """Copy the values that rank 0 has sent to the buffers."""
         for section in self._sections:
             for buffer, value in section.pending:
                 buffer.copy_(value)
@@ -147,13 +149,13 @@ class GradientExchange:
         self.drop_pending()
 
     def drop_pending(self) -> None:
-        """Forget rank 0's values, and keep the buffers unchanged."""
+        """Discard rank 0's values, and leave the buffers unchanged."""
         for section in self._sections:
             section.pending = []
 
     def gradients(self, chosen: Iterable[Tensor] | None = None) -> list[Tensor | None]:
-        """Copies of the gradients of all parameters, or of the chosen ones; None for the others,
-        and for parameters without a gradient."""
+        """Return copies of the gradients of all parameters, or of the chosen ones. Other
+        parameters, and parameters without a gradient, have None."""
         ids = None if chosen is None else set(map(id, chosen))
         return [
             p.grad.clone() if p.grad is not None and (ids is None or id(p) in ids) else None
@@ -172,7 +174,7 @@ class GradientExchange:
                 parameter.grad.zero_()
 
     def buffers(self) -> list[Tensor]:
-        """Copies of the buffers."""
+        """Return copies of the buffers."""
         return [buffer.detach().clone() for buffer in self._buffers]
 
     @torch.no_grad()
@@ -197,12 +199,12 @@ class _Section:
         self.parameters = parameters
         self.buffers = buffers
         self.pending: list[tuple[Tensor, Tensor]] = []
-        """Buffers, and the values of rank 0 that they are to take."""
+        """Buffers, and the values of rank 0 that will be copied to them."""
         self._sent = buffers if sends_buffers else []
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """Note that all ranks have, or will have, these values of the buffers."""
+        """Record that all ranks have, or will have, the current values of the buffers."""
         self._versions = [buffer._version for buffer in self._sent]
 
     def has_new_buffers(self) -> bool:
@@ -262,8 +264,8 @@ class _Section:
         return pending
 
     def _trained(self) -> list[Tensor]:
-        """The parameters that are not frozen. A program may freeze and thaw parameters at any time,
-        on all ranks alike."""
+        """Return the parameters that are not frozen. A program can freeze and unfreeze parameters
+        at any time, if all ranks do the same."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
     @property
@@ -271,8 +273,8 @@ class _Section:
         return (*self.parameters, *self.buffers)[0].device
 
     def _by_type(self) -> dict[torch.dtype, tuple[list[Tensor], list[Tensor]]]:
-        """Parameters, and buffers that travel with them, by type."""
-        # The presence of gradients travels as float32, whatever their own type.
+        """Return the parameters, and the buffers that are sent with them, by type."""
+        # The presence of gradients is sent as float32, whatever the type of the gradients.
         found: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {torch.float32: ([], [])}
         for parameter in self._trained():
             found.setdefault(parameter.dtype, ([], []))[0].append(parameter)
@@ -282,7 +284,7 @@ class _Section:
         return found
 
     def _plain(self) -> list[Tensor]:
-        """Buffers that travel as bytes."""
+        """Return the buffers that are sent as bytes."""
         types = {torch.float32, *(parameter.dtype for parameter in self._trained())}
         return [buffer for buffer in self._sent if not _is_summed(buffer, types)]
 
@@ -293,7 +295,7 @@ class _Section:
         buffers: Sequence[Tensor],
         num_marks: int,
     ) -> list[int]:
-        """Elements of the parts of a type's flat tensor."""
+        """Return the number of elements of each part of a type's flat tensor."""
         own = [each.numel() for each in (*parameters, *buffers)]
         return [num_marks + len(self._trained()), *own] if dtype is torch.float32 else own
 
@@ -315,17 +317,17 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 class SampleCount:
-    """The samples of the current batch, and of the batches whose gradients are to be exchanged."""
+    """Counts the samples of the current batch, and of the batches in the next exchange."""
 
     def __init__(self) -> None:
         self._at_hand = (0, 0)
-        """Samples of the current batch on this rank, and on all ranks."""
+        """Samples of the current batch, on this rank and on all ranks."""
         self._counted = self._num_global = 0
-        """Samples of the batches whose gradients the next exchange averages, likewise."""
+        """Samples of the batches in the next exchange, on this rank and on all ranks."""
         self._is_counted = False
-        """Whether the current batch is one of these: it had a backward pass."""
+        """Whether the next exchange includes the current batch, since it had a backward pass."""
         self.has_exchanged = True
-        """Whether no backward pass came after the last exchange."""
+        """Whether there was no backward pass after the last exchange."""
 
     @property
     def num_global(self) -> int:
@@ -336,8 +338,8 @@ class SampleCount:
         self._at_hand, self._is_counted = (counted, num_global), False
 
     def passed(self) -> None:
-        """Note the end of a backward pass: the current batch counts in the next exchange, alone or
-        with earlier batches whose gradients were added up."""
+        """Record the end of a backward pass. The next exchange includes the current batch, alone or
+        together with earlier batches whose gradients were accumulated."""
         counted, num_global = self._at_hand
         if self.has_exchanged:
             self._counted, self._num_global = counted, num_global
@@ -347,5 +349,5 @@ class SampleCount:
         self._is_counted, self.has_exchanged = True, False
 
     def weight(self, world_size: int) -> float:
-        """This rank's fraction of the samples; an equal fraction without a loader."""
+        """Return this rank's fraction of the samples, or an equal fraction without a loader."""
         return self._counted / self._num_global if self._num_global else 1.0 / world_size

@@ -1,7 +1,8 @@
 """The ranks that train together, as a prepared script sees them.
 
-`Group` is the protocol that a session needs. `SoloGroup` is for `python train.py`, `TorchrunGroup`
-for a run under torchrun; under dray the workers pass a group that forms again after a loss.
+`Group` is the protocol that a session needs. `SoloGroup` is for `python train.py`, and
+`TorchrunGroup` for a run under torchrun. Under dray, the workers pass a group that forms again
+after a loss.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class LoopPhase(Enum):
     """Forward and backward passes."""
     EXCHANGE = "exchange"
     OWN_CODE = "own code"
-    """The time from the exchange to the next batch: the update, a report, an evaluation."""
+    """From the exchange to the next batch: the update, a report, an evaluation."""
     SAVE = "save"
     FINISH = "finish"
 
 
 class Group(Protocol):
-    """The ranks that train together now."""
+    """The ranks that currently train together."""
 
     @property
     def rank(self) -> int:
@@ -41,54 +42,58 @@ class Group(Protocol):
 
     @property
     def may_grow(self) -> bool:
-        """Whether ranks may join a group of one."""
+        """Whether ranks can join a group of one."""
 
     def join(self) -> None:
-        """Form the group, or the next one after `follow`."""
+        """Form the group or, after `follow`, the next group."""
 
     def check(self) -> None:
-        """Raises an error that may be followed if another group is wanted."""
+        """Raise an error that `may_follow` accepts if another group is wanted."""
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only means that the group is broken, and another group may follow."""
+        """Whether an error only means that the group is broken, so that another group can
+        follow."""
 
     def follow(self, error: BaseException) -> None:
-        """Leave the broken group and get a rank in the next; raises `error` if there is none."""
+        """Leave the broken group and get a rank in the next group; raises `error` if there is
+        none."""
 
     def state_lost(self) -> Exception:
-        """The error to raise where no rank holds a state from which a newcomer could go on."""
+        """Return the error to raise if no rank holds a state from which a new process can
+        continue."""
 
     def copies_differ(self) -> Exception:
-        """The error to raise where ranks that should have equal copies have different ones."""
+        """Return the error to raise if copies that should be equal differ between ranks."""
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
-        """The state of the rank `source` on every other rank; None on `source`. A collective."""
+        """Return the state of the rank `source` on every other rank, and None on `source`. A
+        collective."""
 
     def enter(self, phase: LoopPhase, step: int) -> None:
-        """Note that this rank is in a phase of the step."""
+        """Record that this rank is in a phase of the step."""
 
     def began(self, step: int) -> None:
-        """Note that the group goes on after this step."""
+        """Record that the group continues after this step."""
 
     def committed(self, step: int) -> None:
-        """Note that the optimizer has taken this step."""
+        """Record that the optimizer has taken this step."""
 
     @property
     def is_asked_to_leave(self) -> bool:
-        """Whether the job is to save and leave."""
+        """Whether the job should save and leave."""
 
     def leave(self) -> None:
-        """End this process: a checkpoint of its last step is saved."""
+        """End this process, after a checkpoint of its last step was saved."""
 
     def finish(self) -> None:
-        """Return once every rank's script has ended well; raises an error that may be followed if
-        the group breaks first."""
+        """Wait until the scripts of all ranks have finished successfully. Raises an error that
+        `may_follow` accepts if the group breaks first."""
 
 
 class SoloGroup:
-    """A group of one process, in which nothing has to be noted or awaited."""
+    """A group of one process, which has nothing to record or to wait for."""
 
     rank = 0
     world_size = 1
@@ -135,7 +140,7 @@ class SoloGroup:
 
 
 class TorchrunGroup(SoloGroup):
-    """The processes that torchrun, or another launcher that sets its variables, has started."""
+    """The processes started by torchrun, or by another launcher that sets its variables."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
@@ -157,12 +162,12 @@ class TorchrunGroup(SoloGroup):
 
 
 def group_of_environment() -> Group:
-    """Torchrun's group if its variables are set, else this process alone."""
+    """Return torchrun's group if its variables are set, otherwise a group of this process alone."""
     return TorchrunGroup() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else SoloGroup()
 
 
 def everyones(group: Group, mine: Sequence[int], device: torch.device) -> list[list[int]]:
-    """The numbers of each rank, in the ranks' order. A collective."""
+    """Gather the numbers of all ranks, ordered by rank. A collective."""
     if group.world_size == 1:
         return [list(mine)]
     own = torch.tensor(mine, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Hooks for the calls of a prepared script: a gradient that came, and a step of an optimizer."""
+"""Hooks in a prepared script, for computed gradients and the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dray.train.prepared.anchor import parameters_of
 def hook_gradients(
     parameters: Iterable[Tensor], hooked: set[int], came: Callable[[Tensor], None]
 ) -> None:
-    """Have `came` called when a backward pass has given one of the parameters a gradient. hooked:
-    the ids of parameters that have a hook; the others are added."""
+    """Call `came` whenever a backward pass has computed the gradient of one of the parameters.
+    hooked: ids of the parameters that have a hook; the ids of the others are added."""
     for parameter in parameters:
         if id(parameter) in hooked or not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         hooked.add(id(parameter))
-        # A parameter that is frozen now may be thawed later.
+        # A parameter that is frozen now can be unfrozen later.
         is_trained = parameter.requires_grad
         parameter.requires_grad_(True)
         parameter.register_post_accumulate_grad_hook(came)  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ def hook_gradients(
 def hook_steps(
     optimizer: Optimizer, will_step: Callable[[], bool], stepped: Callable[[], None]
 ) -> None:
-    """Have both called around each step. will_step: whether to take the step."""
+    """Call these functions before and after each step. will_step: returns whether to take it."""
     step = optimizer.step
 
     def counted_step(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def hook_steps(
         stepped()
         return result
 
-    # As torch's schedulers mark a step that they have wrapped.
+    # torch's schedulers mark a step that they have wrapped in the same way.
     for name in ("_wrapped_by_lr_sched", "_with_counter"):
         if hasattr(step, name):
             setattr(counted_step, name, True)
@@ -51,20 +51,20 @@ def hook_steps(
 def refuse_stranger(
     optimizer: Optimizer, known: Sequence[Optimizer], is_known: Callable[[Tensor], bool]
 ) -> None:
-    """Raises ValueError for a step that the other ranks, or a process that takes this one's place,
-    would not take alike."""
+    """Raise ValueError for a step that the other ranks, or a process that replaces this one, would
+    not take alike."""
     are_known = [is_known(parameter) for parameter in parameters_of([optimizer])]
     name = type(optimizer).__name__
     if any(optimizer is one for one in known):
         if not all(are_known):
             raise ValueError(
-                f"an optimizer ({name}) steps parameters that were made after prepare(), as by "
-                "add_param_group() with a new layer: their gradients are not averaged over the "
-                "ranks. Make all layers before prepare(), and freeze later ones"
+                f"an optimizer ({name}) updates parameters that were created after prepare(), for "
+                "example a new layer for add_param_group(): their gradients are not averaged over "
+                "the ranks. Create all layers before prepare(), and freeze the later ones"
             )
     elif any(are_known):
         raise ValueError(
-            f"an optimizer ({name}) that prepare() was not given steps parameters of a prepared "
-            "model, and a process that takes another's place could not go on with its state: give "
-            "prepare() all optimizers, as in prepare([model], [optimizer, other], loader)"
+            f"an optimizer ({name}) that prepare() was not given updates parameters of a prepared "
+            "model, and a process that replaces another could not restore its state: pass all "
+            "optimizers to prepare(), as in prepare([model], [optimizer, other], loader)"
         )

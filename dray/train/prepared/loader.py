@@ -1,4 +1,4 @@
-"""The loader of a prepared script: this rank's shares, from the batch at which the job is."""
+"""The loader of a prepared script: this rank's shares, starting with the job's current batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dray.train.prepared.session import TrainingSession
 
 
 class PreparedLoader:
-    """Iterates as the `DataLoader` that it was made from, once for each epoch.
+    """Iterates like the `DataLoader` that it was made from, one epoch at a time.
 
-    Epochs that the job has done already are empty, so that a script that starts again comes at once
-    to the batch where the job is.
+    Epochs that the job has completed are empty, so that a restarted script reaches the job's
+    current batch at once.
     """
 
     def __init__(self, loader: DataLoader[Any], session: TrainingSession) -> None:
@@ -31,15 +31,15 @@ class PreparedLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a global batch."""
+        """Number of samples in a global batch."""
         return self._loader.batch_size
 
     def __len__(self) -> int:
-        """Global batches of an epoch."""
+        """Number of global batches in an epoch."""
         return self._plan.num_batches(self._session.position.epoch)
 
     def skip_to(self, epoch: int) -> None:
-        """Have the next pass be that of this epoch."""
+        """Make the next iteration yield the batches of this epoch."""
         self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -66,9 +66,9 @@ class PreparedLoader:
             share = self._plan.share(epoch, position.batch, *place)
             if session.needs_even_shares and share.num_global % place[1]:
                 raise ValueError(
-                    f"a batch has {share.num_global} samples, and {place[1]} ranks take equal "
-                    "shares of it where a model is sharded: make batch_size a multiple of "
-                    f"{place[1]}, with drop_last=True"
+                    f"a batch has {share.num_global} samples, but a sharded model needs equal "
+                    f"shares for {place[1]} ranks: make batch_size a multiple of {place[1]}, and "
+                    "set drop_last=True"
                 )
             session.began_batch(share.num_counted, share.num_global)
             yield batch

@@ -1,6 +1,6 @@
-"""Checkpoints of a prepared script: copied between two batches, and written while training goes on.
+"""Checkpoints of a prepared script: copied between two batches, written while training continues.
 
-After a handover the ranks verify in each exchange that their weights are equal. A copy is then
+After a handover, each exchange verifies that the ranks' weights are equal. From then on, a copy is
 written only after an exchange has verified it, so that no checkpoint has a state that differs
 between ranks.
 """
@@ -29,16 +29,16 @@ class _Copy:
     state: dict[str, Any]
     step: int
     num_ops: int
-    """Operations before it."""
+    """Number of operations completed before the copy."""
 
 
 class Saver:
-    """Saves the state of a session on rank 0; one save is in flight at most."""
+    """Saves the state of a session on rank 0, one save at a time."""
 
     def __init__(
         self, session: TrainingSession, *, every_steps: int | None, every_s: float | None, keep: int
     ) -> None:
-        """every_steps, every_s: steps, or seconds, after which a save is due; None for never."""
+        """every_steps, every_s: a save is due after this many steps or seconds; None for never."""
         self._session = session
         self._every_steps = every_steps
         self._every_s = every_s
@@ -53,11 +53,11 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def ask(self) -> None:
-        """Have the state of the next batch saved."""
+        """Request a save at the next batch."""
         self._is_asked = True
 
     def at_batch(self) -> None:
-        """Save the state of the next batch, if a save is due."""
+        """Save the state of the next batch if a save is due."""
         session = self._session
         self._write_if(session.num_ops)
         is_due, self._is_asked = self._is_asked or self._is_due(), False
@@ -68,7 +68,7 @@ class Saver:
             if not self._is_leaving:
                 self._is_leaving = True
                 self.save()
-            if self._held is None:  # else after the exchange that verifies it
+            if self._held is None:  # otherwise after the exchange that verifies it
                 self.wait()
                 session.agreed(False, True)  # the others leave once rank 0 has saved
                 session.group.leave()
@@ -86,7 +86,8 @@ class Saver:
         return self._every_s is not None and waited_s >= self._every_s and not is_writing
 
     def save(self) -> None:
-        """Copy the state and begin to write it; waits for the previous save, if that still runs."""
+        """Copy the state and start writing it. Waits for the previous save if it is still
+        running."""
         session = self._session
         if session.steps == self._saved_step:
             return
@@ -100,7 +101,7 @@ class Saver:
                 self._write_if(session.num_ops + 1)
 
     def _write_if(self, num_ops: int) -> None:
-        """Begin to write the held copy if it was made before operation `num_ops`."""
+        """Start writing the held copy if it was made before operation `num_ops`."""
         held = self._held
         if held is not None and held.num_ops < num_ops:
             self._held = None
@@ -111,25 +112,25 @@ class Saver:
             with tempfile.TemporaryDirectory(prefix="dray-prepared-") as folder:
                 torch.save(state, Path(folder, FILE))
                 reporting.save_checkpoint(folder, step, keep=self._keep)
-        except Exception as error:  # a disk or a storage may raise anything, and the job goes on
-            log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
+        except Exception as error:  # storage can raise anything, and the job continues
+            log(f"the checkpoint of step {step} could not be saved: {error}. Training continues")
 
     def end(self) -> None:
-        """Return once the last copy is written. To be called after the ranks have compared their
+        """Wait until the last copy is written. Call this after the ranks have compared their
         weights."""
         self._write_if(self._session.num_ops + 1)
         self.wait()
 
     def wait(self) -> None:
-        """Return once no save is in flight."""
+        """Wait until no save is in progress."""
         if self._writing is not None:
             self._writing.result()
 
 
 def load() -> dict[str, Any] | None:
-    """The state of the newest intact checkpoint of an earlier attempt; None if there is none.
+    """Return the state of the newest intact checkpoint of an earlier attempt, or None.
 
-    Raises ValueError for a checkpoint that the script has saved by itself.
+    Raises ValueError for a checkpoint that the script has saved with `save_checkpoint`.
     """
     found = reporting.load_checkpoint()
     if found is None:
@@ -138,14 +139,14 @@ def load() -> dict[str, Any] | None:
     if not path.is_file():
         raise ValueError(
             f"the checkpoint of step {found.step} was saved by save_checkpoint(), and prepare() "
-            "can't read it: a prepared script has its checkpoints saved by train.checkpoint()"
+            "can't read it: in a prepared script, use train.checkpoint() instead"
         )
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
     return state
 
 
 def on_host(value: Any) -> Any:
-    """A copy of a state with its tensors in the host's memory."""
+    """Copy a state to the host's memory."""
 
     def copy_of(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):

@@ -1,16 +1,16 @@
-"""The course of a prepared training: its exchanges, and how a process takes another's place.
+"""A prepared training: its exchanges, and how a new process replaces a lost one.
 
 Ranks meet in operations, which are numbered: each exchange of gradients is one. If a group breaks
-in an operation, the ranks that are left form the next group inside the same call and do it again
-with the gradients that they have. A newcomer runs the script from its first line: `prepare` gives
-it the state of the batch in which the others are, and the results of the operations that they have
-ended since. Its loop computes its own gradients of that batch, gets these results in place of its
-first exchanges, and meets the others in the next one.
+during an operation, the remaining ranks form the next group within the same call, and repeat the
+operation with the gradients that they have. A replacement runs the script from its first line.
+`prepare` gives it the state of the others' current batch, and the results of the operations that
+they have completed since the batch began. The replacement computes its own gradients of that batch,
+uses these results in place of its first exchanges, and meets the other ranks in the next operation.
 
-There the ranks compare digests of their weights and of the optimizers' state before they exchange
-anything. From then on each exchange carries a sample of the weights, and the ranks compare digests
-again at the end: a program that depends on what was not handed over may come to other weights much
-later. Its group then ends, and the job goes back to its checkpoint.
+There the ranks compare digests of their weights and optimizer states before they exchange anything.
+From then on, each exchange contains a sample of the weights, and the ranks compare digests again at
+the end: if a program depends on something that was not handed over, its weights can begin to differ
+much later. In that case the group ends, and the job resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dray.train.seeding import derive_seed, seed_generators
 
 
 class TrainingSession(BatchState):
-    """The training of one or several models in this process."""
+    """Trains one or several models in this process."""
 
     def __init__(
         self,
@@ -47,39 +47,39 @@ class TrainingSession(BatchState):
         seed: int | None,
         broadcast_buffers: bool = True,
     ) -> None:
-        """All arguments except the group: see `BatchState`."""
+        """See `BatchState` for all arguments except the group."""
         parts = models, optimizers, tracked
         super().__init__(*parts, seed=seed, broadcast_buffers=broadcast_buffers)
         self.group = group
         self.total_steps: int | None = None
-        """Optimizer steps after which the loader ends; None for the end of the script's loop."""
+        """Optimizer steps after which the loader ends; None if only the script decides."""
         self.is_skipping = False
-        """Whether the script runs through epochs that are done."""
+        """Whether the script is running through completed epochs."""
         self.is_void = False
-        """Whether the batch is handed out again, because the ranks divide it anew."""
+        """Whether the batch is handed out again, because the ranks divide it differently."""
         self.has_begun = False
         """Whether the loader has handed out a batch."""
         self.on_batch: Callable[[], None] = lambda: None
-        """Called when the state of a batch is remembered."""
+        """Called when the state of a batch has been recorded."""
         self._is_pending = False
         """Whether this rank is in an operation."""
         self._count = SampleCount()
         self._loaded_as: tuple[int, int] | None = None
-        """(rank, world size) by which the current batch was divided."""
+        """(rank, world size) with which the current batch was divided."""
         self._steps_of = [0] * len(self.optimizers)
-        """Steps of each optimizer since the batch began."""
+        """Number of steps of each optimizer since the batch began."""
         self._must_compare = False
-        """Whether the copies of the ranks are to be compared in the next operation."""
+        """Whether the ranks must compare their copies in the next operation."""
         self.verifies = False
-        """Whether the ranks formed another group during the training, so that each exchange
+        """Whether the ranks have formed another group during the training, so that each exchange
         verifies that their weights are equal."""
         self._is_queued = False
         self._hooked: set[int] = set()
-        """Ids of the parameters that report their gradients."""
+        """Ids of the parameters with a gradient hook."""
         self._exchanges = True
 
     needs_even_shares = False
-    """Whether each rank's share of a batch must have as many samples as the others'."""
+    """Whether all ranks' shares of a batch must have the same number of samples."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class TrainingSession(BatchState):
         return self.group.rank == 0
 
     def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
-        """Whether a save is due and the job leaves, as far as this rank takes part in it."""
+        """Return (a save is due, the job leaves), as far as this rank takes part."""
         return is_due, is_leaving
 
     @property
@@ -101,9 +101,9 @@ class TrainingSession(BatchState):
     # Beginning.
 
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Join the group and take the newest state: a peer's, or what rank 0 loads.
+        """Join the group and take over the newest state, from a peer or from what rank 0 loads.
 
-        load: a saved state, or None to begin with the models as they are.
+        load: returns a saved state, or None to start with the models as they are.
         """
         self._load = load
         try:
@@ -114,8 +114,8 @@ class TrainingSession(BatchState):
         self._hook()
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Train further models, before the first batch. Their state comes with the restored state,
-        or else from rank 0, by an operation."""
+        """Train further models, before the first batch. Their state comes from the restored state
+        or, if it lacks them, from rank 0 in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -136,7 +136,7 @@ class TrainingSession(BatchState):
                 tensor.copy_(value)
 
     def _sent_by_first(self, tensors: Sequence[Tensor]) -> Result:
-        """Rank 0's values of the tensors, as copies. A collective."""
+        """Return copies of rank 0's values of the tensors. A collective."""
         mine = [tensor.detach().clone() for tensor in tensors]
         sent = self.group.hand_over(lambda: {"tensors": mine}, 0)
         return mine if sent is None else sent["tensors"]
@@ -164,7 +164,7 @@ class TrainingSession(BatchState):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Backward passes in here add gradients up locally; the next one outside exchanges them."""
+        """Accumulate gradients locally; the next pass outside of this context exchanges them."""
         before, self._exchanges = self._exchanges, False
         try:
             yield
@@ -180,7 +180,7 @@ class TrainingSession(BatchState):
             compat_torch.when_backward_ends(self._backward_ended)
 
     def _backward_ended(self) -> None:
-        """At the end of a backward pass, in the thread that called it."""
+        """Called at the end of a backward pass, in the thread that runs it."""
         self._is_queued = False
         if self.is_void:
             return
@@ -198,17 +198,17 @@ class TrainingSession(BatchState):
         if result:
             self._exchange.apply(result)
         if self.group.rank == 0:
-            self._exchange.drop_pending()  # they are its own
-        elif not self.has_begun:  # there may be no loader
+            self._exchange.drop_pending()  # rank 0's values are its own
+        elif not self.has_begun:  # there may be no loader, which would do this later
             self._exchange.settle_buffers()
         self._exchange.is_done()
         self._count.has_exchanged = True
         self.group.enter(LoopPhase.OWN_CODE, self.steps + 1)
 
     def _exchanged(self, weight: float) -> Result:
-        """The summed gradients of all ranks. Raises an error that ends the attempt if the weights
-        of the ranks differ, or the ranks are at different points of the script. They are, for
-        example, if the script counts batches itself, which a replacement has not done."""
+        """Return the summed gradients of all ranks. Raises an error that ends the attempt if the
+        ranks' weights differ, or if the ranks are at different points of the script. For example, a
+        script that counts batches itself has a different count in a replacement."""
         done = (self._ops, self.steps, self.position.epoch, self.position.batch)
         sample = self.trained.sample(self._ops) if self.verifies else 0
         mark = derive_seed(*done, *self._steps_of, int(self._has_misled), sample) % 2**32
@@ -218,19 +218,19 @@ class TrainingSession(BatchState):
         return result
 
     def _differing(self) -> Exception:
-        """The error to raise where the ranks' weights or places in the script differ."""
+        """Return the error to raise if the ranks' weights or positions in the script differ."""
         if self.verifies:
             return self.group.copies_differ()
         return ValueError(
             "the ranks have different weights or optimizer states, or are at different batches, "
-            "though prepare() gave all of them the state of rank 0: since then the script did not "
-            "do the same on all ranks. Load or change weights before prepare(), or on all ranks "
-            "alike, and have all ranks take each step"
+            "although prepare() gave all of them the state of rank 0: since then, the script has "
+            "behaved differently on some ranks. Load or change weights before prepare(), or in the "
+            "same way on all ranks, and take every step on all ranks"
         )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
-        """The result of this operation; empty if this rank is alone, None if the batch is divided
-        anew. compares: whether the ranks have equal copies before it."""
+        """Run an operation and return its result: empty if this rank is alone, None if the batch
+        is divided again. compares: whether the ranks have equal copies before the operation."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -255,8 +255,8 @@ class TrainingSession(BatchState):
             self._is_pending = False
 
     def _compare(self) -> None:
-        """Have the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if they differ. A collective, in the first operation of a group, and at the end."""
+        """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
+        if they differ. A collective, in the first operation of a group and at the end."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]
@@ -265,7 +265,7 @@ class TrainingSession(BatchState):
         self._must_compare = False
 
     def _will_step(self, number: int) -> bool:
-        """Called before an optimizer steps; whether it may."""
+        """Called before an optimizer steps. Returns whether it is allowed to."""
         if self.is_void:
             return False
         self._keep_before_step(number)
@@ -280,8 +280,8 @@ class TrainingSession(BatchState):
     # Regrouping.
 
     def _regroup(self, error: Exception) -> None:
-        """Join the next group, and have its ranks agree on the state. Raises the error again if the
-        group did not cause it."""
+        """Join the next group, and make its ranks agree on the state. Raises the error again if it
+        does not come from the group."""
         while True:
             if not self.group.may_follow(error):
                 raise error
@@ -294,11 +294,11 @@ class TrainingSession(BatchState):
                 error = next_error
 
     def _meet(self) -> None:
-        """Have the ranks of a new group agree. A collective.
+        """Make the ranks of a new group agree on the state. A collective.
 
-        A rank whose operation the others have ended gets its result, and a rank without a state
-        gets the state of the current batch. If the ranks divide batches differently than before,
-        the ranks that are in an exchange begin the batch again.
+        A rank in an operation that the others have completed gets its result. A rank without a
+        state gets the state of the current batch. If the ranks divide batches differently than
+        before, the ranks that are in an exchange start the batch again.
         """
         group = self.group
         place = (group.rank, group.world_size)
@@ -321,8 +321,8 @@ class TrainingSession(BatchState):
         group.began(self.steps)
 
     def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        """Begin the batch again if the ranks have other shares of it than before, and a rank is in
-        an exchange of it that no rank has ended."""
+        """Start the batch again if the ranks have different shares of it than before, and a rank is
+        in an exchange of it that no rank has completed."""
         if not any(is_moved for _, _, is_moved, _, _ in table):
             return
         anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
@@ -398,14 +398,14 @@ class TrainingSession(BatchState):
             self._regroup(error)
 
     def began_batch(self, counted: int, num_global: int) -> None:
-        """Called at each batch. counted, num_global: its samples on this rank, and on all ranks."""
+        """Called for each batch. counted, num_global: samples on this rank, and on all ranks."""
         self._count.begin(counted, num_global)
         self._loaded_as = self.place
         self._seed_generators("step")
         self.group.enter(LoopPhase.COMPUTE, self.steps + 1)
 
     def ended_epoch(self) -> None:
-        """Called when the loader is at the end of an epoch."""
+        """Called when the loader has reached the end of an epoch."""
         self._count.begin(0, 0)
         self._seed_generators("end")
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
@@ -415,7 +415,7 @@ class TrainingSession(BatchState):
         seed_generators(derive_seed(name, self.seed, epoch, batch, *self.place))
 
     def redo(self) -> LoaderPosition:
-        """Go back to the batch that is handed out again; returns its position."""
+        """Return to the batch that is handed out again; returns its position."""
         self.is_void = False
         self._restore(self._anchor)
         self._steps_of = [0] * len(self.optimizers)
@@ -424,20 +424,20 @@ class TrainingSession(BatchState):
         return self.position
 
     def enter_save(self) -> None:
-        """Note that the state is being saved."""
+        """Record that the state is being saved."""
         self.group.enter(LoopPhase.SAVE, self.steps)
 
     # Ending.
 
     def finish(self) -> None:
-        """Return once the scripts of all ranks have ended well; until then this rank hands its
-        state over when another rank needs it."""
+        """Wait until the scripts of all ranks have finished successfully. Until then, this rank
+        hands its state over when another rank needs it."""
         if self.is_skipping:
             raise ValueError(
-                f"the script ended before it came to epoch {self.position.epoch}, in which the job "
-                "is: prepare() restored the training, and the loop must iterate over the loader "
-                "once for each epoch from the first one; epochs that are done are empty. Use "
-                "train.epochs(n), or range(n)"
+                f"the script ended before it reached epoch {self.position.epoch}, where the job "
+                "is: prepare() restored the training, but the loop must still iterate over the "
+                "loader once for each epoch, starting with the first; completed epochs are empty. "
+                "Use train.epochs(n), or range(n)"
             )
         self.group.enter(LoopPhase.FINISH, self.steps)
         self._must_compare |= self.verifies

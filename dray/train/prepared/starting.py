@@ -1,4 +1,4 @@
-"""Make the session that trains from the arguments of `prepare`."""
+"""Creates the session of a training from the arguments of `prepare`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dray.train.prepared.session import TrainingSession
 
 @dataclass(frozen=True)
 class DivisionRequest:
-    """The arguments of `prepare` by which a model is divided, recomputed and compiled."""
+    """The arguments of `prepare` that control how a model is divided, recomputed and compiled."""
 
     blocks: str | None
     tensor_plan: Mapping[str, ParallelStyle] | None
@@ -39,13 +39,13 @@ def session_of(
     seed: int | None,
     broadcast_buffers: bool,
 ) -> TrainingSession:
-    """Make a session; its model is divided if the arguments ask for that, by a collective. Only the
-    group of a divided model is joined here, because the number of ranks of other groups may
-    change."""
+    """Create a session. If the arguments ask for it, divide the model, which is a collective. This
+    function joins only the group of a divided model, because the number of ranks of other groups
+    can change."""
     named = None if wanted.blocks is None else division.blocks_named(models[0], wanted.blocks)
     if named is None and (wanted.recompute or wanted.compile_blocks):
         raise ValueError(
-            "recompute and compile_blocks need the model's blocks: name them, such as "
+            "recompute and compile_blocks need the model's blocks: name them, for example "
             "blocks='layers.*'"
         )
     axes = _axes_of(wanted, is_blocked=named is not None)
@@ -66,7 +66,7 @@ def session_of(
 
 
 def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | None:
-    """None if the arguments divide nothing."""
+    """Return the axes, or None if the arguments don't divide the model."""
     shard, tensor = wanted.shard, wanted.tensor
     if not is_blocked and wanted.tensor_plan is None and max(shard or 1, tensor or 1) == 1:
         return None
@@ -74,5 +74,5 @@ def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | No
         reporting.context().world_size, shard=shard, tensor=tensor, is_blocked=is_blocked
     )
     if axes.shard > 1 and not is_blocked:
-        raise ValueError("shard is above 1: name the model's blocks, such as blocks='layers.*'")
+        raise ValueError("shard is above 1: name the model's blocks, for example blocks='layers.*'")
     return axes

@@ -13,11 +13,11 @@ from dray.train.prepared.anchor import Anchor, parameters_of
 from dray.train.prepared.copies import digest, tensors_in
 
 SAMPLED = 64
-"""Elements of each parameter in a sample."""
+"""Number of elements of each parameter in a sample."""
 
 
 class Trained:
-    """The models' parameters and the optimizers' state. The ranks have equal copies of them."""
+    """The models' parameters and the optimizers' state, of which all ranks have equal copies."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.models = list(models)
@@ -25,18 +25,18 @@ class Trained:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The parameters of the models and the optimizers, each once."""
+        """The parameters of the models and the optimizers, without duplicates."""
         of_models = (parameter for model in self.models for parameter in model.parameters())
         return list(dict.fromkeys((*of_models, *parameters_of(self.optimizers))))
 
     @property
     def others(self) -> list[Tensor]:
-        """Parameters of the optimizers that no model has."""
+        """The optimizers' parameters that belong to no model."""
         in_models = {id(p) for model in self.models for p in model.parameters()}
         return [p for p in parameters_of(self.optimizers) if id(p) not in in_models]
 
     def digest(self) -> int:
-        """A number that is the same on ranks with equal parameters and optimizer states."""
+        """Return a number that is the same on ranks with equal parameters and optimizer states."""
         return digest(self._replicated())
 
     def _replicated(self) -> Iterator[Tensor]:
@@ -54,8 +54,8 @@ class Trained:
 
     @torch.no_grad()
     def sample(self, number: int) -> int:
-        """A digest of `SAMPLED` elements of each parameter. Successive numbers cover all elements,
-        so a lasting difference is found."""
+        """Return a digest of `SAMPLED` elements of each parameter. Consecutive numbers cover all
+        elements, so a lasting difference is eventually found."""
         parts = []
         for parameter in self.parameters:
             flat = _flat(parameter.detach())
@@ -64,7 +64,7 @@ class Trained:
         return digest([torch.cat(parts)])
 
     def saved_models(self, anchor: Anchor) -> list[dict[str, Any]]:
-        """The state of each model at the anchor."""
+        """Return the state of each model at the anchor."""
         return [
             {
                 name: anchor.weight(one) if isinstance(one, Tensor) else one
@@ -74,7 +74,7 @@ class Trained:
         ]
 
     def saved_optimizers(self, anchor: Anchor) -> list[dict[str, Any]]:
-        """The state of each optimizer at the anchor."""
+        """Return the state of each optimizer at the anchor."""
         saved = []
         for number, (optimizer, own_groups) in enumerate(
             zip(self.optimizers, anchor.groups, strict=True)
@@ -88,8 +88,8 @@ class Trained:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The elements in their order in memory, without a copy if they are dense, as in a transposed
-    or channels-last tensor."""
+    """Return the elements in memory order, without a copy if they are dense, as in a transposed or
+    channels-last tensor."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -1,1 +1,1 @@
-"""The types of data sets, and the errors of invalid data sets."""
+"""The types of data sets, and the errors for invalid data."""

@@ -1,7 +1,8 @@
-"""Converts a silo's data set to the form of a public one: the same shape, classes and codes.
+"""Convert a silo's data set to the form of a public data set, with the same shape, classes and
+codes.
 
-A silo's data may have fewer classes and categories than the public data from which the model was
-built, and then other numbers for them.
+A silo's data can have fewer classes and categories than the public data from which the model was
+built, and therefore different numbers for them.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from ray_workers.training.core.errors import DataError
 
 
 def images_like(public: Images, own: Images) -> Images:
-    """Raises DataError if the shape differs, or `own` has a class that `public` lacks."""
+    """Return `own` with the classes of `public`. Raises DataError if the shape differs, or if `own`
+    has a class that `public` does not have."""
     _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
     codes = _codes("class", public.classes, own.classes)
     return replace(own, labels=codes[own.labels], classes=public.classes)
 
 
 def masked_images_like(public: MaskedImages, own: MaskedImages) -> MaskedImages:
-    """Do the same as `images_like`. Classes of masks are numbers, equal in all data sets."""
+    """Same as `images_like`. The classes of masks are numbers, which are the same in all data
+    sets."""
     _refuse_other("images have the shape", public.pixels.shape[1:], own.pixels.shape[1:])
     _codes("class", public.classes, own.classes)
     return replace(own, classes=public.classes)
 
 
 def table_like(public: Table, own: Table) -> Table:
-    """Raises DataError if columns differ, or `own` has a class or category that `public` lacks."""
+    """Return `own` with the codes of `public`. Raises DataError if columns differ, or if `own` has
+    a class or category that `public` does not have."""
     _refuse_other("target is", public.target_name, own.target_name)
     _refuse_other("columns of numbers are", public.numeric_names, own.numeric_names)
     _refuse_other("dates are", public.date_names, own.date_names)
@@ -61,7 +65,7 @@ def table_like(public: Table, own: Table) -> Table:
 
 
 def tokens_like(public: Tokens, own: Tokens) -> Tokens:
-    """Raises DataError if the vocabularies differ."""
+    """Return `own`. Raises DataError if the vocabularies differ."""
     _refuse_other("vocabularies have the size", public.vocabulary_size, own.vocabulary_size)
     return own
 
@@ -72,9 +76,11 @@ def _refuse_other(what: str, public: Any, own: Any) -> None:
 
 
 def _codes(what: str, public: Sequence[str], own: Sequence[str]) -> npt.NDArray[np.int64]:
-    """(own,): the public code of each own class or category."""
+    """Return (own,) codes: the public code of each of the data set's classes or categories."""
     code_of = {name: code for code, name in enumerate(public)}
     for name in own:
         if name not in code_of:
-            raise DataError(f"a silo's data have the {what} {name!r}, which data.source lacks")
+            raise DataError(
+                f"a silo's data has the {what} {name!r}, which data.source does not have"
+            )
     return np.array([code_of[name] for name in own], dtype=np.int64)

@@ -1,4 +1,5 @@
-"""The messages with which data sets are refused, and the distinction of errors in the data."""
+"""Error messages for invalid data, and the distinction between errors in the data and on the
+node."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MAX_SHOWN = 12
 MEMBER_BYTES = 512
 MAX_FAULT_CHARS = 300
 _OF_DATA = (
-    None,  # a library's own OSError, such as Pillow's of a truncated image
+    None,  # an OSError raised by a library, such as Pillow for a truncated image
     errno.EEXIST,
     errno.EILSEQ,
     errno.EINVAL,
@@ -26,30 +27,30 @@ _OF_DATA = (
     errno.ENOTDIR,
     errno.EOVERFLOW,
 )
-"""System errors about names, offsets and sizes in the data."""
+"""Numbers of system errors that are caused by names, offsets and sizes in the data."""
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"
-"""Name of the errors of Rust libraries, which do not derive from Exception."""
+"""Name of the exception of Rust libraries, which does not derive from Exception."""
 
 
 def broken(place: str, fault: str) -> DataError:
-    """Return a DataError. place: a source, or a source and the line or sample within it."""
+    """Return a DataError. place: a source, or a source with a line or sample."""
     return DataError(f"{printable(place)}: {printable(fault)}")
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for characters that can't be printed. Names come from
-    outside and need not be UTF-8."""
+    """Return the text on one line, with non-printable characters escaped. Names come from external
+    sources and might not be UTF-8."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager
 def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
-    """Turn any error that is raised while data are read into a DataError.
+    """Convert any error that is raised while reading data to a DataError.
 
     Libraries raise errors of any type (OverflowError, struct.error, KeyError) for unexpected bytes,
-    and the same bytes raise the same error again. A failure of a disk or a system call on this node
-    is not a fault of the data: it becomes a StorageError, which is retried.
+    and will raise the same error for the same bytes again. A failure of a disk or a system call on
+    this node is not an error in the data. It is converted to a StorageError, which is retried.
     """
     try:
         yield
@@ -78,20 +79,22 @@ def _broken_by(error: BaseException, place: str, fault: str) -> DataError:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names, separated by commas, up to a readable number of them."""
+    """Return up to MAX_SHOWN names, separated by commas, and the number of the remaining names."""
     every = list(names)
     shown = ", ".join(shortened(name) for name in every[:MAX_SHOWN])
     return shown if len(every) <= MAX_SHOWN else f"{shown} and {len(every) - MAX_SHOWN:,} more"
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """A value of the data for a sentence: in quotes, on one line, and not too long."""
+    """Return a value of the data for use in a sentence: in quotes, on one line, and truncated if
+    necessary."""
     text = repr(str(value)[: limit + 1])
     return text if len(str(value)) <= limit else f"{text[:limit]}…'"
 
 
 def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
-    """A sentence that no `what` has that name, with the existing names and the probable one."""
+    """Return a sentence stating that no `what` has this name, with the existing names and a
+    suggestion."""
     every = list(names)
     folded = {name.casefold(): name for name in every}
     close = difflib.get_close_matches(wanted.casefold(), folded, n=1)
@@ -100,27 +103,28 @@ def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
 
 
 class Budget:
-    """Limits the bytes that preparing a data set writes, so that no archive can fill the disk."""
+    """Limits the bytes that are written while a data set is prepared, so that no archive can fill
+    the disk."""
 
     def __init__(
         self, place: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
     ) -> None:
-        """setting: the setting of the limit, for the error."""
+        """setting: name of the setting that determines the limit, for the error message."""
         self._place = place
         self._setting = setting
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
 
     def spend_member(self) -> None:
-        """Spend the disk space of a member of an archive, however small the member is."""
+        """Account for the minimum disk space of an archive member."""
         self.spend(MEMBER_BYTES)
 
     def spend(self, size_bytes: int) -> None:
-        """Raises DataError if more is spent than the limit."""
+        """Account for written bytes. Raises DataError if the limit is exceeded."""
         self._left_bytes -= size_bytes
         if self._left_bytes < 0:
             raise broken(
                 self._place,
-                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that are allowed "
-                f"on a node ({self._setting})",
+                f"unpacked, it needs more than {self._limit_bytes:,} bytes, the limit for a node "
+                f"({self._setting})",
             )

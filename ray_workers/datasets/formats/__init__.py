@@ -1,1 +1,1 @@
-"""Formats of data: tables, images, masks, arrays, text and archives of them."""
+"""Data formats: tables, images, masks, arrays, text and archives."""

@@ -1,4 +1,4 @@
-"""Compressed files and archives, unpacked into a folder without trusting their headers."""
+"""Unpack compressed files and archives into a folder, without trusting their headers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PACKINGS = {
     "Zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
     "zip": re.compile(rb"PK\x03\x04"),
 }
-"""The first bytes of files in compressed formats that are not supported here."""
+"""First bytes of files in unsupported compression formats."""
 EXTENSION_BYTES = 1 << 20
-"""Longest extended header of a tar archive, since it is read at once."""
+"""Maximum size of a tar archive's extended header, which is read at once."""
 _READ_WHOLE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -33,13 +33,14 @@ _READ_WHOLE = (
 
 
 def plain_file(shop: Workshop) -> tuple[Path, str]:
-    """(path, place) of the source's one file, decompressed first if it is gzip."""
+    """Return (path, place) of the source's only file, decompressed if it is gzip."""
     (file,) = shop.files
     return gunzipped(file, shop.scratch / "plain", shop.budget), file.place
 
 
 def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
-    """The file itself, or `target` with its decompressed content. Raises DataError."""
+    """Return the file itself or, if it is gzip, `target` with the decompressed content. Raises
+    DataError."""
     with open(file.path, "rb") as source:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():
@@ -66,8 +67,8 @@ def unpack_member(file: SourceFile, name: str, target: Path, budget: Budget) -> 
 def unpack_archive(
     file: SourceFile, folder: Path, budget: Budget, suffixes: tuple[str, ...]
 ) -> None:
-    """Write the members with these suffixes below `folder`. Raises DataError if the file is not a
-    zip or tar archive, or a member would lead out of the folder."""
+    """Write the members with these suffixes to `folder`. Raises DataError if the file is not a zip
+    or tar archive, or if a member would be written outside the folder."""
     with reading(file.place, "is not a zip or tar archive, or is incomplete"):
         if zipfile.is_zipfile(file.path):
             with zipfile.ZipFile(file.path) as archive:
@@ -78,9 +79,9 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive below `folder`, and return their paths, one per member. Only
-    the owner's permission to execute is kept of their modes. Raises DataError if the file is not a
-    tar archive, or a member is a link, a device, or would lead out of the folder."""
+    """Write all files of a tar archive to `folder`. Returns their paths, one per member. Of the
+    file modes, only the owner's execute permission is kept. Raises DataError if the file is not a
+    tar archive, or if a member is a link or a device or would be written outside the folder."""
     with (
         reading(file.place, "is not a tar archive, or is incomplete"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,
@@ -102,8 +103,8 @@ def _unpack_zip(
 
 
 class _Member(tarfile.TarInfo):
-    """A header that is readable and has no negative size, with which reading would move back and
-    never end."""
+    """A header that is readable and has no negative size. With a negative size, reading would move
+    backwards and never end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -111,7 +112,7 @@ class _Member(tarfile.TarInfo):
             member = super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
-        except tarfile.HeaderError as error:  # tarfile would stop here as if at the end
+        except tarfile.HeaderError as error:  # tarfile would treat this as the end of the archive
             raise tarfile.ReadError(f"a header can't be read: {error}") from error
         if member.size < 0:
             raise tarfile.HeaderError(f"a member has the size {member.size}")
@@ -127,7 +128,8 @@ def _unpack_tar(
     budget: Budget,
     suffixes: tuple[str, ...] | None,
 ) -> list[str]:
-    """suffixes: suffixes of the members to write; None for all, including hidden members."""
+    """Write members and return their paths. suffixes: suffixes of the members to write; None for
+    all members, including hidden ones."""
     written = []
     for member in archive:
         if member.size < 0:  # set by an extended header
@@ -150,7 +152,7 @@ def _unpack_tar(
 
 
 def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | None:
-    """The member's path within the folder; None if the member does not count."""
+    """Return the member's path within the folder; None if the member should be skipped."""
     path = PurePosixPath(name)
     if "\\" in name:
         raise broken(

@@ -1,11 +1,11 @@
-"""The kind of a column, found from all of its values, and its values as numbers.
+"""Determine the kind of a column from all of its values, and convert the values to numbers.
 
-A column whose text is a number in every row has numbers, and a column whose text is a date in every
-row has dates; any other text is the name of a category. A column whose text is a number in nearly
-every row is refused, naming a row where it is not.
+A column whose text is a number in every row is numeric, and a column whose text is a date in every
+row is a date column. Any other text is the name of a category. A column whose text is a number in
+nearly every row is rejected with an error that names a row in which it is not.
 
-Numbers are float64. Whole numbers that float64 would round are read exactly, and the column's
-`base` is subtracted from them before they become float64.
+Numbers are float64. Integers that float64 would round are read exactly, and the column's `base` is
+subtracted before they are converted to float64.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from ray_workers.datasets.formats.table_files import TableFile
 MAX_CATEGORIES = 100_000
 MAX_CLASSES = 10_000
 MAX_FRACTIONAL_CLASSES = 100
-"""Above this number of classes, names with fractions are probably measurements."""
+"""With more classes than this, names with fractions are probably measurements."""
 FEW_ROWS = 50
-"""In up to this many rows, all names may differ without being identifiers."""
+"""With at most this many rows, the names can all be different without being identifiers."""
 MISSING = (
     *("", "na", "n/a", "<na>", "#na", "#n/a", "#n/a n/a", "nan", "-nan", "null", "none", "?", "-"),
     *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
 )
-"""Notations of a missing value, in lower case: pandas' notations, and `?` and `-`."""
+"""Notations for missing values, in lower case: pandas' notations, `?` and `-`."""
 EMPTY = ("",)
-"""Notations of a missing value among names, since `none` may be a name."""
+"""Notations for missing values among names, because for example `none` can be a name."""
 NO_CODE = -1
-"""The code of a missing category."""
+"""Code of a missing category."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 EXACT_WHOLE = 1 << 53
-"""float64 represents all whole numbers up to this one."""
+"""float64 represents all integers up to this one."""
 LARGE = 1e15
-"""Well below the limit up to which float64 represents all whole numbers."""
+"""Well below the limit up to which float64 represents all integers."""
 BASE_BITS = 32
-"""A base is a multiple of two to this power, so that files with similar numbers have the same."""
+"""Bases are multiples of 2**BASE_BITS, so that files with similar numbers have the same base."""
 MAX_BAD_SHARE = 0.1
-"""A column with a larger share of texts among its numbers is a column of categories."""
+"""A column with a larger fraction of texts among its numbers is a category column."""
 LEAST_NUMBERS = 3
 MAX_NUMBERED_CATEGORIES = 20
-"""More different numbers than this are probably measurements."""
+"""More distinct numbers than this are probably measurements."""
 _TRUTH = ("true", "false")
 
 Numbers = npt.NDArray[np.float64]
@@ -65,13 +65,14 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass
 class Gaps:
-    """Rows without a value."""
+    """Rows in which a value is missing."""
 
     count: int = 0
     first: int | None = None
 
     def note(self, mask: Any, first_row: int) -> None:
-        """mask: an Arrow array for the next rows, true where a value is missing."""
+        """Record missing values. mask: an Arrow array for the next rows, true where a value is
+        missing."""
         rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
         self.count += len(rows)
         if self.first is None and len(rows):
@@ -80,17 +81,17 @@ class Gaps:
 
 @dataclass(eq=False)
 class Column:
-    """One column of a file, whose kind is found from all of its batches."""
+    """A column of a file. Its kind is determined from all of its batches."""
 
     name: str
     is_named: bool = False
-    """Whether values are treated as names, even if they are numbers."""
+    """Whether values are names even if they are numbers."""
     missing: Missing = "error"
-    """The treatment of missing values."""
+    """How missing values are handled."""
     is_target: bool = False
-    """Whether texts are treated as names, even `none` and dates."""
+    """Whether texts are names even if they are dates or words such as `none`."""
     style: NumberStyle = PLAIN
-    """The notation of numbers in text."""
+    """Notation of numbers in text."""
     num_rows: int = 0
     num_numbers: int = 0
     """Number of texts that are numbers."""
@@ -101,21 +102,21 @@ class Column:
     could_be_truth: bool = True
     could_be_dates: bool = True
     written: Gaps = field(default_factory=Gaps)
-    """Missing values, if `none` and the like count as missing."""
+    """Missing values, if words such as `none` count as missing."""
     empty: Gaps = field(default_factory=Gaps)
     first_text: tuple[int, str] | None = None
     """(row, value) of the first text that is not a number."""
     values: set[str] = field(default_factory=set)
     num_rounded: int = 0
-    """Number of values that `relative_of` had to round to the next float64."""
+    """Number of values that `relative_of` had to round to the nearest float64."""
     is_wide: bool = False
-    """Whether a whole number exceeds the range that float64 represents exactly."""
+    """Whether an integer exceeds the range that float64 represents exactly."""
     _lowest: int | None = None
 
     @property
     def base(self) -> int:
-        """The number that is subtracted from every value, once all rows were seen: 0 unless there
-        are whole numbers that float64 can't represent."""
+        """The offset to subtract from every value, valid after all rows have been seen. It is 0
+        unless there are integers that float64 can't represent."""
         return base_of(self._lowest) if self.is_wide and self._lowest is not None else 0
 
     @property
@@ -132,7 +133,7 @@ class Column:
 
     @property
     def gaps(self) -> Gaps:
-        """The rows without a value, once all rows were seen."""
+        """The missing values, valid after all rows have been seen."""
         return self.empty if self._missing_words == EMPTY else self.written
 
     @property
@@ -142,7 +143,7 @@ class Column:
         return MISSING
 
     def see(self, batch: Any) -> None:
-        """Process the next rows: an Arrow array of text or numbers."""
+        """Process the next rows. batch: an Arrow array of text or numbers."""
         import pyarrow.compute as pc
 
         if not _is_text(batch):
@@ -164,14 +165,14 @@ class Column:
         self.num_rows += len(batch)
 
     def forget_range(self) -> None:
-        """Forget the range of values, before `see_range` of each batch of kept rows."""
+        """Reset the range of values, before `see_range` is called for each batch of kept rows."""
         self._lowest, self.is_wide = None, False
 
     def see_range(self, batch: Any) -> None:
         self._note_range(*self.numbers_of(batch))
 
     def known(self, batch: Any) -> Any:
-        """The values, with null for each missing value."""
+        """Return the values, with null for missing values."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -209,8 +210,8 @@ class Column:
             self._note_range(*_values_of(plain))
 
     def _note_range(self, values: npt.NDArray[Any], is_known: npt.NDArray[np.bool_]) -> None:
-        """Note the lowest value, and whether any is too large for float64. Values that are refused
-        later are not counted."""
+        """Record the lowest value, and whether any value is too large for float64. Values that are
+        rejected later are ignored."""
         values = values[is_known]
         if values.dtype == object:
             whole = [int(one) for one in values if abs(one) <= MAX_FLOAT32]
@@ -226,12 +227,12 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the column's text is probably meant for numbers."""
+        """Advice on options, if the text of the column was probably meant to be numbers."""
         return "" if self.first_text is None else self.style.advice(self.first_text[1])
 
     def refuse_bad_cell(self, file: TableFile) -> None:
-        """Raise DataError if the column has measurements except for a few cells. All of its names
-        must have been collected, or more than the limit."""
+        """Raise DataError if the column contains measurements except for a few cells. All of its
+        names, or more than the limit, must have been collected."""
         total = self.num_numbers + self.num_texts
         if self.is_named or self.first_text is None or self.num_numbers < LEAST_NUMBERS:
             return
@@ -240,7 +241,7 @@ class Column:
         row, value = self.first_text
         others = ""
         if self.num_texts > 1:
-            others = f", as are {self.num_texts - 1:,} more"
+            others = f"(and {self.num_texts - 1:,} more values)"
         raise broken(
             file.where(row),
             f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, and "
@@ -249,7 +250,7 @@ class Column:
         )
 
     def _has_measurements(self) -> bool:
-        """Whether the names that are numbers are measurements rather than codes."""
+        """Whether names that are numbers are measurements instead of codes."""
         import pyarrow as pa
 
         plain, is_number = self.style.plain(pa.array(sorted(self.values), pa.string()))
@@ -258,14 +259,15 @@ class Column:
         return len(numbers) > many or any("." in text for text in numbers)
 
     def refuse_missing(self, file: TableFile, what: str) -> None:
-        """Raise DataError if a row lacks a value without a treatment, or all rows lack it."""
+        """Raise DataError if a value is missing and `missing` is error, or if all values are
+        missing."""
         gaps = self.gaps
         if self.num_rows and gaps.count == self.num_rows:
             advice = "" if what == "target" else "; leave it out of data.features"
-            fault = f"the {what} {shortened(self.name)} has no value in any row{advice}"
+            fault = f"the {what} {shortened(self.name)} has no values{advice}"
             raise broken(file.place, fault)
         if gaps.first is not None and self.missing == "error":
-            ways = "drop, which leaves such rows out"
+            ways = "drop, which skips such rows"
             if what != "target":
                 ways = "drop, mean, median, most_frequent or indicator"
             raise broken(
@@ -274,7 +276,7 @@ class Column:
             )
 
     def names_of(self, batch: Any) -> Any:
-        """The values as names: an Arrow array of text."""
+        """Return the values as names, in an Arrow array of text."""
         import pyarrow as pa
 
         if _is_text(batch):
@@ -285,8 +287,8 @@ class Column:
         return batch.cast(pa.string())
 
     def numbers_of(self, batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """(values, whether each is known): the numbers without loss, each (n,). The values are
-        int64, uint64, float64, or objects of type `Exact`; true is 1, and false is 0."""
+        """Return (values, whether each value is known), each (n,). The values are exact: int64,
+        uint64, float64, or objects of type `Exact`. True is 1 and false is 0."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -298,7 +300,7 @@ class Column:
         return _values_of(pc.equal(pc.utf8_lower(trimmed), "true").cast(pa.float64()))
 
     def relative_of(self, batch: Any) -> Numbers:
-        """The values less `base`: float64 (n,), NaN for null."""
+        """Return the values minus `base` as float64 (n,), with NaN for null."""
         values, is_known = self.numbers_of(batch)
         found = np.full(len(values), np.nan)
         found[is_known], num_rounded = differences(values[is_known], self.base)
@@ -306,20 +308,21 @@ class Column:
         return found
 
     def dates_of(self, batch: Any) -> Numbers:
-        """The parts of the dates: (n, parts), NaN for null."""
+        """Return the parts of the dates as (n, parts), with NaN for null."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         texts = pc.utf8_trim_whitespace(batch) if _is_text(batch) else batch
         times = times_in(texts)
-        assert times is not None, "every value was checked"
+        assert times is not None, "every value has been checked"
         microseconds = times.cast(pa.int64())
         found = parts_of(microseconds.fill_null(0).to_numpy(zero_copy_only=False))
         found[microseconds.is_null().to_numpy(zero_copy_only=False)] = np.nan
         return found
 
     def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
-        """Collect the names that occur. Raises DataError, with the advice, above `limit`."""
+        """Collect the names that occur. Raises DataError with the advice if there are more than
+        `limit`."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(pc.drop_null(self.names_of(batch))).to_pylist())
@@ -336,14 +339,14 @@ class Column:
 
 
 def in_order(names: set[str]) -> tuple[str, ...]:
-    """Sort whole numbers by size, and anything else by characters."""
+    """Sort integers by value, and all other names by characters."""
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """The index of each name in the vocabulary; NO_CODE for null."""
+    """Return the index of each name in the vocabulary, or NO_CODE for null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -353,12 +356,13 @@ def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
 
 
 def base_of(lowest: int) -> int:
-    """The number to subtract from whole numbers that float64 can't represent, given the lowest."""
+    """Return the offset to subtract from integers that float64 can't represent, given the lowest
+    integer."""
     return (lowest >> BASE_BITS) << BASE_BITS
 
 
 def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
-    """(values - base as float64, the number of whole values that had to be rounded). values: as
+    """Return (values - base as float64, number of integers that had to be rounded). values: as
     returned by `Column.numbers_of`."""
     if values.dtype == object:
         found = np.array([relative(one, base) for one in values], dtype=np.float64)
@@ -370,7 +374,7 @@ def differences(values: npt.NDArray[Any], base: int) -> tuple[Numbers, int]:
         return rough, 0
     if max(-int(values.min()), int(values.max()), abs(base)) <= EXACT_WHOLE:
         return rough, 0
-    # Modulo 2**64 the difference is exact if it fits into int64.
+    # Modulo 2**64, the difference is exact if it fits in int64.
     modulo = values.view(np.uint64) - np.uint64(base % (1 << 64))
     whole = modulo.view(np.int64)
     fits = np.abs(rough) < 2.0**62
@@ -390,7 +394,7 @@ def _is_whole(value: Exact) -> bool:
 
 
 def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """`Column.numbers_of` for an Arrow array of numbers, or of plain texts."""
+    """Implement `Column.numbers_of` for an Arrow array of numbers or plain texts."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -402,7 +406,7 @@ def _values_of(batch: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         if np.any(np.abs(found) >= LARGE):
             try:
                 return _values_of(batch.cast(pa.int64()))
-            except pa.ArrowInvalid:  # some are not whole or too large
+            except pa.ArrowInvalid:  # some are not integers, or are too large
                 exact = exact_values(batch)
             if exact is not None:
                 return _objects(exact), is_known

@@ -1,4 +1,4 @@
-"""Dates and times as numbers, for Arrow's columns and for single values."""
+"""Dates and times as numbers, for Arrow columns and for single values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 PARTS = ("days", "year", "month", "day", "weekday", "hour")
-"""The model's inputs for one date. `days` since 1970 and `hour` have fractions; Monday is 0."""
+"""The model's inputs for a date. `days` (since 1970) and `hour` have fractions; Monday is 0."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US = 86_400_000_000
 _HOUR_US = 3_600_000_000
@@ -33,8 +33,8 @@ def parts_of(microseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def microseconds_of(value: Any) -> int:
-    """Microseconds since 1970 of a text in ISO 8601, or a date or time of Python, numpy or pandas;
-    in UTC if it has no zone. Raises ValueError for anything else."""
+    """Return the microseconds since 1970 of an ISO 8601 string, or of a date or time of Python,
+    numpy or pandas. Values without a time zone are in UTC. Raises ValueError for anything else."""
     if isinstance(value, np.datetime64):
         return int(value.astype("datetime64[us]").astype(np.int64))
     if isinstance(value, str):
@@ -50,15 +50,15 @@ def microseconds_of(value: Any) -> int:
 
 
 def is_date_type(kind: Any) -> bool:
-    """Whether a column of this Arrow type holds dates."""
+    """Whether columns of this Arrow type contain dates."""
     from pyarrow import types
 
     return bool(types.is_date(kind) or types.is_timestamp(kind))
 
 
 def times_in(column: Any) -> Any | None:
-    """Arrow timestamps in UTC, to the microsecond, for a column of dates or of texts in ISO 8601;
-    None if some of them are not dates."""
+    """Return Arrow timestamps in UTC, in microseconds, for a column of dates or ISO 8601 strings.
+    None if some values are not dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -66,7 +66,9 @@ def times_in(column: Any) -> Any | None:
     if is_date_type(column.type):
         zone = getattr(column.type, "tz", None)
         if column.type == pa.timestamp("ns", zone):
-            column = pc.floor_temporal(column, unit="microsecond")  # a cast rounds towards 1970
+            column = pc.floor_temporal(
+                column, unit="microsecond"
+            )  # a cast would round towards 1970
         return column.cast(pa.timestamp("us", zone)).cast(zoned)
     texts = pc.replace_substring_regex(column, r"(\.\d{6})\d+", r"\1")
     has_zone = pc.match_substring_regex(texts, _ZONE)

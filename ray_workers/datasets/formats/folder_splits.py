@@ -1,7 +1,7 @@
-"""Folders that divide a set of images into training, validation and test.
+"""Folders that split a set of images into training, validation and test images.
 
-`set/{train,val,test}/{dark,light}/*` is a division, and so is `set/{dark,light}/{train,val}/*`.
-`set/{train,car,bus}/*` is not: these are classes. An ambiguous layout is refused.
+`set/{train,val,test}/{dark,light}/*` is a split, and so is `set/{dark,light}/{train,val}/*`.
+`set/{train,car,bus}/*` is not a split, because these are classes. Ambiguous layouts are rejected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Worksho
 from ray_workers.datasets.sources.source import SourceFile
 
 MAX_SUBFOLDERS = 6
-"""Most folders within a folder that an error shows."""
+"""Maximum number of subfolders shown in an error."""
 
 
 class SplitName(StrEnum):
     TRAINING = "training"
     VALIDATION = "validation"
     TEST = "test"
-    """Left out: used neither for training nor for metrics."""
+    """Ignored: used neither for training nor for metrics."""
 
 
 _ROLES = {
@@ -36,28 +36,28 @@ _ROLES = {
     **dict.fromkeys(("test", "testing", "holdout", "hold-out", "hold_out"), SplitName.TEST),
 }
 _EVALUATION = ("eval", "evaluation")
-"""Validation, or test if another folder is for validation."""
+"""These names mean validation, or test if another folder is for validation."""
 
 NONE: Mapping[str, Any] = {"is_divided": False, "num_left_out": 0}
-"""The metadata for `read` of a set that no folders divide."""
+"""The metadata for `read`, for a set that is not split by folders."""
 
 Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SplitFile:
-    """A file of the set."""
+    """A file of the data set."""
 
     file: SourceFile
     parts: Parts
-    """Parts of its path, without the folder of the division."""
+    """Components of the path, without the folder that defines the split."""
     role: SplitName | None
-    """None if the set is not divided."""
+    """None if the set is not split."""
 
 
 def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[SplitFile]:
-    """The files with their roles, in the same order. Raises DataError if the folders may be classes
-    as well as a division, or are a division without training."""
+    """Return the files with their roles, in the same order. Raises DataError if the folders could
+    be either classes or a split, or if a split has no training folder."""
     every = list(files)
     paths = [parts for _, parts in every]
     for level in (0, 1):
@@ -72,8 +72,8 @@ def members(files: Iterable[tuple[SourceFile, Parts]], place: str) -> list[Split
 
 
 def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
-    """Raise DataError if each folder has the same folders, such as `train2017` and `val2017`, or
-    two sites: the classes may be the upper or the lower folders."""
+    """Raise DataError if all folders have the same subfolders, as with `train2017` and `val2017`,
+    or with two sites. Either level could be the classes."""
     if any(len(parts) < 3 for parts in paths):
         return
     below: dict[str, set[str]] = {}
@@ -83,19 +83,19 @@ def _refuse_repeated(paths: Sequence[Parts], place: str) -> None:
     if others and len(first) > 1 and all(names == first for names in others):
         raise broken(
             place,
-            f"has the same folders in each folder, so upper or lower ones may be the classes: it "
-            f"has {_found(paths)}. Use a folder for each class, or train and val with a folder for "
-            "each class in them",
+            "has the same subfolders in each folder, so either level could be the classes: it "
+            f"has {_found(paths)}. Use one folder for each class, or train and val with one "
+            "subfolder for each class",
         )
 
 
 def kept(every: Sequence[SplitFile]) -> list[SplitFile]:
-    """The files that are not in test folders."""
+    """Return the files that are not in test folders."""
     return [member for member in every if member.role is not SplitName.TEST]
 
 
 def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
-    """Record which of the kept files are for validation, if folders define it. Returns the division
+    """Record which of the kept files are for validation, if folders define this. Returns the split
     as JSON data for `read`."""
     flags = np.array([member.role is SplitName.VALIDATION for member in kept(every)])
     if flags.any():
@@ -105,39 +105,40 @@ def write(every: Sequence[SplitFile], shop: Workshop) -> Mapping[str, Any]:
 
 
 def read(prepared: Prepared) -> tuple[npt.NDArray[np.bool_] | None, int]:
-    """(whether each image is for validation, or None without a division; images left out)."""
+    """Return (whether each image is for validation, or None without a split; number of ignored
+    images)."""
     division = prepared.meta.get("division", NONE)
     flags = np.array(prepared.array("is_validation")) if division["is_divided"] else None
     return flags, division["num_left_out"]
 
 
 def lines(num_left_out: int, is_validation: npt.NDArray[np.bool_] | None) -> list[str]:
-    """Sentences on a division by folders, for the job's log."""
+    """Return sentences about the split by folders, for the job's log."""
     found = []
     if is_validation is not None:
         count = int(np.count_nonzero(is_validation))
         found.append(
-            f"the folders divide the images: {len(is_validation) - count:,} for training and "
+            f"the images are split by folders: {len(is_validation) - count:,} for training and "
             f"{count:,} for validation; data.validation_fraction is not used"
         )
     if num_left_out:
-        found.append(f"the {num_left_out:,} images of the test folder are left out")
+        found.append(f"the {num_left_out:,} images in the test folder are ignored")
     return found
 
 
 def refuse_like_names(names: Iterable[str], place: str) -> None:
-    """Raise DataError for names of classes that differ only by case, except for single letters."""
+    """Raise DataError if class names differ only in case, except for single letters."""
     found: dict[str, str] = {}
     for name in names:
         other = found.setdefault(name.casefold(), name)
         if other != name and len(name) > 1:
             raise broken(
-                place, f"has folders {listed([other, name])}, which are probably one class"
+                place, f"has folders {listed([other, name])}, which are probably the same class"
             )
 
 
 def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, SplitName]:
-    """The role of each folder at a depth, by name; empty if they are not a division."""
+    """Return the role of each folder at a depth, by name. Empty if the folders are not a split."""
     folders = {parts[level] for parts in paths if len(parts) > level + 1}
     named = {name for name in folders if is_named(name)}
     roles = resolved(named)
@@ -153,8 +154,8 @@ def _roles_at(level: int, paths: Sequence[Parts], place: str) -> Mapping[str, Sp
 
 
 def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Whether the upper folders, some of which are `named` like a division, are a division; None if
-    they may also be classes."""
+    """Whether the upper folders, of which `named` have names of a split, are a split. None if they
+    could also be classes."""
     if not named:
         return False
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
@@ -162,7 +163,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
         if len(parts) > 2:
             below[parts[0]].add(parts[1])
     direct = {parts[0] for parts in paths if len(parts) == 2}
-    if named != {parts[0] for parts in paths}:  # there is another folder, or a file
+    if named != {parts[0] for parts in paths}:  # there are other folders, or files
         others: set[str] = set().union(*(below[name] for name in {*below} - named))
         shares = any(below[name] & others for name in named)
         return None if shares or is_division(named) else False
@@ -172,7 +173,7 @@ def _verdict_above(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
-    """Whether the folders within the folders of classes are a division; None if unclear."""
+    """Whether the folders within the class folders are a split; None if unclear."""
     if not is_division(named):
         return False
     owners = {parts[0] for parts in paths if len(parts) > 2 and parts[1] in named}
@@ -181,17 +182,17 @@ def _verdict_below(paths: Sequence[Parts], named: Set[str]) -> bool | None:
 
 
 def is_division(named: Set[str]) -> bool:
-    """Whether names, each of which names a part, form a division."""
+    """Whether names, each of which is the name of a part, form a split."""
     return len(named) > 1 and SplitName.TRAINING in resolved(named).values()
 
 
 def is_named(name: str) -> bool:
-    """Whether the name names a part of a division, such as `train` or `Val`."""
+    """Whether the name is that of a part of a split, such as `train` or `Val`."""
     return name.casefold() in _ROLES or name.casefold() in _EVALUATION
 
 
 def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
-    """The roles of names that all name parts."""
+    """Return the roles of names that are all names of parts."""
     roles = {name: _ROLES.get(name.casefold()) for name in named}
     has_validation = SplitName.VALIDATION in roles.values()
     rest = SplitName.TEST if has_validation else SplitName.VALIDATION
@@ -201,14 +202,14 @@ def resolved(named: Iterable[str]) -> Mapping[str, SplitName]:
 def _refuse(paths: Sequence[Parts], place: str) -> NoReturn:
     raise broken(
         place,
-        f"has folders that are named like a division into training and validation but are not one: "
-        f"it has {_found(paths)}. A division has folders such as train and val and nothing else "
-        "next to them, each with a folder for each class; classes have other names",
+        "has folders with the names of a training and validation split that do not form a "
+        f"split: it has {_found(paths)}. A split consists only of folders such as train and val, "
+        "each with one folder for each class; use other names for classes",
     )
 
 
 def _found(paths: Sequence[Parts]) -> str:
-    """The upper two levels of folders, with the number of images directly in each."""
+    """Return the upper two levels of folders, with the number of images directly in each folder."""
     tops: dict[str, list[Parts]] = {}
     for parts in paths:
         tops.setdefault(parts[0] if len(parts) > 1 else ".", []).append(parts[1:])

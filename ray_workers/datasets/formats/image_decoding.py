@@ -1,4 +1,4 @@
-"""Image files: found in a folder or an archive, checked, and decoded."""
+"""Find image files in a folder or an archive, validate them, and decode them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ GREY_MODES = ("1", "L", "LA", "La")
 DEEP_MODES = ("F", "I", "I;16", "I;16B", "I;16L", "I;16N")
 WHITE = 255.0
 IMAGES_VERSION = 3
-"""Part of the key of all image files. Change it with any change of their decoded pixels."""
+"""Part of the cache key of all image sets. Change it whenever the decoded pixels change."""
 _DEEP_RAW = re.compile(r";1[26]|;32")
-"""Matches Pillow's names of layouts of more than 8 bits."""
+"""Matches Pillow's names for layouts with more than 8 bits."""
 
 
 def files_by_path(shop: Workshop) -> Iterator[tuple[SourceFile, tuple[str, ...]]]:
-    """Yield every image with the parts of its path within the set, ordered by path."""
+    """Yield every image with the components of its path within the set, ordered by path."""
     if shop.is_folder:
         files, depth = shop.files, 0
     else:
@@ -52,15 +52,18 @@ def _unpacked(shop: Workshop) -> tuple[SourceFile, ...]:
         for name in found
     )
     if not names:
-        raise broken(archive.place, f"holds no image: no file ends in {', '.join(SUFFIXES)}")
+        raise broken(
+            archive.place, f"contains no images: no file name ends with {', '.join(SUFFIXES)}"
+        )
     return tuple(
         SourceFile(name, folder / name, f"{archive.place}, member {name}") for name in names
     )
 
 
 def _common_depth(names: list[str]) -> int:
-    """The number of folders above the set, each of which contains one folder and nothing else. The
-    last folder of `set-main/set/cat/1.png` and `set-main/set/dog/1.png` is `set-main`."""
+    """Return the number of folders around the set, each of which contains only one folder. For
+    `set-main/set/cat/1.png` and `set-main/set/dog/1.png`, the innermost of these folders is
+    `set`."""
     paths = [PurePosixPath(name).parts for name in names]
     shortest = min(map(len, paths))
     depth = 0
@@ -70,7 +73,8 @@ def _common_depth(names: list[str]) -> int:
 
 
 def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(height, width, channels) in which all images are stored, from their headers alone."""
+    """Return the (height, width, channels) in which all images are stored, based only on their
+    headers."""
     first: tuple[int, int] | None = None
     is_grey = True
     for file in files:
@@ -83,16 +87,15 @@ def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tu
         if size is None and found != first:
             raise broken(
                 file.place,
-                f"is {found[0]} x {found[1]} pixels (height x width), but "
-                f"{files[0].name} is {first[0]} x {first[1]}; set data.image_size to "
-                "scale all images to one size",
+                f"is {found[0]} x {found[1]} pixels (height x width), but {files[0].name} is "
+                f"{first[0]} x {first[1]}; set data.image_size to resize all images",
             )
     assert first is not None
     return (*(size or first), 1 if is_grey else 3)
 
 
 def decoded(file: SourceFile, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
-    """uint8 (channels, height, width), rotated by the EXIF orientation."""
+    """Decode to uint8 (channels, height, width), rotated according to the EXIF orientation."""
     with opened(file) as image:
         return pixels_of(image, (height, width), channels, file.place)
 
@@ -100,8 +103,9 @@ def decoded(file: SourceFile, height: int, width: int, channels: int) -> npt.NDA
 def pixels_of(
     image: Any, size: tuple[int, int] | None, channels: int, place: str = "the image"
 ) -> npt.NDArray[np.uint8]:
-    """uint8 (channels, height, width) of an image of Pillow, on white if it is transparent. size:
-    (height, width); None keeps the image's own. Raises DataError if a part would be lost."""
+    """Convert a Pillow image to uint8 (channels, height, width), on a white background if it is
+    transparent. size: (height, width); None keeps the image's size. Raises DataError if information
+    would be lost."""
     from PIL import Image, ImageOps
 
     _refuse_deep(image, place)
@@ -115,18 +119,16 @@ def pixels_of(
 
 
 def refuse_pages(image: Any, place: str) -> None:
-    """Raise DataError for an image of several pages or frames. The additional images of a camera's
-    MPO are previews and views of the same scene, and are ignored."""
+    """Raise DataError for images with several pages or frames. The additional images in a camera's
+    MPO file are previews and views of the same scene, and are ignored."""
     count = getattr(image, "n_frames", 1)
     if count > 1 and image.format != "MPO":
-        raise broken(
-            place, f"has {count:,} pages or frames; save each of them in a file of its own"
-        )
+        raise broken(place, f"has {count:,} pages or frames; save each of them in a separate file")
 
 
 def raw_mode(image: Any) -> tuple[str, int]:
-    """(Pillow's name of the layout in the file, the value of white in a PGM or PPM file or 0). Both
-    are empty for an image that is already in memory."""
+    """Return (Pillow's name of the file's layout, value of white in a PGM or PPM file or 0). The
+    name is empty for an image that is already in memory."""
     if not getattr(image, "tile", None):
         return "", 0
     codec, _, _, args = image.tile[0]
@@ -138,14 +140,14 @@ def raw_mode(image: Any) -> tuple[str, int]:
 def _refuse_deep(image: Any, place: str) -> None:
     layout, white = raw_mode(image)
     if image.mode in DEEP_MODES:
-        raise broken(place, f"has pixels of the mode {image.mode}; only 8 bits are read")
+        raise broken(place, f"has pixels of mode {image.mode}; only 8-bit images are supported")
     if _DEEP_RAW.search(layout) or white > WHITE:
-        raise broken(place, "has channels of 16 bits; only 8 bits are read")
+        raise broken(place, "has 16-bit channels; only 8-bit images are supported")
 
 
 def _on_white(image: Any, place: str) -> Any:
-    """The image as it looks on white. Raises DataError if nothing would be visible, since such
-    images would all be equal."""
+    """Return the image on a white background. Raises DataError if nothing would be visible, because
+    all such images would be equal."""
     from PIL import Image
 
     if not image.has_transparency_data:
@@ -161,18 +163,19 @@ def _on_white(image: Any, place: str) -> Any:
     if most == 0 or (least < most and bool((pixels == pixels[0, 0]).all())):
         raise broken(
             place,
-            "is of one colour on white, the background of transparent images: its content is in "
-            "its transparency alone; save it without, on a background of another colour",
+            "has a single colour on white, the background for transparent images: its content is "
+            "only in its transparency; save it without transparency, on a background of a "
+            "different colour",
         )
     return shown
 
 
 def upright_size(image: Any) -> tuple[int, int]:
-    """(height, width) after the image is rotated by its EXIF orientation."""
+    """Return (height, width) after rotating the image according to its EXIF orientation."""
     from PIL import ExifTags
 
     width, height = image.size
-    if image.format == "TIFF":  # some versions of Pillow swap its size when they open the file
+    if image.format == "TIFF":  # some versions of Pillow swap the size when opening the file
         width, height = (
             image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength)
         )
@@ -182,16 +185,17 @@ def upright_size(image: Any) -> tuple[int, int]:
 
 @contextmanager
 def opened(file: SourceFile) -> Iterator[Any]:
-    """Open an image without decoding its pixels. Raises DataError if Pillow can't open it."""
+    """Open an image without decoding the pixels. Raises DataError if Pillow can't open it."""
     from PIL import Image, UnidentifiedImageError
 
-    with reading(file.place, "is a broken or truncated image"), warnings.catch_warnings():
+    with reading(file.place, "is a damaged or truncated image"), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            # Given a path, Pillow would map a TIFF file, and mix up the pixels of a rotated one.
+            # Given a path, Pillow would memory-map TIFF files, and scramble the pixels of rotated
+            # images.
             with open(file.path, "rb") as content, Image.open(content) as image:
                 yield image
         except UnidentifiedImageError:
             raise broken(file.place, "is not a readable image") from None
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-            raise broken(file.place, f"is too large for an image: {error}") from None
+            raise broken(file.place, f"is too large: {error}") from None

@@ -1,4 +1,4 @@
-"""Images by class: a folder of folders, an archive of such a folder, or arrays."""
+"""Images with classes: a folder of folders, an archive of such a folder, or arrays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         if len(sample.parts) < 2:
             raise broken(
                 sample.file.place,
-                "is not in a folder of its class: each class has a folder with its images",
+                "is not in a class folder: each class must have a folder with its images",
             )
     classes = tuple(
         sorted({_label(one) for one in samples if one.role is not SplitName.VALIDATION})
@@ -60,14 +60,14 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
         if _label(sample) not in classes:
             raise broken(
                 sample.file.place,
-                f"is for validation and has the class {shortened(_label(sample))}, which no image "
-                f"for training has; their classes are {listed(classes)}",
+                f"is for validation and has the class {shortened(_label(sample))}, which no "
+                f"training image has; the training classes are {listed(classes)}",
             )
     folder_splits.refuse_like_names(classes, shop.place)
     if len(classes) < 2:
         raise broken(
             shop.place,
-            f"has one class only, the folder {shortened(classes[0])}; it needs two",
+            f"has only one class, the folder {shortened(classes[0])}, but needs two",
         )
     height, width, channels = image_decoding.common_form([sample.file for sample in samples], size)
     codes = {label: code for code, label in enumerate(classes)}
@@ -84,5 +84,5 @@ def _build(shop: Workshop, size: tuple[int, int] | None) -> Mapping[str, Any]:
 
 
 def _label(sample: SplitFile) -> str:
-    """The first folder of its path."""
+    """Return the first folder of the path."""
     return sample.parts[0]

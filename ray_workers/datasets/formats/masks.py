@@ -1,4 +1,4 @@
-"""Images with one mask each: folders `images` and `masks`, an archive of them, or arrays."""
+"""Images with masks: folders `images` and `masks`, an archive of these folders, or arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ray_workers.datasets.sources.source import SourceFile
 from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
-"""One channel of at most 8 bits. An image with a palette counts by its indices, not its colours."""
+"""Modes with one channel of at most 8 bits. For an image with a palette, the indices are used, not
+the colours."""
 _NARROW = re.compile(r"L;([24])R?")
 _INVERTED = re.compile(r"L(;[24]?I[R]?)")
-"""Pillow's names of grey layouts in the file."""
+"""Matches Pillow's names for greyscale layouts in which white is 0."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
-    """Pair every image with the mask of the same path without suffix, in the order of images."""
+    """Pair every image with the mask that has the same path without suffix, in the order of the
+    images."""
     found: dict[str, dict[tuple[SplitName | None, str], SourceFile]]
     found = {"images": {}, "masks": {}}
     for member in members:
@@ -111,15 +113,15 @@ def _pairs(members: Sequence[SplitFile]) -> list[_Pair]:
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
         if name not in masks:
-            raise broken(file.place, f"has no mask: there is no masks/{name[1]}.png")
+            raise broken(file.place, f"has no mask: masks/{name[1]}.png does not exist")
     for name, file in masks.items():
         if name not in images:
-            raise broken(file.place, f"has no image: there is no file images/{name[1]}")
+            raise broken(file.place, f"has no image: there is no image images/{name[1]}")
     return [_Pair(file, masks[name]) for name, file in images.items()]
 
 
 def _check_sizes(pair: _Pair) -> None:
-    """Compare the sizes by the headers alone. Raises DataError."""
+    """Compare the sizes, based only on the headers. Raises DataError."""
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(
@@ -135,21 +137,21 @@ def _size(file: SourceFile) -> tuple[int, int]:
 
 
 def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """uint8 (height, width), rotated like the images."""
+    """Decode to uint8 (height, width), rotated like the images."""
     from PIL import Image, ImageOps
 
     with image_decoding.opened(file) as image:
         if image.format == "JPEG":
-            raise broken(file.place, "is a JPEG, which blurs the numbers of classes; give a PNG")
+            raise broken(file.place, "is a JPEG, whose compression changes class indices; use PNG")
         if image.mode not in MASK_MODES:
             raise broken(
                 file.place,
-                f"has pixels of the mode {image.mode}; a mask has one channel of 8 bits",
+                f"has pixels of mode {image.mode}; a mask must have one 8-bit channel",
             )
         image_decoding.refuse_pages(image, file.place)
         layout, white = image_decoding.raw_mode(image)
         if _INVERTED.fullmatch(layout):
-            raise broken(file.place, "stores white as 0, so its numbers are not class numbers")
+            raise broken(file.place, "stores white as 0, so its pixel values are not class indices")
         ready = ImageOps.exif_transpose(image)
         if ready.size != (width, height):
             ready = ready.resize((width, height), Image.Resampling.NEAREST)
@@ -158,8 +160,8 @@ def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.u
 
 
 def _as_stored(pixels: npt.NDArray[np.uint8], layout: str, white: int) -> npt.NDArray[np.uint8]:
-    """The numbers as stored in the file. Pillow stretches numbers of 2 and 4 bits, and of a PGM
-    file with another white, to 0..255."""
+    """Return the numbers as stored in the file. Pillow scales 2-bit and 4-bit numbers, and the
+    numbers of a PGM file with a different white, to 0..255."""
     if found := _NARROW.fullmatch(layout):
         white = (1 << int(found[1])) - 1
     if white in (0, 255):

@@ -1,4 +1,4 @@
-"""numpy archives (`.npz`): tables, images and masks that are already arrays."""
+"""NumPy archives (`.npz`): tables, images and masks that are already arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 8 << 20
 DEFAULT_INPUTS = "x"
 DEFAULT_TARGET = "y"
 CHANNELS = ((1, 3), (4,))
-"""Usual numbers of channels, the likeliest first."""
+"""Common numbers of channels, most likely first."""
 _MEMBER = ".npy"
 WHITE_OF_BYTES = 255.0
 WHITE_OF_FLOATS = 1.0
@@ -38,15 +38,15 @@ Array = npt.NDArray[Any]
 
 
 def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping[str, Any]:
-    """Write a table from (N,) or (N, F) numbers as inputs, and N targets. Raises DataError."""
+    """Write a table with (N,) or (N, F) numeric inputs and N targets. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
     target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     place = f"{shop.place}, array {shortened(names[0])}"
     if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise broken(
             place,
-            f"has the shape {inputs.shape} and the type {inputs.dtype}; a table has (samples, "
-            "features) numbers",
+            f"has the shape {inputs.shape} and the type {inputs.dtype}; a table must have "
+            "numbers of shape (samples, features)",
         )
     rows = inputs.reshape(len(inputs), -1)
     width = rows.shape[1]
@@ -86,8 +86,8 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
 
 
 def _bases(rows: Array) -> list[int]:
-    """The number to subtract from each column of (N, F) numbers: 0, except for whole numbers that
-    float64 can't represent."""
+    """Return the offset to subtract from each column of (N, F) numbers. It is 0, except for
+    integers that float64 can't represent."""
     if rows.dtype.kind not in "iu" or rows.dtype.itemsize < 8:
         return [0] * rows.shape[1]
     extremes = [(block.min(axis=0), block.max(axis=0)) for _, block in _blocks(rows)]
@@ -100,7 +100,8 @@ def _bases(rows: Array) -> list[int]:
 
 
 def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    """Write inputs of (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises DataError."""
+    """Write inputs of shape (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises
+    DataError."""
     inputs, target, names = _arrays(shop, data)
     target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     _, white = _write_pixels(shop, inputs, names[0])
@@ -109,7 +110,8 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
-    """Write inputs like `build_images`, and N masks of their height and width. Raises DataError."""
+    """Write inputs like `build_images`, and N masks of the same height and width. Raises
+    DataError."""
     inputs, target, names = _arrays(shop, data)
     place = f"{shop.place}, array {shortened(names[1])}"
     masks = _without_channel(target, place)
@@ -130,7 +132,7 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
-    """Write the images; returns (height, width) and the value of white."""
+    """Write the images. Returns (height, width) and the value of white."""
     place = f"{shop.place}, array {shortened(name)}"
     pixels = _channels_first(inputs, place)
     is_float = pixels.dtype.kind == "f"
@@ -138,14 +140,15 @@ def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, 
     with ArrayWriter(shop.output, "pixels", pixels.shape[1:], dtype, shop.budget) as written:
         for first, block in _blocks(pixels):
             if not is_float and (block.min() < 0 or block.max() > WHITE_OF_BYTES):
-                raise broken(place, "has whole numbers outside of 0 to 255, so they are not pixels")
+                raise broken(place, "has integers outside 0 to 255, which can't be pixels")
             written.append(_finite(block, place, first) if is_float else block.astype(np.uint8))
     white = 1.0 if pixels.dtype.kind == "b" else WHITE_OF_FLOATS if is_float else WHITE_OF_BYTES
     return (pixels.shape[2], pixels.shape[3]), white
 
 
 def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
-    """(inputs, target, their names), mapped from files. Raises DataError if they do not match."""
+    """Return (inputs, target, their names), memory-mapped from files. Raises DataError if they
+    don't match."""
     (file,) = shop.files
     wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
     with (
@@ -169,7 +172,7 @@ def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, s
     if inputs.ndim == 0 or counts[0] != counts[1]:
         raise broken(place, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
     if counts[1] == 0:
-        raise broken(place, "is empty: there are no samples")
+        raise broken(place, "is empty: it has no samples")
     return inputs, target, wanted
 
 
@@ -180,8 +183,8 @@ def _one_each(target: Array, place: str) -> Array:
     if target.ndim != 1 or target.dtype.kind not in "biufU":
         raise broken(
             place,
-            f"has the shape {target.shape} and the type {target.dtype}; targets are one number or "
-            "text for each sample",
+            f"has the shape {target.shape} and the type {target.dtype}; targets must be one "
+            "number or text per sample",
         )
     return target
 
@@ -194,20 +197,21 @@ def _without_channel(target: Array, place: str) -> Array:
     if masks.ndim != 3 or masks.dtype.kind not in "biu":
         raise broken(
             place,
-            f"has the shape {target.shape} and the type {target.dtype}; masks are whole numbers of "
-            "(samples, height, width)",
+            f"has the shape {target.shape} and the type {target.dtype}; masks must be integers "
+            "of shape (samples, height, width)",
         )
     return masks
 
 
 def _mapped(path: Path, place: str) -> Array:
-    """The array in a `.npy` file. Raises DataError if the header does not fit the file."""
+    """Memory-map the array in a `.npy` file. Raises DataError if the header does not match the
+    file."""
     with reading(place, "is not a readable array"):
         try:
             array: Array = np.lib.format.open_memmap(path, mode="r")
         except ValueError as error:
             if "object" in str(error).lower():
-                fault = "holds Python objects; only numbers and text are read"
+                fault = "contains Python objects; only numbers and text are supported"
                 raise broken(place, fault) from None
             raise
         return array
@@ -226,13 +230,13 @@ def _channels_first(inputs: Array, place: str) -> Array:
                     return inputs.transpose(0, 3, 1, 2)
     raise broken(
         place,
-        f"has the shape {inputs.shape} and the type {inputs.dtype}; images are numbers of "
-        "(samples, height, width), or of that with 1, 3 or 4 channels, first or last",
+        f"has the shape {inputs.shape} and the type {inputs.dtype}; images must be numbers of "
+        "shape (samples, height, width), optionally with 1, 3 or 4 channels, first or last",
     )
 
 
 def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
-    """Yield (first row, some rows), as many as fit into memory."""
+    """Yield (index of the first row, rows), with blocks that fit in memory."""
     step = max(1, BLOCK_BYTES // max(1, rows[0].nbytes))
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]
@@ -249,10 +253,12 @@ def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
 
 
 def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
-    """Write the numbers to predict, less `base`; returns how many were rounded."""
+    """Write the numbers to predict minus `base`. Returns how many were rounded."""
     place = f"{shop.place}, array {shortened(name)}"
     if target.dtype.kind == "U":
-        raise broken(place, "is text; regression predicts numbers, tabular_classification names")
+        raise broken(
+            place, "is text; regression predicts numbers, tabular_classification predicts names"
+        )
     num_rounded = 0
     with ArrayWriter(shop.output, "target", (), np.float64, shop.budget) as written:
         for first, block in _blocks(target):
@@ -264,7 +270,7 @@ def _write_numbers(shop: Workshop, target: Array, name: str, base: int) -> int:
 
 
 def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) -> tuple[str, ...]:
-    """Write the class numbers of the targets; returns the classes."""
+    """Write the class indices of the targets. Returns the classes."""
     place = f"{shop.place}, array {shortened(name)}"
     different = _different(target)
     if target.dtype.kind == "f":
@@ -279,7 +285,7 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
     if len(different) > MAX_CLASSES:
         raise broken(place, f"has more than {MAX_CLASSES:,} different values")
     if len(different) == 1:
-        raise broken(place, f"has one class only, {shortened(different[0])}; it needs two")
+        raise broken(place, f"has only one class, {shortened(different[0])}, but needs two")
     names = [_class_name(value) for value in different.tolist()]
     classes = in_order(set(names))
     codes = np.array([classes.index(one) for one in names], dtype=np.int64)
@@ -290,7 +296,8 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
 
 
 def _different(target: Array) -> Array:
-    """The values that occur, in order: all of them, or more than the limit of classes."""
+    """Return the values that occur, in order: all values, or more than the maximum number of
+    classes."""
     found: Array = target[:0]
     for _, block in _blocks(target):
         found = np.union1d(found, block)

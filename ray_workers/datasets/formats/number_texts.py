@@ -1,4 +1,4 @@
-"""Numbers in text: their separators, their units, and their exact values."""
+"""Numbers in text: separators, units and exact values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from dray.spec import Data
 
 MAX_DIGITS = 17
-"""Different fractions of up to this many digits are different in float64."""
+"""Distinct fractions with up to this many digits remain distinct in float64."""
 MAX_WHOLE_DIGITS = 15
-"""float64 represents whole numbers of up to this many digits."""
+"""float64 represents all integers with up to this many digits."""
 MAX_LENGTH = 1_000
-"""A longer text is not a number."""
+"""Longer texts are not numbers."""
 _CURRENCIES = "$€£¥"
 _THOUSANDS = (",", ".", " ", "'")
 _SPACES = " \u00a0\u202f"
-"""Spaces between groups of digits: the usual space, and two non-breaking spaces."""
+"""Spaces between groups of digits: the normal space and two non-breaking spaces."""
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _INFINITE = r"^[+-]?([iI][nN][fF]|[iI][nN][fF][iI][nN][iI][tT][yY])$"
 _LEADING = r"^[+-]?[0.]*|\."
@@ -46,8 +46,8 @@ class NumberStyle:
         return cls(data.decimal, data.numbers.thousands, tuple(data.numbers.units))
 
     def value_of(self, text: str) -> Exact:
-        """The number in a text: an int or a Decimal if a float would lose digits. Raises ValueError
-        if the text is not a number."""
+        """Return the number in a text. The result is an int or a Decimal if a float would lose
+        digits. Raises ValueError if the text is not a number."""
         plain = text.strip()
         for pattern, instead in self._units:
             plain = re.sub(pattern, instead, plain)
@@ -63,13 +63,13 @@ class NumberStyle:
         return _exact(plain)
 
     def plain(self, texts: Any) -> tuple[Any, Any]:
-        """(plain texts, whether each is a number) for an Arrow array of texts without outer spaces.
-        Does for a column what `value_of` does for one text."""
+        """Return (plain texts, whether each is a number) for an Arrow array of texts without
+        surrounding spaces. Equivalent to `value_of` for a column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if self == PLAIN:
-            # Arrow converts numbers ten times as fast as it matches them.
+            # Converting numbers with Arrow is ten times as fast as matching them.
             with contextlib.suppress(pa.ArrowInvalid):
                 texts.cast(pa.float64())
                 return texts, pc.true_unless_null(texts)
@@ -91,7 +91,7 @@ class NumberStyle:
 
     @cached_property
     def _units(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, replacement) of a unit before a number, and of a unit after it."""
+        """(pattern, replacement) for units before a number, and for units after a number."""
         if not self.units:
             return ()
         one = "|".join(re.escape(unit) for unit in sorted(self.units, key=len, reverse=True))
@@ -105,24 +105,26 @@ class NumberStyle:
 
     @cached_property
     def _grouped(self) -> str:
-        """Pattern of groups of three digits, or of two before the last three, as in India."""
+        """Pattern for groups of three digits, or of two digits before the last three, as in
+        India."""
         fraction = f"(?:{re.escape(self.decimal)}[0-9]*)?"
         return f"^[+-]?[0-9]{{1,3}}(?:{self._mark}[0-9]{{2,3}})*{self._mark}[0-9]{{3}}{fraction}$"
 
     def advice(self, text: str) -> str:
-        """A hint at the options with which the text would be a number; empty if there are none."""
+        """Return a hint about options that would make the text a number; empty if there are
+        none."""
         ways = [one for one in self._near(text) if one._reads(text)]
         if not ways:
             return ""
         first, *others = ways
         hint = f"; {first._options(self)} reads it as a number"
-        # A comma before three digits may be either separator.
+        # A comma before three digits can be either separator.
         if others and first.thousands is None and others[0].decimal != first.decimal:
-            hint += f", {others[0]._options(self)} as one with separators of thousands"
+            hint += f", and {others[0]._options(self)} as a number with thousands separators"
         return hint
 
     def _near(self, text: str) -> Iterator[NumberStyle]:
-        """Other styles, the likeliest first."""
+        """Yield other styles, most likely first."""
         core = text.strip()
         found = [core[-1]] if core[-1:] == "%" else []
         found += [mark for mark in _CURRENCIES if mark in core]
@@ -141,7 +143,7 @@ class NumberStyle:
         return True
 
     def _options(self, now: NumberStyle) -> str:
-        """The options in which this style differs from `now`."""
+        """Return the options in which this style differs from `now`."""
         numbers = []
         if self.thousands != now.thousands:
             numbers.append(f'thousands: "{self.thousands}"')
@@ -174,8 +176,9 @@ def _exact(text: str) -> Exact:
 
 
 def exact_values(plain: Any) -> list[Exact] | None:
-    """The numbers in an Arrow array of plain texts, with null as 0, if float64 would make two of
-    them equal: if one has more than 15 digits as a whole number, or 17 as a fraction."""
+    """Return the exact numbers in an Arrow array of plain texts, with 0 for null; None if float64
+    is sufficient. It might not distinguish integers with more than 15 digits, and fractions with
+    more than 17 digits."""
     import pyarrow.compute as pc
 
     texts = pc.fill_null(plain, "0")
@@ -188,7 +191,7 @@ def exact_values(plain: Any) -> list[Exact] | None:
 
 
 def relative(value: Exact, base: int) -> float:
-    """Return value - base, rounded once, at the end."""
+    """Return value - base, rounded only once, at the end."""
     if isinstance(value, Decimal):
         return float(_WIDE.subtract(value, Decimal(base)))
     if isinstance(value, float):
@@ -202,7 +205,7 @@ def relative(value: Exact, base: int) -> float:
 
 
 def number_name(value: Exact) -> str:
-    """A number as the name of a class: `3`, not `3.0`."""
+    """Return a number as the name of a class: `3` instead of `3.0`."""
     if math.isfinite(value) and value == int(value):
         return str(int(value))
     return format(value.normalize(_WIDE), "f") if isinstance(value, Decimal) else repr(value)

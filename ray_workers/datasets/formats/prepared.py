@@ -1,7 +1,7 @@
-"""The prepared form of a data set: a folder of `.npy` files and `meta.json`, made once per node.
+"""The prepared form of a data set: a folder with `.npy` files and `meta.json`, built once per node.
 
-A build needs memory for one piece at a time, however large the set. A reader needs memory for the
-samples that it reads, because the files are mapped.
+A build only needs memory for one piece at a time, regardless of the size of the data set. A reader
+only needs memory for the samples that it reads, because the files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ray_workers.datasets.sources.source import Content, Source, SourceFile, pla
 from ray_workers.shared.node_needs import DataPolicy
 
 FORMAT_VERSION = 1
-"""Part of every key. Change it with any change of what a build writes."""
+"""Part of every cache key. Change it whenever the output of a build changes."""
 _META = "meta.json"
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """The files and folders of one build."""
+    """The files and folders of a build."""
 
     place: str
-    """The source, as errors name it."""
+    """Name of the source in errors."""
     files: tuple[SourceFile, ...]
     is_folder: bool
     output: Path
@@ -54,7 +54,7 @@ class Prepared:
     fingerprint: str
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The array, mapped and read-only. A page of it is read when it is accessed."""
+        """Return the array, memory-mapped and read-only. A page is read when it is accessed."""
         mapped: npt.NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
         return mapped
 
@@ -67,11 +67,11 @@ def prepare(
     *,
     suffixes: tuple[str, ...] | None = None,
 ) -> Prepared:
-    """Return the prepared form of the source, from the node's cache or built now.
+    """Return the prepared form of the source, from the node's cache or newly built.
 
-    how: everything besides the content that determines the result, as JSON data.
-    suffixes: suffixes of the files of a folder that count, in lower case; None requires a single
-    file. Raises DataError, SourceUnavailableError and any error of `build`.
+    how: everything except the content that determines the result, as JSON data. suffixes: suffixes
+    (in lower case) of the files in a folder to use; None requires a single file. Raises DataError,
+    SourceUnavailableError and any error of `build`.
     """
     with reading(place_of(data.source)):
         cache = NodeCache.of(policy)
@@ -99,14 +99,15 @@ def _build(
             shop = Workshop(source.place, files, content.is_folder, output, scratch, budget)
             (output / _META).write_text(json.dumps(build(shop)))
             if not source.is_unchanged():
-                raise broken(source.place, "changed while it was read")
+                raise broken(source.place, "changed while it was being read")
             return cache.add("prepared", fingerprint, output)
     finally:
         source.release()
 
 
 def read_small_file(url: str, policy: DataPolicy, limit_bytes: int) -> bytes:
-    """The content of one file, such as a tokenizer. Raises DataError, SourceUnavailableError."""
+    """Return the content of a single file, such as a tokenizer. Raises DataError or
+    SourceUnavailableError."""
     with reading(place_of(url)):
         cache = NodeCache.of(policy)
         source = Source(url, policy, cache, None, None)
@@ -126,7 +127,7 @@ class ArrayWriter:
     def __init__(
         self, folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, budget: Budget
     ) -> None:
-        """shape: the shape of one row."""
+        """shape: shape of a row."""
         self._shape = shape
         self._dtype = np.dtype(dtype)
         self._budget = budget
@@ -135,7 +136,7 @@ class ArrayWriter:
         self._write_header()
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append (n, *shape) rows, of any type that converts to the file's without loss."""
+        """Append (n, *shape) rows of any type that converts to the file's type without loss."""
         assert rows.shape[1:] == self._shape, (rows.shape, self._shape)
         rows = np.ascontiguousarray(rows, dtype=self._dtype)
         self._budget.spend(rows.nbytes)
@@ -143,7 +144,7 @@ class ArrayWriter:
         self.num_rows += len(rows)
 
     def _write_header(self) -> None:
-        """Write the header, in which numpy leaves space for the first dimension to grow."""
+        """Write the header. numpy reserves space in it for the growth of the first dimension."""
         np.lib.format.write_array_header_1_0(
             self._file,
             {

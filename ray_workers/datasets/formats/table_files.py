@@ -1,4 +1,4 @@
-"""CSV and Parquet files as batches of columns, read from the start as often as needed."""
+"""CSV and Parquet files as batches of columns, which can be read repeatedly from the start."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ray_workers.datasets.formats.utf8 import first_bad_byte, likely_encoding
 from ray_workers.training.core.errors import DataError
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of a CSV file that are parsed together, and so the length of the longest row. Arrow reads a
-few dozen such blocks ahead."""
+"""Block size for parsing CSV files, and therefore the maximum length of a row. Arrow reads a few
+dozen blocks ahead."""
 DELIMITERS = (",", ";", "\t", "|")
-"""The usual delimiters. A header that contains one of them was probably meant to be split at it."""
+"""Common delimiters. A header that contains one of them was probably meant to be split at it."""
 BUFFER_BYTES = 1 << 20
-"""Bytes of a column of a Parquet file that are read together."""
+"""Bytes of a Parquet column that are read at a time."""
 BATCH_ROWS = 16_384
-NO_ROW = "has column names but no row"
+NO_ROW = "has column names but no rows"
 _END = "\0end\0"
-"""Appended after the last line. It is part of a value if quotation marks are open there."""
+"""Appended after the last line. If a quotation mark is unclosed, this becomes part of a value."""
 
 
 class TableFile(Protocol):
@@ -37,18 +37,19 @@ class TableFile(Protocol):
         """Raise DataError if a column can't be used, or has dates although `dates` is false."""
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
-        """Yield the columns, a batch of rows at a time, as Arrow arrays. Raises DataError."""
+        """Yield batches of rows, each as a list of Arrow arrays, one per column. Raises
+        DataError."""
 
     def where(self, row: int) -> str:
-        """The place of a row, counted from 0, in the terms of a text editor."""
+        """Return the location of a row (counted from 0), as a text editor would show it."""
 
     @property
     def hint(self) -> str:
-        """Advice on options, if the columns were probably meant to be read in another way."""
+        """Advice on options, if the columns were probably meant to be read differently."""
 
 
 class CsvFile:
-    """A CSV file by RFC 4180 with a header line, in UTF-8. Every column is read as text."""
+    """A UTF-8 CSV file according to RFC 4180, with a header line. Every column is read as text."""
 
     def __init__(self, path: Path, place: str, delimiter: str = ",") -> None:
         self._path = path
@@ -89,7 +90,7 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # A column that is not requested may have unreadable values.
+        # Columns that are not requested might have unreadable values.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # record 0 is the header
@@ -100,11 +101,11 @@ class CsvFile:
     def hint(self) -> str:
         header = self._delimiter.join(self.names)
         if "\0" in header:
-            return "; is it in another encoding? data.encoding: utf-16-le, for example"
+            return "; if it has another encoding, set data.encoding, for example to utf-16-le"
         if header.startswith(("{", "[")):
-            return "; is it JSON? Save the table as CSV or Parquet"
+            return "; if it is JSON, save the table as CSV or Parquet instead"
         if header.startswith("#"):
-            return "; is it a comment? The first line is the header: leave out what is above it"
+            return "; if this is a comment, remove the lines above the header"
         counts = {mark: header.count(mark) for mark in DELIMITERS if mark != self._delimiter}
         likely = max(counts, key=lambda mark: counts[mark])
         if counts[likely] < len(self.names):
@@ -122,8 +123,8 @@ class CsvFile:
         return tuple(first[1])
 
     def _refuse_open_quote(self) -> None:
-        """Raise DataError if the file ends within a quoted value, since Arrow would read all lines
-        from there on as one value."""
+        """Raise DataError if the file ends within a quoted value, because Arrow would read all
+        following lines as one value."""
         with open(self._path, "rb") as file:
             num_quotes = sum(piece.count(b'"') for piece in iter(lambda: file.read(1 << 20), b""))
         if num_quotes % 2 == 0:
@@ -131,7 +132,7 @@ class CsvFile:
         try:
             for line, fields in self._records(more=(_END,)):
                 if fields[-1].endswith(_END) and fields != [_END]:
-                    fault = "has a quotation mark that is not closed before the end of the file"
+                    fault = "has a quotation mark that is never closed"
                     raise broken(f"{self.place}, line {line}", fault)
         except csv.Error:
             raise self._row_too_long() from None
@@ -139,8 +140,8 @@ class CsvFile:
             raise self._explained(error) from None
 
     def _records(self, more: Iterable[str] = ()) -> Iterator[tuple[int, list[str]]]:
-        """Yield (first line, fields) of the header and of each row. more: lines to append to the
-        file's own."""
+        """Yield (number of the first line, fields) of the header and of each row. more: lines to
+        append to the file's own lines."""
         csv.field_size_limit(BLOCK_BYTES)
         with open(self._path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(itertools.chain(file, more), delimiter=self._delimiter)
@@ -151,20 +152,20 @@ class CsvFile:
                 begins = reader.line_num + 1
 
     def _explained(self, error: Exception) -> DataError:
-        """The fault that made Arrow fail, found by reading the file again, slowly."""
+        """Return the error that made Arrow fail, found by reading the file again more slowly."""
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(
                 self.place,
-                f"is not UTF-8: the byte at offset {at:,} is not text; data.encoding names another "
-                f"encoding, such as {likely_encoding(self._path)}",
+                f"is not UTF-8: the byte at offset {at:,} is not text; set data.encoding to the "
+                f"file's encoding, such as {likely_encoding(self._path)}",
             )
         try:
             for line, fields in self._records():
                 if len(fields) != len(self.names):
                     return broken(
                         f"{self.place}, line {line}",
-                        f"has {len(fields)} fields, but the header names {len(self.names)}",
+                        f"has {len(fields)} fields, but the header has {len(self.names)}",
                     )
         except csv.Error:
             return self._row_too_long()
@@ -176,12 +177,14 @@ class CsvFile:
         return broken(self.place, fault)
 
     def _row_too_long(self) -> DataError:
-        fault = f"has a row of more than {BLOCK_BYTES:,} bytes; is a quotation mark left open?"
+        fault = (
+            f"has a row of more than {BLOCK_BYTES:,} bytes; check for an unclosed quotation mark"
+        )
         return broken(self.place, fault)
 
 
 class ParquetFile:
-    """A Parquet file. Columns are read with their types; text is read as text."""
+    """A Parquet file. Columns are read with their types."""
 
     hint = ""
 
@@ -190,7 +193,8 @@ class ParquetFile:
 
         self.place = place
         with reading(place, "is not a Parquet file, or is incomplete"):
-            # Otherwise a column is read by row group, and a file may be a single group.
+            # Otherwise, columns would be read by row group, and a file can consist of a single
+            # group.
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
             self.names = tuple(self._schema.names)
@@ -202,7 +206,7 @@ class ParquetFile:
         for name in names:
             kind = self._schema.field(name).type
             if pa.types.is_null(kind):
-                fault = "has no value in any row; leave it out of data.features"
+                fault = "has no values; leave it out of data.features"
                 raise broken(self.place, f"the column {shortened(name)} {fault}")
             if _is_text(kind) or _is_number(kind) or (dates and is_date_type(kind)):
                 continue
@@ -211,8 +215,8 @@ class ParquetFile:
                 readable = "numbers and text can be a target or a category"
             raise broken(
                 self.place,
-                f"the column {shortened(name)} is of the type {kind}: only {readable}; leave it "
-                "out of data.features, or convert it",
+                f"the column {shortened(name)} has the type {kind}, but only {readable}; leave "
+                "it out of data.features, or convert it",
             )
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -226,13 +230,16 @@ class ParquetFile:
 
 
 def _plain(column: Any) -> Any:
-    """Text as strings without dictionaries, and decimals as float64 if it has enough digits."""
+    """Convert text to strings without dictionaries, and decimals to float64 if it has enough
+    digits."""
     import pyarrow as pa
 
     if _is_text(column.type):
         return column.cast(pa.string())
     if pa.types.is_decimal(column.type) and column.type.precision <= MAX_WHOLE_DIGITS:
-        return column.cast(pa.string()).cast(pa.float64())  # directly, the last bit may differ
+        return column.cast(pa.string()).cast(
+            pa.float64()
+        )  # with a direct cast, the last bit can differ
     return column
 
 
@@ -258,4 +265,4 @@ def _is_number(kind: Any) -> bool:
 def _refuse_double_names(names: Sequence[str], place: str, hint: str = "") -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise broken(place, f"has {count} columns of the name {shortened(name)}{hint}")
+            raise broken(place, f"has {count} columns with the name {shortened(name)}{hint}")

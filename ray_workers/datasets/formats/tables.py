@@ -1,4 +1,4 @@
-"""Tables of CSV and Parquet files: their columns, the columns' kinds, and their prepared form."""
+"""Tables from CSV and Parquet files: columns, their kinds, and the prepared form."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 5
-"""Part of every table's key. Change it with any change of a table's files."""
+"""Part of the cache key of every table. Change it whenever the files of a table change."""
 Rows = npt.NDArray[np.int64]
 
-_NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
+_NO_IDENTIFIERS = "if it identifies rows, leave it out of data.features"
 _NO_MEASUREMENTS = "if it is a number to predict, use the recipe tabular_regression"
 
 
@@ -91,7 +91,7 @@ def _opened(prepared: Prepared) -> Table:
 
 
 class _Building:
-    """Converts one file to its prepared form, in two to four passes."""
+    """Converts a file to its prepared form in two to four passes."""
 
     def __init__(
         self, file: TableFile, shop: Workshop, data: spec.Data, *, classifies: bool
@@ -144,7 +144,7 @@ class _Building:
         }
 
     def _measured(self, numbers: Sequence[Column]) -> list[Column]:
-        """The columns with numbers."""
+        """Return the columns with numbers."""
         return [*numbers] if self.classifies else [self.target, *numbers]
 
     @property
@@ -152,7 +152,7 @@ class _Building:
         return [self.target, *self.features]
 
     def _chosen(self) -> tuple[str, list[str]]:
-        """(target, features) by name. Raises DataError if they do not exist."""
+        """Return the names of (target, features). Raises DataError if they don't exist."""
         names, place, target = self.file.names, self.file.place, self.data.target
         assert target is not None, "the job document requires it"
         if target not in names:
@@ -166,7 +166,7 @@ class _Building:
                 fault = "is the target" if name == target else "is listed more than once"
                 raise broken(place, f"data.features: {shortened(name)} {fault}")
         if not features:
-            raise broken(place, "has no column besides the target to predict it from")
+            raise broken(place, "has no columns other than the target")
         for option, chosen, known in (
             ("categorical", self.data.categorical, features),
             ("missing_columns", self.data.missing_columns, [*features, target]),
@@ -193,8 +193,8 @@ class _Building:
             )
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
-        """Find the bases without the values of dropped rows, since float64 would round the other
-        values next to a distant one."""
+        """Determine the bases again without the values of dropped rows, because a distant value
+        would cause float64 to round the other values."""
         wide = [column for column in columns if column.is_wide]
         if not wide or not self._dropping:
             return
@@ -205,7 +205,7 @@ class _Building:
                 column.see_range(values)
 
     def _collect_names(self, categories: Sequence[Column]) -> None:
-        """Collect every name of the categories and of the classes."""
+        """Collect all names of categories and classes."""
         named = [*categories, self.target] if self.classifies else [*categories]
         if not named:
             return
@@ -228,21 +228,22 @@ class _Building:
                 raise broken(
                     self.file.place,
                     f"the column {shortened(column.name)} has a different text in every row, so "
-                    f"nothing can be learned from it; leave it out of data.features{column.hint}",
+                    f"a model can't learn from it; leave it out of data.features{column.hint}",
                 )
         if self.classifies:
             self._refuse_one_class()
 
     def _refuse_division(self, column: Column) -> None:
-        """Raise DataError for a column that marks rows for training, unless it is requested."""
+        """Raise DataError for a column that assigns rows to training or validation, unless it is
+        explicitly requested."""
         is_asked_for = self.data.features is not None or column.is_named
         if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
             return
         raise broken(
             self.file.place,
-            f"the column {shortened(column.name)} divides the rows into {listed(column.values)}, "
-            "but data.validation_fraction does that, and no model should learn from the column: "
-            "list data.features without it, or with it if it is needed",
+            f"the column {shortened(column.name)} splits the rows into {listed(column.values)}, "
+            "but the split is defined by data.validation_fraction, and a model should not learn "
+            "from the column: list data.features without it, or with it if it is needed",
         )
 
     def _refuse_one_class(self) -> None:
@@ -250,12 +251,13 @@ class _Building:
             (only,) = self.target.values
             raise broken(
                 self.file.place,
-                f"the target {shortened(self.target.name)} has one class only, "
-                f"{shortened(only)}; it needs two",
+                f"the target {shortened(self.target.name)} has only one class, "
+                f"{shortened(only)}, but needs two",
             )
 
     def _class_names(self, values: Any) -> Any:
-        """Names of classes; equal numbers have the same name in every notation."""
+        """Return the names of classes. Equal numbers have the same name regardless of their
+        notation."""
         import pyarrow as pa
 
         if not self.target.holds_numbers or not self.target.could_be_numbers:
@@ -270,7 +272,8 @@ class _Building:
         different = np.unique(numbers).tolist()
         if not all(map(math.isfinite, different)):
             raise broken(
-                self.file.place, f"the target {shortened(self.target.name)} is not always finite"
+                self.file.place,
+                f"the target {shortened(self.target.name)} has values that are not finite",
             )
         known.update(number for number in different if number != int(number))
         if len(known) > column_kinds.MAX_FRACTIONAL_CLASSES:
@@ -289,7 +292,7 @@ class _Building:
         vocabularies: Sequence[tuple[str, ...]],
         classes: tuple[str, ...] | None,
     ) -> int:
-        """Write the arrays; returns the number of rows."""
+        """Write the arrays. Returns the number of rows."""
         output, budget = self.shop.output, self.shop.budget
         num_numeric = len(sources_of([c.name for c in numbers], [c.name for c in dates]))
         with ExitStack() as open_files:
@@ -321,16 +324,16 @@ class _Building:
                 codes.append(coded)
             num_rows = target.num_rows
         if num_rows == 0:
-            raise broken(self.file.place, "has no row without missing values")
+            raise broken(self.file.place, "has no rows without missing values")
         return num_rows
 
     @property
     def _dropping(self) -> list[Column]:
-        """The columns whose missing values cause their rows to be dropped."""
+        """Columns whose missing values cause rows to be dropped."""
         return [c for c in self._every if c.missing == "drop" and c.gaps.count]
 
     def _kept_rows(self, columns: Sequence[Column]) -> Iterator[tuple[Rows, list[Any]]]:
-        """Yield (row numbers, known values of the columns) of each batch, without dropped rows."""
+        """Yield (row numbers, known values of the columns) for each batch, without dropped rows."""
         import pyarrow as pa
 
         dropping = self._dropping
@@ -348,8 +351,8 @@ class _Building:
             first_row += len(is_kept)
 
     def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float64]:
-        """(n,) less the column's base, NaN for null. Raises DataError for the first value beyond
-        the range of float32, with which the model computes."""
+        """Return (n,) values minus the column's base, with NaN for null. Raises DataError for the
+        first value outside the range of float32, in which the model computes."""
         found = column.relative_of(values)
         is_known = values.is_valid().to_numpy(zero_copy_only=False)
         bad = np.flatnonzero(~(np.abs(found) <= MAX_FLOAT32) & is_known)
@@ -357,7 +360,7 @@ class _Building:
             at = int(bad[0])
             raise broken(
                 self.file.where(int(rows[at])),
-                f"the column {shortened(column.name)} is {values[at].as_py()}, not a finite "
-                "number of 32 bits",
+                f"the column {shortened(column.name)} is {values[at].as_py()}, which is not a "
+                "finite 32-bit number",
             )
         return found

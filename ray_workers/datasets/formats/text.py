@@ -1,4 +1,4 @@
-"""Text files as one sequence of tokens: bytes, or the tokens of a tokenizer."""
+"""Text files as a single sequence of tokens, which are bytes or come from a tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
 TEXT_VERSION = 2
-"""Part of every text's key. Change it with any change of its tokens."""
+"""Part of the cache key of every text. Change it whenever the tokens change."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
@@ -54,7 +54,7 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
             for piece in _pieces(shop, validation):
                 ids.append(encode(piece))
         if ids.num_rows == 0:
-            raise broken(shop.place, "holds no text")
+            raise broken(shop.place, "contains no text")
         return {"num_training": num_training if validation else None, "num_left_out": num_left_out}
 
     prepared = prepare(data, policy, how, build, suffixes=SUFFIXES)
@@ -69,8 +69,9 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
 
 
 def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
-    """(files for training, files for validation, number of files left out), by names such as
-    `train.txt`, `wiki.valid.txt` and `test/1.txt`. DataError if only some have such names."""
+    """Return (training files, validation files, number of ignored files), based on names such as
+    `train.txt`, `wiki.valid.txt` and `test/1.txt`. Raises DataError if only some files have such
+    names."""
     names = {file.name: _part_of(file.name) for file in shop.files} if shop.is_folder else {}
     named = set(filter(is_named, names.values()))
     if not is_division(named):
@@ -79,8 +80,9 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
         odd = next(name for name, part in names.items() if part not in named)
         raise broken(
             shop.place,
-            f"has files that are named like a division, {listed(sorted(named))}, and others such "
-            f"as {shortened(odd)}: give each file or upper folder one of these names, or none",
+            f"has files with the names of a split, {listed(sorted(named))}, and other files such "
+            f"as {shortened(odd)}: use these names for all files or top-level folders, or for "
+            "none",
         )
     roles = resolved(named)
     training, validation, test = (
@@ -90,14 +92,15 @@ def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
 
 
 def _part_of(name: str) -> str:
-    """The upper folder of a file, or the part between the last dots of its name."""
+    """Return the top-level folder of a file, or the part between the last two dots of its name."""
     path = PurePosixPath(name.removesuffix(".gz"))
     return path.parts[0] if len(path.parts) > 1 else path.stem.rpartition(".")[2]
 
 
 def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
-    """Yield the text of the files, each ending with a newline. It is cut at newlines if there are
-    any nearby, so that a tokenizer sees whole lines, the same on every node."""
+    """Yield the text of the files in pieces. Each file of a folder ends with a newline. Pieces end
+    at newlines if there are any nearby, so that a tokenizer gets complete lines, which are the same
+    on every node."""
     for file in files:
         path = gunzipped(file, shop.scratch / "plain", shop.budget)
         rest = ""
@@ -116,8 +119,8 @@ def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
             likely = utf8.likely_encoding(path)
             raise broken(
                 file.place,
-                f"is not UTF-8: the byte at offset {error.offset:,} is not text; it is probably "
-                f"{likely}: save it as UTF-8",
+                f"is not UTF-8: the byte at offset {error.offset:,} is not text; its encoding is "
+                f"probably {likely}: save it as UTF-8",
             ) from None
         if rest:
             yield f"{rest}\n" if shop.is_folder else rest
@@ -128,7 +131,7 @@ def _bytes_of(text: str) -> npt.NDArray[Any]:
 
 
 def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
-    """(encode, number of ids) of a `tokenizer.json`. Raises DataError."""
+    """Return (encode, number of ids) of a `tokenizer.json`. Raises DataError."""
     from tokenizers import Tokenizer
 
     place = place_of(url)
@@ -143,12 +146,12 @@ def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
     if size > MAX_VOCABULARY:
         raise broken(
             place,
-            f"has a token with the id {size - 1:,}, and a model has a row for each id: "
-            f"number its tokens from 0, below {MAX_VOCABULARY:,}",
+            f"has a token with the id {size - 1:,}, but a model has a row for each id: number "
+            f"the tokens from 0, below {MAX_VOCABULARY:,}",
         )
 
     def encode(text: str) -> npt.NDArray[Any]:
-        with reading(place, "can't turn the text into tokens"):
+        with reading(place, "can't convert the text to tokens"):
             found = tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(found, dtype=np.uint32)
 

@@ -1,4 +1,4 @@
-"""The small sets that come with scikit-learn, which need no files, cache or waiting."""
+"""The small data sets that are included in scikit-learn, which need no files and no cache."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WHITE_OF_DIGITS = 16.0
 
 
 def name_of(data: spec.Data) -> str:
-    """`digits` of `sklearn://digits`."""
+    """Return the name of the data set, such as `digits` for `sklearn://digits`."""
     return data.source.removeprefix("sklearn://").rstrip("/")
 
 
 @lru_cache
 def images(name: str) -> Images:
-    """`digits`: 1,797 images of 8 x 8 pixels."""
-    assert name == "digits", "the job document allows no other set of images"
+    """Return `digits`: 1,797 images of 8 x 8 pixels."""
+    assert name == "digits", "the job document allows no other image set"
     bunch = _load(name)
     pixels = np.ascontiguousarray(bunch.images[:, None], dtype=np.uint8)
     labels = bunch.target.astype(np.int64)
@@ -33,7 +33,7 @@ def images(name: str) -> Images:
 
 @lru_cache
 def table(name: str, *, classifies: bool) -> Table:
-    """A table of numbers. `diabetes` is for regression; the others have classes."""
+    """Return a table of numbers. `diabetes` is for regression; the others have classes."""
     bunch = _load(name)
     numeric = np.ascontiguousarray(bunch.data, dtype=np.float64)
     target = bunch.target.astype(np.int64 if classifies else np.float64)
@@ -47,7 +47,7 @@ def table(name: str, *, classifies: bool) -> Table:
         vocabularies=(),
         classes=tuple(str(one) for one in bunch.target_names) if classifies else None,
         target_name="target",
-        # Computed from float32, as when tables had that type, so that older jobs can resume.
+        # Computed from float32, the type in older versions, so that older jobs can resume.
         fingerprint=_digest(numeric.astype(np.float32), target.astype(narrow)),
     )
 

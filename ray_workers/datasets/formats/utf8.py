@@ -1,4 +1,4 @@
-"""Text in UTF-8 and other encodings, and the position where a file is not valid text."""
+"""Text in UTF-8 and other encodings, and the position at which a file is not valid text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECE_BYTES = 1 << 20
 
 
 class NotTextError(Exception):
-    """A byte that is not valid in the encoding."""
+    """A byte is invalid in the encoding."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
@@ -20,7 +20,7 @@ class NotTextError(Exception):
 
 
 def pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the file's text, about 1 MiB at a time. Raises NotTextError."""
+    """Yield the text of the file, about 1 MiB at a time. Raises NotTextError."""
     decoder = codecs.getincrementaldecoder(encoding)()
     offset = 0  # position of the next byte to read
     with open(path, "rb") as file:
@@ -39,7 +39,7 @@ def pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def first_bad_byte(path: Path) -> int | None:
-    """Offset of the first byte that is not UTF-8; None if all bytes are."""
+    """Return the offset of the first byte that is not UTF-8; None if the file is valid UTF-8."""
     try:
         for _ in pieces(path):
             pass
@@ -49,7 +49,8 @@ def first_bad_byte(path: Path) -> int | None:
 
 
 def converted(path: Path, encoding: str, place: str, target: Path, budget: Budget) -> Path:
-    """The file itself if it is UTF-8, else `target` with the text in UTF-8. Raises DataError."""
+    """Return the file itself if it is UTF-8, else `target` with the text in UTF-8. Raises
+    DataError."""
     if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
         return path
     try:
@@ -61,14 +62,14 @@ def converted(path: Path, encoding: str, place: str, target: Path, budget: Budge
     except NotTextError as error:
         raise broken(
             place,
-            f"is not {encoding}, as data.encoding states: the byte at offset {error.offset:,} is "
-            "not text",
+            f"is not {encoding}, the encoding in data.encoding: the byte at offset "
+            f"{error.offset:,} is not text",
         ) from None
     return target
 
 
 def likely_encoding(path: Path) -> str:
-    """The likely encoding of a file that is not UTF-8."""
+    """Return the likely encoding of a file that is not UTF-8."""
     with open(path, "rb") as file:
         begins = file.read(2)
     return "utf-16" if begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1 or cp1252"

@@ -1,1 +1,1 @@
-"""The sources of data: local files, HTTP and S3, and the cache of each node."""
+"""Data sources: local files, HTTP and S3, and the cache of each node."""

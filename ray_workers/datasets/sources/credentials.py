@@ -1,9 +1,10 @@
-"""Credentials that the cluster's operator puts on the nodes, by name.
+"""Credentials that the cluster's operator has placed on the nodes, by name.
 
-A file `{name}.json` of the folder contains options for the storage: for `s3://` `key`, `secret`,
-`token`, `anon`, `endpoint_url`; for `https://` `headers`, the `hosts` that the headers are for, so
-that a job's document can't choose them, and optionally `"plain_http": true`. The options are passed
-only to the storage's client, and no error may show them.
+A file `{name}.json` in the folder contains options for the storage. For `s3://`, these are `key`,
+`secret`, `token`, `anon` and `endpoint_url`. For `https://`, these are `headers`, the `hosts` to
+which the headers can be sent, so that a job document can't choose them, and optionally
+`"plain_http": true`. The options are passed only to the storage's client, and errors must not show
+them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def load_credentials(folder: str | None, name: str | None) -> Options:
-    """The options in the file; empty without a name. Raises DataError."""
+    """Return the options in the file. Empty if `name` is None. Raises DataError."""
     if name is None:
         return {}
     if folder is None:
         raise DataError(
-            f"data.credentials is {name!r}, but this cluster has no folder of credentials "
+            f"data.credentials is {name!r}, but this cluster has no credentials folder "
             "(DRAY_DATA_CREDENTIALS_DIR)"
         )
     path = Path(folder) / f"{name}.json"
@@ -49,18 +50,20 @@ def load_credentials(folder: str | None, name: str | None) -> Options:
         options = None
     if not isinstance(options, dict) or not set(options) <= set(KNOWN_OPTIONS):
         known = ", ".join(KNOWN_OPTIONS)
-        raise DataError(f"the credentials {name!r} must be a JSON object with some of {known}")
+        raise DataError(
+            f"the credentials {name!r} must be a JSON object with only the keys {known}"
+        )
     return options
 
 
 def headers_for(url: str, options: Options) -> dict[str, str]:
-    """The headers of the credentials, if they are for this source. Raises DataError."""
+    """Return the headers of the credentials, if they are for this source. Raises DataError."""
     if not options.get("headers"):
         return {}
     parts, hosts = urlsplit(url), options.get("hosts")
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise DataError(
-            "the credentials have headers, but not for which hosts: add the hosts to their file, "
+            "the credentials have headers but no hosts: add the hosts to their file, "
             'such as "hosts": ["data.example.org"]'
         )
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else str(parts.hostname)
@@ -69,12 +72,12 @@ def headers_for(url: str, options: Options) -> dict[str, str]:
     named = {f"{host}:{port}", *((host, parts.hostname) if port == usual else ())}
     if named.isdisjoint(entry.lower() for entry in hosts):
         raise DataError(
-            f"the credentials are not for {host}:{port}: their file names other hosts (a host "
-            f"without a port is at port {usual})"
+            f"the credentials are not for {host}:{port}: their file lists other hosts (a host "
+            f"without a port means port {usual})"
         )
     if parts.scheme != "https" and options.get("plain_http") is not True:
         raise DataError(
-            'the credentials are for https:// alone, unless their file has "plain_http": true'
+            'the credentials are only for https://, unless their file has "plain_http": true'
         )
     return dict(options["headers"])
 
@@ -84,6 +87,6 @@ def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
         raise DataError(f"the credentials {name!r} must belong to dray's user or root")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise DataError(
-            f"the credentials {name!r} can be read by other users of this node: "
-            "their file must have the mode 0600 or 0400"
+            f"the credentials {name!r} can be read by other users of this node: their file must "
+            "have mode 0600 or 0400"
         )

@@ -1,8 +1,8 @@
-"""`http://` and `https://`: one file by GET.
+"""`http://` and `https://`: a single file, downloaded with GET.
 
-aiohttp is used directly, since fsspec follows redirects by itself. The address of every connection
-is checked when the connection is made, also after a redirect. Proxies of the environment are not
-used, since the addresses that they connect to can't be checked.
+aiohttp is used directly, because fsspec follows redirects automatically. The address of every
+connection is checked when the connection is opened, including after redirects. Proxies from the
+environment are not used, because the addresses to which they connect can't be checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ REDIRECTS = (301, 302, 303, 307, 308)
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 PIECE_BYTES = 1 << 20
 UNVERSIONED_TRUSTED_S = 600.0
-"""Seconds for which a copy is current if its server sends no version, so that ranks share it."""
+"""Seconds for which a copy is considered current if the server sends no version, so that ranks
+share it."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
 
 
 class HttpOrigin:
-    """A file on a web server, which can't list folders."""
+    """A file on a web server. Web servers can't list folders."""
 
     def __init__(
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
@@ -61,7 +62,7 @@ class HttpOrigin:
     async def _read(self, file: Listed, sink: Sink) -> None:
         async with self._response() as response:
             if self._listed(response) != file:
-                raise TransferError("it changed while it was read")
+                raise TransferError("it changed while it was being read")
             async for piece in response.content.iter_chunked(PIECE_BYTES):
                 sink(piece)
 
@@ -73,7 +74,7 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _response(self) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the final response after all redirects. No error shows the headers."""
+        """Yield the final response after all redirects. Errors don't show the headers."""
         try:
             url = self._url
             for _ in range(MAX_REDIRECTS + 1):
@@ -85,18 +86,22 @@ class HttpOrigin:
                     url = self._next(url, response.headers.get("Location"))
             raise broken(self._place, f"redirects more than {MAX_REDIRECTS} times")
         except RefusedAddress as error:
-            reason = f"{error.host} may not be read from: {error.reason} (DRAY_DATA_PRIVATE_HOSTS)"
+            reason = (
+                f"reading from {error.host} is not allowed: {error.reason} "
+                "(DRAY_DATA_PRIVATE_HOSTS)"
+            )
             raise broken(self._place, reason) from None
         except aiohttp.InvalidURL:
             raise self._no_address() from None
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise TransferError(_reason(error)) from None
-        except ValueError:  # raised by yarl, urllib or the codec of host names
+        except ValueError:  # raised by yarl, urllib or the host name codec
             raise self._no_address() from None
 
     @asynccontextmanager
     async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # The hash is for the stored file, and a small response must not unpack to a large one.
+        # The hash is that of the stored file, and a small response must not be decompressed to a
+        # large one.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers
@@ -111,18 +116,20 @@ class HttpOrigin:
             yield response
 
     def _next(self, url: str, location: str | None) -> str:
-        """The target of a redirect. Raises DataError if it is not a web URL, or leaves https.
+        """Return the target of a redirect. Raises DataError if it is not a web URL, or if it leads
+        from https to http.
 
-        Some programs read certain characters as a slash, others as part of a host's name. They are
-        refused, since the checked host might differ from the host of the request.
+        Certain characters are treated as a slash by some programs and as part of the host name by
+        others. They are rejected, because the checked host might differ from the host of the
+        request.
         """
         if not location:
             raise TransferError("the server redirects without an address")
         if _IN_NO_URL.search(location):
             raise broken(
                 self._place,
-                f"redirects to {shortened(location)}, which is not a URL: a URL has no backslash, "
-                "space or control character. Use the address of the file itself",
+                f"redirects to {shortened(location)}, which is not a URL: URLs can't contain "
+                "backslashes, spaces or control characters. Use the URL of the file itself",
             )
         target = urljoin(url, location)
         schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
@@ -133,33 +140,33 @@ class HttpOrigin:
         return target
 
     def _no_address(self) -> DataError:
-        return broken(self._place, "leads to an invalid web address")
+        return broken(self._place, "leads to an invalid URL")
 
     def _check_status(self, response: aiohttp.ClientResponse) -> None:
         status = response.status
         if status == 200:
             return
         if status in WORTH_ANOTHER_TRY:
-            raise TransferError(f"the server answers {status}")
+            raise TransferError(f"the server responds with {status}")
         known = {
-            401: "the server asks for credentials (401): set data.credentials",
+            401: "the server requires credentials (401): set data.credentials",
             403: "the server denies access (403)",
-            404: "there is no such file (404)",
-            410: "the file is gone (410)",
+            404: "the file does not exist (404)",
+            410: "the file no longer exists (410)",
         }
-        raise broken(self._place, known.get(status, f"the server answers {status}, not 200"))
+        raise broken(self._place, known.get(status, f"the server responds with {status}, not 200"))
 
 
 def _reason(error: Exception) -> str:
-    """The error that broke a transfer, without the request."""
+    """Return a description of the error, without the request."""
     if isinstance(error, TimeoutError):
-        return "the server did not answer in time"
+        return "the server did not respond in time"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "the server's certificate can't be verified"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its host has no address"
+        return "the host has no address"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or 'refused'}"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the server closed the connection before the end"
+        return "the server closed the connection too early"
     return f"the transfer failed ({type(error).__name__})"

@@ -14,7 +14,7 @@ from ray_workers.shared.node_needs import DataPolicy
 
 
 class LocalOrigin:
-    """A file or folder that is read where it is."""
+    """A file or folder that is read in place."""
 
     def __init__(self, url: str, policy: DataPolicy, suffixes: tuple[str, ...] | None) -> None:
         self._place = url
@@ -29,7 +29,7 @@ class LocalOrigin:
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            raise broken(self._place, "there is no such file or folder on this node") from None
+            raise broken(self._place, "this file or folder does not exist on this node") from None
         except PermissionError:
             raise broken(self._place, "the node's user has no permission to read it") from None
         except OSError as error:
@@ -39,7 +39,7 @@ class LocalOrigin:
         if not stat.S_ISDIR(status.st_mode):
             raise broken(self._place, "is neither a file nor a folder")
         if self._suffixes is None:
-            raise broken(self._place, "is a folder, and this format is one file")
+            raise broken(self._place, "is a folder, but this format requires a single file")
         files = tuple(sorted(self._walk(path), key=lambda file: file.name))
         return Listing(files, is_folder=True)
 
@@ -50,7 +50,7 @@ class LocalOrigin:
                 while piece := source.read(1 << 20):
                     sink(piece)
         except OSError as error:
-            # With the cause, which distinguishes a fault of the disk from a fault of the data.
+            # The cause distinguishes a disk failure from an error in the data.
             raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
 
     def _walk(self, folder: Path) -> Iterator[Listed]:
@@ -69,7 +69,7 @@ class LocalOrigin:
                 try:
                     status = target.stat()
                 except FileNotFoundError:
-                    raise broken(f"file://{path}", "is a link to nothing") from None
+                    raise broken(f"file://{path}", "is a broken link") from None
                 except OSError as error:
                     raise broken(f"file://{path}", f"can't be read: {error.strerror}") from error
                 if not stat.S_ISREG(status.st_mode):
@@ -84,15 +84,16 @@ class LocalOrigin:
         return Listed(name, status.st_size, version, path)
 
     def _allowed(self, path: Path, place: str) -> Path:
-        """The path with its links resolved. Raises DataError if it leaves the allowed roots."""
+        """Return the path with its links resolved. Raises DataError if it is outside the allowed
+        roots."""
         try:
             real = path.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError: NUL in the name
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError if the name contains NUL
             raise broken(place, f"can't be followed: {error}") from error
         if self._roots is not None and not any(real.is_relative_to(root) for root in self._roots):
             raise broken(
                 place,
-                "is outside the folders that data may be read from on this cluster "
+                "is outside the folders from which this cluster allows reading data "
                 "(DRAY_DATA_ROOTS)",
             )
         return real

@@ -1,4 +1,5 @@
-"""A node's cache of data, by content, shared by all jobs. Evicts the least recently used first.
+"""A node's data cache, which is addressed by content and shared by all jobs. The least recently
+used entries are evicted first.
 
     locks/      one file for each source, locked while the source is fetched or prepared
     index/      maps a source and its version to the hashes of its content
@@ -6,8 +7,8 @@
     prepared/   folders of numpy files, by a hash of their origin and preparation
     scratch/    unfinished entries
 
-Locks are `flock`: the kernel releases them when a process dies. A process that uses an entry holds
-a shared lock on it, so the entry is not removed.
+Locks use `flock`, so the kernel releases them when a process dies. A process that uses an entry
+holds a shared lock on it, so that the entry is not removed.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ Kind = Literal["objects", "prepared"]
 INDEX_KEPT_S = 90 * 86_400
 
 _held: dict[Path, int] = {}
-"""Entries that this process uses, and the descriptors that hold their locks."""
+"""Entries that this process uses -> descriptors that hold their locks."""
 
 
 class NodeCache:
-    """The cache of one node. Several processes use it at the same time."""
+    """The cache of a node, which several processes use at the same time."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
         for name in ("locks", "index", "objects", "prepared", "scratch"):
-            # If users share the root, another user could have put data there.
+            # If users share the root, another user could have placed data in it.
             own_folder(root / name, "DRAY_DATA_CACHE_DIR")
 
     @classmethod
@@ -51,7 +52,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold the lock of a source, which one process of the node can have; waits for it."""
+        """Wait for the lock of a source and hold it. Only one process on the node can have it."""
         path = self.root / "locks" / _digest(name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -61,7 +62,8 @@ class NodeCache:
             os.close(fd)
 
     def hold(self, kind: Kind, key: str) -> Path | None:
-        """The entry, which is not removed until it is released or this process ends; or None."""
+        """Return the entry, or None if it does not exist. It is not removed before it is released
+        or this process ends."""
         path = self.root / kind / key
         if path in _held:
             return path
@@ -76,7 +78,7 @@ class NodeCache:
         """Move an entry from a scratch folder into the cache, and hold it."""
         path = self.root / kind / key
         existing = self.hold(kind, key)
-        if existing is not None:  # from another source with the same content
+        if existing is not None:  # added from another source with the same content
             return existing
         fd = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -84,7 +86,7 @@ class NodeCache:
             made.rename(path)
         except OSError:
             os.close(fd)
-            existing = self.hold(kind, key)  # another process was faster: the content is the same
+            existing = self.hold(kind, key)  # another process was faster; its content is the same
             if existing is None:
                 raise
             return existing
@@ -98,7 +100,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Create a temporary folder. A later sweep removes it if this process dies."""
+        """Create a temporary folder. If this process dies, a later sweep removes the folder."""
         path = self.root / "scratch" / secrets.token_hex(8)
         path.mkdir(mode=0o700)
         fd = _open_locked(path, fcntl.LOCK_SH)
@@ -110,7 +112,7 @@ class NodeCache:
                 os.close(fd)
 
     def remembered(self, name: str) -> Any | None:
-        """The JSON data that `remember` stored for a source and version, or None."""
+        """Return the JSON data that `remember` stored for a source and version, or None."""
         path = self.root / "index" / _digest(name)
         try:
             found = json.loads(path.read_text())
@@ -126,8 +128,8 @@ class NodeCache:
         temporary.replace(path)
 
     def sweep(self, free_bytes: int = 0) -> None:
-        """Remove the least recently used entries until `free_bytes` more fit under the limit, or
-        all others are in use. Also remove scratch folders of dead processes."""
+        """Remove the least recently used entries until `free_bytes` are available within the limit,
+        or all remaining entries are in use. Also remove the scratch folders of dead processes."""
         with contextlib.suppress(BlockingIOError), self._sweeping():
             for path in (self.root / "scratch").iterdir():
                 _remove_if_idle(path)
@@ -166,15 +168,15 @@ class NodeCache:
 
 
 def _open_locked(path: Path, how: int) -> int | None:
-    """A descriptor that holds a lock on the file or folder at `path`; None if the path is gone, or
-    is in use and `how` has LOCK_NB."""
+    """Return a descriptor that holds a lock on the file or folder at `path`. None if the path no
+    longer exists, or if it is in use and `how` has LOCK_NB."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, how)
-        # During the wait the entry may have been removed or replaced.
+        # The entry might have been removed or replaced while waiting.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -189,7 +191,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Renamed first, so that no process finds half of it.
+            # Renamed first, so that no process finds an incomplete entry.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

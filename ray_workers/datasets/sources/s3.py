@@ -1,7 +1,7 @@
-"""`s3://bucket/key`: an object, or all objects below a prefix.
+"""`s3://bucket/key`: an object, or all objects with a prefix.
 
-The operator determines where S3 is served (by `DRAY_S3_ENDPOINT_URL`, a file of credentials, or the
-node's own configuration), never the source.
+The S3 endpoint is determined by the operator (with `DRAY_S3_ENDPOINT_URL`, a credentials file, or
+the node's own configuration), never by the source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLIENT_OPTIONS = ("key", "secret", "token", "anon")
 
 
 class S3Origin:
-    """Objects of one bucket, read with the named credentials or the node's own identity."""
+    """Objects in a bucket, read with the named credentials or the node's own identity."""
 
     def __init__(
         self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
@@ -53,7 +53,7 @@ class S3Origin:
             if not self._is_folder:
                 return Listing((_listed(self._path.rsplit("/", 1)[-1], info),), is_folder=False)
             if self._suffixes is None:
-                raise broken(self._place, "is a folder, and this format is one file")
+                raise broken(self._place, "is a folder, but this format requires a single file")
             found = self._filesystem.find(self._path, detail=True)
         files = [
             _listed(path.removeprefix(f"{self._path}/"), info)
@@ -80,28 +80,30 @@ class S3Origin:
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:
-        """Raise errors in dray's own words, since S3's may show how a request was signed."""
+        """Raise errors with dray's own messages, because S3's messages can show how a request was
+        signed."""
         try:
             yield
         except FileNotFoundError:
-            raise broken(self._place, "there is no such object, folder or bucket") from None
+            raise broken(self._place, "this object, folder or bucket does not exist") from None
         except PermissionError:
             raise broken(
                 self._place,
-                "S3 denies access with these credentials; set data.credentials to use others",
+                "S3 denies access with these credentials; set data.credentials to use other "
+                "credentials",
             ) from None
         except (aws.NoCredentialsError, aws.PartialCredentialsError):
             raise broken(
                 self._place,
-                "this node has no credentials for S3; set data.credentials to name some",
+                "this node has no credentials for S3; set data.credentials",
             ) from None
         except aws.ParamValidationError:
             raise broken(self._place, "is not a valid bucket and key") from None
         except aws.ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):
-                raise broken(self._place, f"S3 does not know the credentials ({code})") from None
-            raise TransferError(f"S3 answers {code or 'an error'}") from None
+                raise broken(self._place, f"S3 rejects the credentials ({code})") from None
+            raise TransferError(f"S3 responded with {code or 'an error'}") from None
         except (aws.BotoCoreError, OSError) as error:
             raise TransferError(f"the transfer failed ({type(error).__name__})") from None
 

@@ -1,4 +1,4 @@
-"""A source of any scheme: its files, their hashes, and their copies on this node."""
+"""A source with any scheme: its files, their hashes, and their copies on this node."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 TRIES = 4
 FIRST_PAUSE_S = 0.5
-"""Pause after the first try; it doubles after each try, with random variation."""
+"""Pause after the first attempt. It doubles after each attempt, with random variation."""
 FETCHED_AT_ONCE = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, as a build reads it."""
+    """A file, as read by a build."""
 
     name: str
     """Path within the folder, or the name of the single file."""
@@ -52,7 +52,7 @@ class Content:
 
     @property
     def sha256(self) -> str:
-        """The hash of the single file, or of a folder's list of files."""
+        """Hash of the single file, or of the list of files in a folder."""
         if not self.is_folder:
             return self.files[0][1]
         return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()
@@ -67,7 +67,7 @@ class Content:
 
 
 class Source:
-    """A source. Use it while holding the cache's lock of its URL."""
+    """A source. Must be used while holding the cache's lock for its URL."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """The current content of the source, hashed once for each version. Raises DataError if the
-        content does not match the given size or hash."""
+        """Return the current content of the source. It is hashed only once per version. Raises
+        DataError if the content does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.place)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
-            raise broken(self.place, f"is an empty folder: there is no file of {kinds}")
+            raise broken(self.place, f"is an empty folder: it has no {kinds} files")
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
-                self.place, "is a folder, but data.size_bytes and data.sha256 are for one file"
+                self.place, "is a folder, but data.size_bytes and data.sha256 are for a single file"
             )
         if not listing.is_folder:
             self._check_size(listing.files[0].size_bytes, size_bytes)
@@ -108,13 +108,13 @@ class Source:
         return content
 
     def files(self, content: Content) -> tuple[SourceFile, ...]:
-        """The files themselves, on this node; call `release` in the end."""
+        """Return the files on this node. Call `release` afterwards."""
         assert self._listing is not None
         listed = self._listing.files
         if listed[0].path is None:
             self._kept = self._cache.hold("objects", content.sha256)
             if self._kept is None and self._fetch(self._listing) != content:
-                raise SourceUnavailableError(f"{self.place} changed while it was read")
+                raise SourceUnavailableError(f"{self.place} changed while it was being read")
         found = []
         for number, (file, (name, _, _)) in enumerate(zip(listed, content.files, strict=True)):
             path = file.path or self._cached_path(number, content)
@@ -122,13 +122,13 @@ class Source:
         return tuple(found)
 
     def release(self) -> None:
-        """Allow the cache to remove the fetched files."""
+        """Allow the cache to remove the downloaded files."""
         if self._kept is not None:
             self._cache.release(self._kept)
             self._kept = None
 
     def is_unchanged(self) -> bool:
-        """Whether files on this node are unchanged since they were identified."""
+        """Whether local files are unchanged since they were identified."""
         assert self._listing is not None
         return self._listing.files[0].path is None or self._origin.listing() == self._listing
 
@@ -146,13 +146,13 @@ class Source:
         return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
 
     def _hash(self, file: Listed) -> Hashed:
-        """Hash a file on this node, which is not copied."""
+        """Hash a local file, which is not copied."""
         digest = HashingSink()
         self._origin.fetch(file, digest)
         return (file.name, digest.sha256, digest.size_bytes)
 
     def _fetch(self, listing: Listing) -> Content:
-        """Fetch all files into the cache, as one entry that is held."""
+        """Download all files to the cache, as a single entry that is held."""
         total = sum(file.size_bytes or 0 for file in listing.files)
         self._refuse_too_large(total)
         self._cache.sweep(total)
@@ -195,8 +195,8 @@ class Source:
         if size_bytes > self._cache.limit_bytes:
             raise broken(
                 self.place,
-                f"has more than the {self._cache.limit_bytes:,} bytes that are allowed in a node's "
-                "cache (DRAY_DATA_CACHE_LIMIT_BYTES)",
+                f"has more than {self._cache.limit_bytes:,} bytes, the limit of a node's cache "
+                "(DRAY_DATA_CACHE_LIMIT_BYTES)",
             )
 
     def _check_size(self, found: int | None, wanted: int | None) -> None:
@@ -215,14 +215,15 @@ class Source:
 
 
 class HashingSink:
-    """Receives a file piece by piece, hashes the pieces and forwards them."""
+    """Receives a file in pieces, and hashes and forwards the pieces."""
 
     def __init__(
         self,
         write: Callable[[bytes], object] | None = None,
         check: Callable[[int], None] | None = None,
     ) -> None:
-        """write: receives each piece. check: receives the size so far; raises if too large."""
+        """write: called with each piece. check: called with the size so far; raises if it is too
+        large."""
         self._write, self._check = write, check
         self._digest = hashlib.sha256()
         self.size_bytes = 0
@@ -241,17 +242,18 @@ class HashingSink:
 
 
 def place_of(url: str) -> str:
-    """The source for errors: without its query, which may contain secrets."""
+    """Return the source for error messages, without its query, which might contain secrets."""
     return url.split("?", 1)[0]
 
 
 def _numbered(number: int) -> str:
-    """The name of a fetched file within its folder, which its source can't choose."""
+    """Return the name of a downloaded file within its folder, which the source can't choose."""
     return f"{number:08}"
 
 
 def retried(action: Callable[[], T], place: str) -> T:
-    """Return the result of `action`, which is retried a few times if the transfer breaks off."""
+    """Return the result of `action`, which is retried a few times if the transfer is
+    interrupted."""
     for attempt in range(TRIES):
         try:
             return action()

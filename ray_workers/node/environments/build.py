@@ -1,9 +1,9 @@
-"""Builds one environment by `uv`, in a folder that overlays the node's own packages.
+"""Builds an environment with `uv`, in a folder that overlays the node's own packages.
 
-uv resolves a job's requirements against the node's packages, which are kept wherever they fit. Only
-the packages that differ are installed, into the environment's folder. If several processes of a
-machine request the same environment, a lock lets one of them build it. The lock only saves work, so
-processes do not wait forever for a holder that makes no progress.
+uv resolves a job's requirements against the node's packages, which are used wherever they satisfy
+the requirements. Only other packages are installed, into the environment's folder. If several
+processes on a machine request the same environment, a lock makes only one of them build it. The
+lock only saves work, so processes don't wait forever for a holder that makes no progress.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from ray_workers.shared.paths import own_folder
 from ray_workers.shared.secret_files import Masker, read_secrets
 
 MOST_TRIES = 3
-"""Most tries to build an environment whose setup command is killed."""
+"""Maximum number of tries to build an environment whose setup command is killed."""
 SIZE_PERIOD_S = 1.0
-"""How often the size of a folder is measured while a program fills it."""
+"""Interval at which the size of a folder is measured while a program writes to it."""
 CACHE = ".cache"
 LOG_CHARS = 8000
-"""Length of the end of the log that a node's answer contains."""
+"""Number of characters from the end of the log that a node's answer contains."""
 
 
 @dataclass
@@ -63,12 +63,13 @@ class Build:
     environment: Mapping[str, Any]
     policy: EnvironmentPolicy
     is_wanted: Callable[[], bool]
-    """Whether a job still needs the environment. Called repeatedly, from this build's thread."""
+    """Returns whether a job still needs the environment. Called repeatedly, from the build's
+    thread."""
     keeps_all: bool
 
     def run(self) -> None:
-        """Build the environment unless another process does so first. Raises NotDone, OSError, or
-        Abandoned once no job needs it any more."""
+        """Build the environment, unless another process does so first. Raises NotDone, OSError, or
+        Abandoned when no job needs it any more."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
@@ -93,8 +94,8 @@ class Build:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold this key's lock, which ends with its process. After half of the build limit, go on
-        without the lock, since its holder may be stopped."""
+        """Hold this key's lock, which ends with its process. After half of the build limit,
+        continue without the lock, because its holder may be suspended."""
         with (self.root / f".lock-{self.key}").open("w") as lock:
             patience = time.monotonic() + self.policy.build_limit_s / 2
             while time.monotonic() < patience:
@@ -132,7 +133,8 @@ class Build:
         return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
 
     def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
-        """(`name==version`, requirement) of packages that the node has in no fitting version."""
+        """Return (`name==version`, requirement) for packages that the node doesn't have in a
+        suitable version."""
         command = ["install", "--dry-run", "--requirements", "requirements.txt"]
         if self.keeps_all:
             kept = [f"{name}=={version}" for name, version in installed()]
@@ -153,13 +155,13 @@ class Build:
         code, output = self._run(command, folder, log, self._uv_environment())
         if code == 0:
             return output
-        if code < 0:  # a kernel that is short of memory does that
+        if code < 0:  # the kernel does this when memory is short
             raise NotDone(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
         sentence = sentence_of(output) or f"uv ended with code {code}"
         raise NotDone(sentence, state_of(output))
 
     def _uv_environment(self) -> dict[str, str]:
-        """The operator's settings of uv, and the job's own index."""
+        """Return the operator's settings for uv, and the job's own index."""
         own = {name: value for name, value in os.environ.items() if is_setting(name)}
         found = {
             **of_ranks(os.environ),
@@ -169,7 +171,7 @@ class Build:
             "NO_COLOR": "1",
         }
         if is_private(self.environment, self.policy):
-            found["UV_NO_CACHE"] = "1"  # other owners would get its packages from the cache
+            found["UV_NO_CACHE"] = "1"  # else other owners would get its packages from the cache
         index = self.environment.get("index")
         if index:
             found["UV_INDEX"] = " ".join(filter(None, [f"job={index['url']}", own.get("UV_INDEX")]))
@@ -202,7 +204,8 @@ class Build:
     def _run(
         self, command: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]
     ) -> tuple[int, str]:
-        """Run a program and append its output to the log. Returns exit code and output, masked."""
+        """Run a program and append its output to the log. Returns the exit code and the masked
+        output."""
         masker = Masker(self._index_secret(environment))
         output, mark = programs.Output(), programs.mark_of(log.parent)
 
@@ -234,15 +237,16 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Bytes by which the installers' cache, from which packages are linked, grew since this
-        build first measured it."""
+        """Return by how many bytes the installer's cache, from which packages are linked, has grown
+        since this build first measured it."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size
         return size - self._cached_bytes
 
     def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
-        """Check the limit from time to time: for a folder with very many files this takes long."""
+        """Check the size limit, and schedule the next check: for a folder with many files, a check
+        takes long."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
         if fills_cache and self._cache_growth() > limit:
@@ -286,18 +290,19 @@ def end_of(file: BinaryIO, most: int) -> str:
 
 
 def append(log: Path, text: str) -> None:
-    """Append a line; do nothing if a setup command put something else at the log's path."""
+    """Append a line. Does nothing if a setup command has put something else at the log's path."""
     with contextlib.suppress(OSError), open(log, "a", opener=open_at_once) as file:
         file.write(f"{text}\n")
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """An opener that follows no link, and does not wait for the other end of a pipe."""
+    """An opener that doesn't follow links and doesn't wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def size_of(folder: Path) -> int:
-    """Total bytes of the files below a folder. Files may be removed meanwhile."""
+    """Return the total size of the files below a folder in bytes. Files may be removed
+    meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""The environments of one node: finished, being built, and failed."""
+"""The environments of a node: finished, being built, and failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ray_workers.shared.secret_files import SecretUnavailable, read_secrets
 
 
 class Environments:
-    """The environments of one node. Use from one event loop; builds run in threads."""
+    """The environments of a node. Use this in only one event loop. Builds run in threads."""
 
     def __init__(self, preloaded: Path, root: Path | None = None) -> None:
         """preloaded: the file in which the forkserver lists the modules that it has imported."""
@@ -32,17 +32,17 @@ class Environments:
         self._root = root
         self._builds = SharedWork()
         self._turns = BuildTurns()
-        # Its own pool: long builds delay nothing else that the agent does in threads.
+        # A separate thread pool, so that long builds don't delay the agent's other work in threads.
         self._threads = ThreadPoolExecutor(BUILDS_AT_A_TIME, thread_name_prefix="build")
         self._clearing: asyncio.Future[None] | None = None
 
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> NodeEnvironment:
-        """Return the state of this environment on the node, and begin to build it if that has not
-        begun. Idempotent.
+        """Return the state of this environment on the node, and start to build it if that has not
+        been started. Idempotent.
 
-        keeps_all: no package of the node may be replaced, as for a recipe.
+        keeps_all: whether the node's packages must not be replaced, as for recipes.
         """
         try:
             await asyncio.to_thread(_check_secrets, environment, policy)
@@ -72,12 +72,12 @@ class Environments:
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
         """Note that no job of this owner needs the environment any more. If no other owner's job
-        needs it, the build ends with everything that it has started. Idempotent."""
+        needs it, the build is stopped, with all processes that it has started. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._turns.forget(key, policy.owner)
 
     async def clear_up(self) -> None:
-        """End builds left by an agent of this machine that died."""
+        """End builds that were left behind by a dead agent on this machine."""
         root = self._root or environments_dir()
         await asyncio.to_thread(remove_unfinished, root)
 
@@ -106,7 +106,7 @@ class Environments:
 
 
 def is_built(environment: Mapping[str, Any]) -> bool:
-    """`dray.spec.Environment.is_built` for the document as JSON data."""
+    """Like `dray.spec.Environment.is_built`, for a document as JSON data."""
     text = environment.get("requirements") or ""
     return bool(environment.get("python_packages") or text.strip() or environment.get("setup"))
 

@@ -1,4 +1,4 @@
-"""Removal of unfinished environments, and of the least recently used ones beyond the limit."""
+"""Removes unfinished environments, and the least recently used environments beyond the limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 IDLE_S = 600.0
-"""Seconds for which an environment stays after its last use: ranks may be about to start."""
+"""Seconds for which an environment is kept after its last use, because ranks may be about to
+start."""
 
 
 def make_room(root: Path, limit_bytes: int) -> None:
-    """Remove what dead builders left. Beyond the limit, remove the least recently used environments
-    that are not in use, and the installer's cache. Blocks."""
+    """Remove the leftovers of dead builders. Beyond the limit, also remove the least recently used
+    environments that are not in use, and the installer's cache. Blocks."""
     kept: dict[Path, EnvironmentRecord] = {}
     for path in entries(root):
         if path.suffix != ".json":
@@ -55,7 +56,7 @@ def remove_unfinished(root: Path) -> None:
 
 
 def _remove_if_unfinished(root: Path, folder: Path) -> None:
-    """Remove a folder whose builder is gone, and end the processes that the builder started."""
+    """Remove a folder whose builder is gone, and end the processes that the builder has started."""
     key = folder.name.split("-")[0]
     with (root / f".lock-{key}").open("w") as lock:
         try:
@@ -64,13 +65,13 @@ def _remove_if_unfinished(root: Path, folder: Path) -> None:
             return
         record = read_record(root / f"{key}.json")
         if record is not None and record.folder == folder.name:
-            return  # finished a moment ago
+            return  # it was just finished
         end_all(mark_of(folder))
         remove_tree(folder)
 
 
 def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
-    """Remove an environment; False if ranks use it."""
+    """Remove an environment. Returns False if ranks are using it."""
     folder = root / record.folder
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -82,7 +83,7 @@ def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     except BlockingIOError:
         return False
     else:
-        path.unlink(missing_ok=True)  # first: a half-removed folder must not be found
+        path.unlink(missing_ok=True)  # first, because a half-removed folder must not be found
         remove_tree(folder)
         return True
     finally:

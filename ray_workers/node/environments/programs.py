@@ -1,4 +1,4 @@
-"""Programs of a build, with bounded output. No process that they start outlives them."""
+"""Runs the programs of a build, with bounded output. No process that they start outlives them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from ray_workers.shared.secret_files import Masker
 
 HEAD_BYTES = 256 << 10
 TAIL_BYTES = 768 << 10
-"""The beginning and the end of a program's output are kept."""
+"""Sizes of the beginning and the end of a program's output that are kept."""
 NICENESS = 19
-"""Builds hold no slots, so they get only processor time that slots leave."""
+"""Builds hold no slots, so they only get processor time that slots don't use."""
 LOOK_MS = 100
-"""Longest pause between two looks at a program that prints nothing."""
+"""Maximum pause between two checks of a program that prints nothing."""
 SWEEP_LIMIT_S = 10.0
 SWEEP_PAUSE_S = 0.02
 _READ_BYTES = 64 << 10
 _GATE = 'read -r _ && exec "$@" < /dev/null'
-"""Waits for a line before it becomes the program, which thus has its mark from the start."""
+"""Shell code that waits for a line before it becomes the program, so that the program has its mark
+from the start."""
 
 
 class Output:
-    """The beginning and the end of a program's output."""
+    """Keeps the beginning and the end of a program's output."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -54,7 +55,7 @@ class Output:
             del self._tail[:-TAIL_BYTES]
 
     def text(self, masker: Masker) -> str:
-        """The output without secrets, also if only a part of a secret was kept."""
+        """Return the output without secrets, even if only a part of a secret was kept."""
         if not self._left_out:
             whole = masker.data(bytes(self._head + self._tail))
         else:
@@ -65,7 +66,8 @@ class Output:
 
 
 def mark_of(folder: Path) -> str:
-    """The mark of all processes that build a folder, which finds them without their builder."""
+    """Return the mark of all processes that build a folder. It allows finding them without their
+    builder."""
     return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
 
 
@@ -78,7 +80,7 @@ def run(
     check: Callable[[], None],
 ) -> int:
     """Run a program, and return its exit code once all processes that it started are gone. `check`
-    is called repeatedly meanwhile; an exception from it ends the program."""
+    is called repeatedly in the meantime; if it raises an exception, the program is ended."""
     with subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *command],
         cwd=cwd,
@@ -102,7 +104,7 @@ def run(
             process.stdin.close()
             _follow(process.pid, pipe, output, check)
         finally:
-            # Before it is reaped, while its pid is still its group's number.
+            # Before the process is reaped, while its pid still is its group's number.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
@@ -112,7 +114,8 @@ def run(
 
 
 def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> None:
-    """Read a program's output until the program has ended, even if its children hold the pipe."""
+    """Read a program's output until the program has ended, even if its children keep the pipe
+    open."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     pause_ms = 1
@@ -125,7 +128,7 @@ def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> N
 
 
 def _take(pipe: int, output: Output, most: int) -> bool:
-    """Read the contents of the pipe; False at its end."""
+    """Read the contents of the pipe. Returns False at its end."""
     while most > 0:
         try:
             data = os.read(pipe, min(most, _READ_BYTES))
@@ -139,8 +142,8 @@ def _take(pipe: int, output: Output, most: int) -> bool:
 
 
 def end_all(mark: str, started: int = 0) -> None:
-    """End every process with the mark that started at or after `started`, in clock ticks since
-    boot, including processes that keep starting others."""
+    """End every process with the mark that was started at or after `started` (in clock ticks since
+    boot), even if they keep starting new processes."""
     session = Session(0, started, mark, closed=True)
     deadline = time.monotonic() + SWEEP_LIMIT_S
     while (pids := find_members([session])[mark]) and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Limits on concurrent builds of a node, by user, and how long builds are wanted.
+"""Limits concurrent builds on a node, in total and by user, and records how long builds are wanted.
 
-A build runs as long as a job needs it. It counts for one of the users that request it. Each user
-has few builds at a time, so that one user does not delay the builds of others.
+A build runs as long as a job needs it. It counts for one of the users who request it. Each user can
+run only a few builds at a time, so that users don't delay each other's builds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ BUILDS_OF_A_USER: Final = 2
 
 
 class BuildTurns:
-    """The wanted builds of a node, by key. Use from one event loop; `is_wanted` from any thread."""
+    """The wanted builds of a node, by key. Use this in only one event loop, except for `is_wanted`,
+    which can be called from any thread."""
 
     def __init__(self) -> None:
         self._wanted = WantedWork()
@@ -40,18 +41,22 @@ class BuildTurns:
         return self._wanted.is_wanted(key)
 
     def why_waiting(self, key: str, owner: Owner) -> str | None:
-        """Why a build does not run yet; None if it runs, or is about to."""
+        """Return why a build isn't running yet; None if it is running or about to run."""
         if key in self._running:
             return None
         if self._number_of(owner) >= BUILDS_OF_A_USER:
-            return f"waits for one of the {BUILDS_OF_A_USER} builds of its user that run here"
+            return (
+                f"waits for one of its user's {BUILDS_OF_A_USER} builds that are running on this "
+                "node"
+            )
         if len(self._running) < BUILDS_AT_A_TIME:
             return None
-        return f"waits for one of the {len(self._running)} builds that run here"
+        return f"waits for one of the {len(self._running)} builds that are running on this node"
 
     @contextlib.asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Wait until the build may run, and run it. Raises Abandoned if no job wants it by then."""
+        """Context that waits until the build may run. Raises Abandoned if no job wants it by
+        then."""
         while not (owners := self._owners_with_capacity(key)):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -65,7 +70,7 @@ class BuildTurns:
             self._changed.set()
 
     def _owners_with_capacity(self, key: str) -> list[Owner]:
-        """The users for whom the build may run now."""
+        """Return the users for whom the build may run now."""
         owners = self._wanted.owners(key)
         if not owners:
             raise Abandoned

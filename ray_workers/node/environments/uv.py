@@ -1,4 +1,4 @@
-"""The program uv, which resolves and installs packages, and the meaning of its output."""
+"""The program uv, which resolves and installs packages, and the interpretation of its output."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _CREDENTIALS = re.compile(r"UV_INDEX_(?!JOB_)\w+_(USERNAME|PASSWORD)")
 
 
 def is_setting(name: str) -> bool:
-    """Whether uv gets this variable of the node. Such variables determine where packages come from
-    and time limits; others would change what is installed, or where."""
+    """Whether this variable of the node is passed to uv. These variables set package sources and
+    time limits. Other variables would change what is installed, or where."""
     return name in _SETTINGS or _CREDENTIALS.fullmatch(name) is not None
 
 
 def uv_program() -> str:
-    """The path of uv's program. Raises NotDone if it is not installed."""
+    """Return the path of the uv program. Raises NotDone if it is not installed."""
     try:
         from uv import find_uv_bin
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise NotDone(
-            "uv, which installs packages, is missing on this node: pip install 'dray[worker]'",
+            "uv, which installs packages, is missing on this node: run pip install 'dray[worker]'",
             BuildState.UNREACHABLE,
         ) from None
 
@@ -54,14 +54,14 @@ def installed() -> list[tuple[str, str]]:
 
 
 def names_source(line: str) -> bool:
-    """Whether a line of requirements determines where packages come from."""
+    """Whether a line of requirements sets a package source."""
     return line.lstrip().startswith(
         ("--index-url", "-i", "--extra-index-url", "--find-links", "-f ", "--no-index", "--pre")
     )
 
 
 def sentence_of(output: str) -> str:
-    """uv's error message in one line: the error and its causes."""
+    """Return uv's error message on one line: the error and its causes."""
     lines = [re.sub(r"^\W*(cause:)?\s*", "", line) for line in output.splitlines()]
     first = next((n for n, line in enumerate(lines) if line.startswith(("error", "Failed"))), None)
     if first is None:
@@ -71,7 +71,7 @@ def sentence_of(output: str) -> str:
 
 
 def state_of(output: str) -> BuildState:
-    """Whether installing the same requirements may succeed another time."""
+    """Return UNREACHABLE if installing the same requirements may succeed later, else FAILED."""
     if _REFUSED.search(output) or not _UNREACHABLE.search(output):
         return BuildState.FAILED
     return BuildState.UNREACHABLE

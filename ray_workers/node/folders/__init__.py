@@ -1,1 +1,1 @@
-"""The folders of jobs on a node (code, output, checkpoints), and their copies to storage."""
+"""The folders of jobs on a node (code, output, checkpoints), and copying them to the storage."""

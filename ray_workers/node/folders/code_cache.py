@@ -1,8 +1,8 @@
-"""The node's copies of code, which are fetched and checked once, and restored at each start.
+"""The node's copies of code, which are fetched and verified once, and restored at each start.
 
-A copy is named by the hash of its manifest, or of its origin. Each attempt of a job finds the same
-bytes in the job's working directory, even if an earlier attempt changed them. Other files there
-stay.
+A copy is named after the hash of its manifest or of its origin. Each attempt of a job finds the
+same bytes in the job's working directory, even if an earlier attempt changed them. Other files in
+the directory are kept.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ray_workers.shared.paths import entries, own_folder
 from ray_workers.shared.processes.procfs import boot_id
 
 LIMIT_BYTES = 4 << 30
-"""Most bytes of all copies on a machine; the most recently used copies are kept."""
+"""Maximum total size of all copies on a machine. The most recently used copies are kept."""
 SCRATCH_S = 3600.0
 """Seconds after which an unfinished copy is removed."""
 _SCRATCH = ".new-"
 _FILES = "files"
-"""The folder with the files of a copy."""
+"""Name of the folder with the files of a copy."""
 _SIZE = "size"
-"""The file with a copy's size on disk, in bytes."""
+"""Name of the file that contains a copy's size on disk, in bytes."""
 _BLOCK = 4096
 
 
 class BadCode(Exception):
-    """The storage contains other bytes than were uploaded."""
+    """Raised if the storage contains different bytes than were uploaded."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _File:
 
 
 class CodeCache:
-    """The copies of one machine. Several processes may use them at the same time. Methods block."""
+    """The copies on one machine. Several processes can use them at the same time. Methods block."""
 
     def __init__(self, root: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._root = root
@@ -69,8 +69,8 @@ class CodeCache:
     def put_into(self, code: CodeRef, storage_url: str, directory: Path) -> None:
         """Make the files of this code in a directory equal to the upload.
 
-        Raises BadCode if the storage has other files; OSError if the storage can't be read, or a
-        disk is full.
+        Raises BadCode if the files in the storage differ, and OSError if the storage can't be read
+        or a disk is full.
         """
         own_folder(self._root)
         copy = self._copy_of(code.manifest_sha256)
@@ -84,7 +84,7 @@ class CodeCache:
             _put_copy(copy, directory)
 
     def put_remote_into(self, code: RemoteCodeRef, directory: Path) -> None:
-        """Do the same as `put_into` for code that comes from elsewhere.
+        """Like `put_into`, for code that was not uploaded.
 
         Raises CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
         """
@@ -96,15 +96,15 @@ class CodeCache:
     def fetch_remote(
         self, code: RemoteCodeRef, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Fetch the copy that `put_remote_into` needs. Raises its errors, and Abandoned once
-        `is_wanted` is false."""
+        """Fetch the copy that `put_remote_into` needs. Raises the same errors, and Abandoned once
+        `is_wanted` returns False."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():
             os.utime(copy)
             return
         self._make_room()
-        # Without the lock, which other code shares, since a server may be slow.
+        # Don't hold the lock, which is shared with other code, because the server may be slow.
         self._fetch_remote(code, copy, is_wanted)
 
     def has(self, digest: str) -> bool:
@@ -112,23 +112,24 @@ class CodeCache:
         return self._copy_of(digest).is_dir()
 
     def files_of(self, digest: str) -> Path | None:
-        """The folder with the files of the copy; None if no copy exists."""
+        """Return the folder with the files of the copy; None if there is no copy."""
         files_ = self._copy_of(digest) / _FILES
         return files_ if files_.is_dir() else None
 
     def _copy_of(self, digest: str) -> Path:
-        # A copy from before this boot is not used, since a power cut may have emptied its files.
+        # Copies from before this boot are not used, because a power cut may have emptied their
+        # files.
         return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager
     def _locked(self, copy: Path, kind: str = "") -> Iterator[None]:
-        """Hold a lock of this copy, which ends with the process that holds it."""
+        """Hold a lock of this copy, which is released when the process ends."""
         with self._lock_of(copy.name, kind).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _lock_of(self, name: str, kind: str = "") -> Path:
-        """One of sixteen lock files, so that their number does not grow with every upload."""
+        """Return one of sixteen lock files, so that their number doesn't grow with every upload."""
         return self._root / f".lock-{kind}{name[0]}"
 
     def _fetch(self, code: CodeRef, storage_url: str, copy: Path) -> None:
@@ -155,7 +156,7 @@ class CodeCache:
             remove_tree(scratch)
 
     def _fetch_remote(self, code: RemoteCodeRef, copy: Path, is_wanted: Callable[[], bool]) -> None:
-        """Do the same as `_fetch`. If another process is first, its copy stays."""
+        """Like `_fetch`. If another process is first, its copy is kept."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
             whole = scratch / "whole"
@@ -191,11 +192,11 @@ class CodeCache:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    continue  # it is being restored just now
+                    continue  # it is currently being restored
                 self._remove(path)
 
     def _remove(self, copy: Path) -> None:
-        """Remove a copy. It is renamed first, so that a half-removed copy is not found."""
+        """Remove a copy. It is renamed first, so that a half-removed copy can't be found."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         with contextlib.suppress(FileNotFoundError):
             copy.rename(scratch / copy.name)
@@ -203,7 +204,8 @@ class CodeCache:
 
 
 def _parse(text: bytes) -> list[_File]:
-    """The files of a manifest. Raises BadCode for paths that the service should have refused."""
+    """Return the files of a manifest. Raises BadCode for paths that the service should have
+    refused."""
     described: list[Mapping[str, Any]] = json.loads(text)["files"]
     found = [
         _File(
@@ -220,7 +222,7 @@ def _parse(text: bytes) -> list[_File]:
 
 
 def _local_pack(url: str, scratch: Path) -> Path:
-    """The path of a pack on this machine, after fetching it if necessary."""
+    """Return the path of a pack on this machine. Fetches it if necessary."""
     path = files.local_path(url)
     if path is not None:
         return path
@@ -229,7 +231,7 @@ def _local_pack(url: str, scratch: Path) -> Path:
 
 
 def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
-    """Write a file from its parts, each of which is checked. Returns the file's size in bytes."""
+    """Write a file from its parts, each of which is verified. Returns the file's size in bytes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as output:
         for part in file.parts:
@@ -253,7 +255,7 @@ def _put_copy(copy: Path, directory: Path) -> None:
 
 
 def _used_at(path: Path) -> float:
-    """When the copy was last used; long ago if another process has removed it meanwhile."""
+    """Return when the copy was last used; 0 if another process has removed it meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -275,8 +277,9 @@ def _put_folder(source: Path, target: Path) -> None:
 def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         remove_tree(target)
-    # A new file replaces the old one: an open file, or the target of a link, is not written to.
-    digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may have maximal length
+    # Replace the file with a new one, so that open files and the targets of links are not modified.
+    # A digest, because the name may already have the maximum length.
+    digest = hashlib.sha256(target.name.encode()).hexdigest()
     partial = target.with_name(f".{digest[:32]}.dray-partial")
     partial.unlink(missing_ok=True)
     shutil.copyfile(source, partial)

@@ -1,4 +1,4 @@
-"""Code that this node fetches: from elsewhere before a job starts, and for a job's directory."""
+"""Fetches code to this node: before a job starts, and for a job's directory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from ray_workers.shared.paths import code_dir
 
 AT_A_TIME = 8
 FROM_ONE_HOST = 2
-"""Most concurrent fetches from one host, so that a host that hangs does not delay other code."""
+"""Maximum number of concurrent fetches from one host, so that a hanging host doesn't delay other
+code."""
 
 
 class CodeFetches:
-    """The code that this node fetches itself. Use from one event loop."""
+    """The code that this node fetches itself. Use this in only one event loop."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -38,15 +39,16 @@ class CodeFetches:
         self._fetching = asyncio.Semaphore(AT_A_TIME)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._running: set[str] = set()
-        """Digests of the code that is being fetched, without fetches that wait for their turn."""
-        # Its own threads: a storage or servers that are slow to send code may occupy these, and
-        # nothing else. Not in the module: Ray pickles the agent's class with the globals that its
-        # methods use.
+        """Digests of the code that is being fetched, except for fetches that wait for their
+        turn."""
+        # A separate thread pool, so that slow servers or storage can only occupy these threads. It
+        # is not a global, because Ray pickles the agent's class with the globals that its methods
+        # use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
 
     async def prepare(self, code: RemoteCodeRef, owner: Owner = None) -> NodeEnvironment:
-        """Return the state of this code on the node, and begin to fetch it if that has not begun.
-        Idempotent.
+        """Return the state of this code on the node, and start to fetch it if that has not been
+        started. Idempotent.
 
         owner: the owner of the job that needs the code.
         """
@@ -60,13 +62,13 @@ class CodeFetches:
 
     def forget(self, code: RemoteCodeRef, owner: Owner) -> None:
         """Note that no job of the owner needs this code any more. If no other owner's job needs it,
-        the fetch ends. Idempotent."""
+        the fetch is stopped. Idempotent."""
         self._wanted.forget(code.digest, owner)
 
     async def put_into(
         self, code: CodeRef | RemoteCodeRef, storage_url: str, directory: Path
     ) -> None:
-        """`CodeCache.put_into`, or `put_remote_into` for code that comes from elsewhere."""
+        """Call `CodeCache.put_into`, or `put_remote_into` for remote code, in a thread."""
         if isinstance(code, RemoteCodeRef):
             await self._apart(partial(self._cache.put_remote_into, code, directory))
         else:

@@ -1,6 +1,6 @@
-"""Code that is fetched through the sources of data: archives, and code that needs credentials.
+"""Fetches code through the data sources: archives, and code that requires credentials.
 
-This module imports torch with the sources, so `remote_code` imports it only when needed.
+The data sources import torch, so `remote_code` imports this module only when it is needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 
 def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> list[str]:
-    """Do the same as `ray_workers.node.folders.remote_code.fetch`, for code with credentials or in
-    an archive. Returns the paths of the files."""
+    """Like `ray_workers.node.folders.remote_code.fetch`, for code with credentials or in an
+    archive. Returns the paths of the files."""
     try:
         credentials = load_credentials(code.policy.credentials_dir, code.credentials)
         if code.git is None:
@@ -82,7 +82,7 @@ def _fetch_archive(
 
 
 class _CodeBudget(Budget):
-    """Limits of unpacking code: bytes, members and time."""
+    """Limits for unpacking code: bytes, members and time."""
 
     def __init__(self, place: str, limit_bytes: int, deadline: float) -> None:
         super().__init__(place, limit_bytes, "DRAY_CODE_LIMIT_BYTES")

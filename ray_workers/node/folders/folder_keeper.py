@@ -1,4 +1,4 @@
-"""Copies the folders of scripts on a node to the storage, for the node's agent."""
+"""Copies scripts' folders on a node to the storage, for the node's agent."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 Key = tuple[str, int]
 AT_A_TIME = 8
-"""Most concurrent accesses to the storage."""
+"""Maximum number of concurrent accesses to the storage."""
 ANSWER_S = 0.5
-"""Seconds that an answer waits for the end of the copying, which usually takes less."""
+"""Seconds for which an answer waits for copying to finish, which usually takes less."""
 
 
 class FolderKeeper:
-    """Keeps the folders of attempts, each named by its job and number. Use from one event loop."""
+    """Keeps the folders of attempts, by job and attempt number. Use this in only one event loop."""
 
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
@@ -36,8 +36,8 @@ class FolderKeeper:
         self._sizes: dict[Key, asyncio.Task[dict[str, int]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
         self._waits: dict[Key, str] = {}
-        """Why the copying has to wait, for attempts whose copying had to wait."""
-        # Its own threads: a storage that stands still occupies these, and nothing else.
+        """Why copying has to wait, for attempts for which it had to wait."""
+        # A separate thread pool, so that hanging storage can only occupy these threads.
         self._threads = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="folders")
 
     def _folder(self, key: Key) -> Path:
@@ -45,7 +45,7 @@ class FolderKeeper:
 
     async def begin(self, key: Key, plan: FolderPlan) -> str | None:
         """Create the folders of an attempt, and restore the files of earlier attempts in the
-        checkpoint folder. Returns the reason if that fails, else None."""
+        checkpoint folder. Returns the reason if this fails, else None."""
         try:
             await asyncio.to_thread(job_folders.begin, self._folder(key), plan)
             if files.local_path(plan.folder_url) is None and key not in self._mirrors:
@@ -56,7 +56,7 @@ class FolderKeeper:
                     return "the attempt is over"
                 task = asyncio.ensure_future(self._copy_periodically(mirror))
                 self._mirrors[key] = mirror, task
-        except Exception as error:  # whatever the client of a storage may raise
+        except Exception as error:  # storage clients can raise any exception
             traceback.print_exc()
             return f"{type(error).__name__}: {error}"
         return None
@@ -76,8 +76,8 @@ class FolderKeeper:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def sizes(self, key: Key) -> dict[str, int] | None:
-        """The files of an ended attempt's output folder, with their sizes in bytes. None until they
-        are listed; ask again then."""
+        """Return the files of an ended attempt's output folder, with their sizes in bytes. Returns
+        None while they are being listed; call again in this case."""
         if key not in self._sizes:
             self._sizes[key] = asyncio.ensure_future(self._list(key))
         task = self._sizes[key]
@@ -85,7 +85,8 @@ class FolderKeeper:
         return task.result() if task.done() else None
 
     async def _list(self, key: Key) -> dict[str, int]:
-        """List the files. Empty if they can't be listed; `keep` returns the reason."""
+        """List the files. Returns an empty dictionary if they can't be listed; `keep` then returns
+        the reason."""
         try:
             return await asyncio.to_thread(job_folders.sizes_in, self._folder(key))
         except Exception:  # an error of the node's disk
@@ -93,9 +94,9 @@ class FolderKeeper:
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Copy the files of an ended attempt to the storage. Until that is done, returns a sentence
-        on the reason for waiting, or an empty one; ask again then. num_bytes: bytes of the files of
-        nodes that come first."""
+        """Copy the files of an ended attempt to the storage. Until this is done, returns a sentence
+        with the reason for waiting, or an empty string; call again in this case. num_bytes: total
+        size of the files of nodes that come first."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]
@@ -118,8 +119,8 @@ class FolderKeeper:
         return kept if problem is None else replace(kept, problem=problem)
 
     async def _end_mirror(self, key: Key) -> str | None:
-        """Copy the rest of the checkpoint folder. An agent that was restarted since has copied
-        nothing itself, and copies everything."""
+        """Copy the rest of the checkpoint folder. If the agent was restarted in the meantime, it
+        doesn't know which files were copied, and copies everything."""
         plan = job_folders.plan_in(self._folder(key))
         if plan is None or files.local_path(plan.folder_url) is not None:
             return None
@@ -136,7 +137,7 @@ class FolderKeeper:
         return None
 
     async def drop(self, key: Key) -> None:
-        """Delete the folders of an attempt here. The files to keep are in the storage."""
+        """Delete the folders of an attempt on this node. The files to keep are in the storage."""
         if key in self._mirrors:
             mirror, task = self._mirrors.pop(key)
             task.cancel()

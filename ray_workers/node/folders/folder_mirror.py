@@ -1,8 +1,9 @@
-"""A copy of a script's checkpoint folder in storage that is not a folder, such as `s3://`.
+"""Maintains a copy of a script's checkpoint folder in storage that is not a folder, such as
+`s3://`.
 
 Files that have stopped changing are copied periodically, and all files at the end. The next attempt
-restores them, on whichever node it runs. If the script deletes a file, the node of the script
-deletes the file from the storage. Links to files in the folder are copied as these files.
+restores them, no matter on which node it runs. If the script deletes a file, the script's node
+deletes the file in the storage. Links to files in the folder are copied as files.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class FolderMirror:
         self._has_ended = False
 
     def end(self) -> None:
-        """Copy and delete no more files, and do not wait for the storage. The folder may be deleted
-        afterwards, which deletes nothing of the copy."""
+        """Stop copying and deleting files, without waiting for the storage. The folder can then be
+        deleted without deleting the copy."""
         self._has_ended = True
 
     def restore(self) -> int:
-        """Fetch every file of the copy; returns their number. Raises any error of the storage."""
+        """Fetch all files of the copy. Returns their number. Raises any error of the storage."""
         filesystem, root = _url_to_fs(self._url)
         filesystem.invalidate_cache()
         found = filesystem.find(root) if filesystem.exists(root) else []
@@ -58,13 +59,13 @@ class FolderMirror:
         return len(found)
 
     def copy(self, *, everything: bool) -> None:
-        """Copy the files that have changed since they were copied, but not since the last scan;
-        with `everything`, also files that have changed since the last scan. Raises any error of the
-        storage; the next call continues. Raises OSError if the folder can't be read, and then
-        deletes nothing of the copy."""
+        """Copy the files that have changed since they were copied but not since the last scan or,
+        with `everything`, all files that have changed since they were copied. Raises any error of
+        the storage; the next call then continues. Raises OSError if the folder can't be read; in
+        this case, nothing is deleted from the copy."""
         with self._lock:
-            # If the whole folder is gone, another process than the script deleted it, or the script
-            # will create it again.
+            # If the whole folder is gone, either another process has deleted it, or the script will
+            # create it again.
             if os.path.lexists(self._folder):
                 self._copy(everything=everything)
 
@@ -80,7 +81,7 @@ class FolderMirror:
                 files.store(self._folder / name, f"{self._url}/{name}")
             except FileNotFoundError:
                 continue  # deleted meanwhile
-            if self._stamp(name) == stamp:  # else the copy may be torn, and is repeated
+            if self._stamp(name) == stamp:  # otherwise the copy may be inconsistent and is repeated
                 self._copied[name] = stamp
         for name in self._copied.keys() - stamps.keys():
             if self._has_ended:
@@ -114,7 +115,7 @@ class FolderMirror:
 
 
 def _unless_deleted(error: OSError) -> None:
-    """Raise the error of a folder that can't be read, so that its files do not count as deleted."""
+    """Raise the error of a folder that can't be read, so that its files don't count as deleted."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

@@ -1,7 +1,7 @@
-"""The files of one commit of a git repository, without a checkout.
+"""Fetches the files of one commit of a Git repository, without a checkout.
 
-git fetches only the commit's objects. The files are then read from the objects, so that no hook,
-filter, attribute, submodule or large-file extension of the repository affects them.
+Git only fetches the commit's objects. The files are then read from the objects, so that hooks,
+filters, attributes, submodules and large-file extensions of the repository don't affect them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ray_workers.shared.net_policy import (
 from ray_workers.shared.node_needs import RemoteCodeRef
 
 LEAST_GIT = (2, 37)
-"""The first version that accepts addresses for a host (`http.curloptResolve`)."""
+"""The first version of Git that accepts addresses for a host (`http.curloptResolve`)."""
 MEMORY_KIB = 4 << 20
-"""Most address space of git, since objects of a hostile repository can unpack to any size."""
+"""Maximum address space of git, because objects of a hostile repository can unpack to any size."""
 LINE_BYTES = MAX_PATH_BYTES + 128
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PIECE = 1 << 20
@@ -48,11 +48,11 @@ _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE",
 
 
 class CodeRefused(Exception):
-    """The code can't be fetched or may not be used; another try would not help."""
+    """Raised if the code can't be fetched or isn't allowed, and trying again would not help."""
 
 
 class CodeUnreachable(Exception):
-    """The code's server, or this node, can't provide the code now."""
+    """Raised if the code's server, or this node, currently can't provide the code."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Entry:
 
 
 def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
-    """Write the commit's files into a folder, and return their paths.
+    """Write the commit's files to a folder, and return their paths.
 
     scratch: a folder for git, which is not removed. Raises CodeRefused, CodeUnreachable, OSError.
     """
@@ -105,7 +105,7 @@ def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
 
 
 def _entries(git: _Git, commit: str) -> list[_Entry]:
-    """The files and links of a commit. Raises CodeRefused if there are too many."""
+    """Return the files and links of a commit. Raises CodeRefused if there are too many."""
     out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
     found = []
     for line in out.read_bytes().split(b"\0")[:-1]:
@@ -118,23 +118,24 @@ def _entries(git: _Git, commit: str) -> list[_Entry]:
 
 
 def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
-    """The files, and a copy of each file or folder of the commit that a link leads to."""
+    """Return the files of the commit, with each link replaced by a copy of its target, a file or a
+    folder."""
     if len(entries) > MAX_FILES:
         raise CodeRefused(f"it has more than {MAX_FILES} files")
     files = {entry.path: entry for entry in entries if entry.mode != "120000"}
     links = [entry for entry in entries if entry.mode == "120000"]
     if any(link.size_bytes > MAX_PATH_BYTES for link in links):
-        raise CodeRefused("a link in the repository is longer than a path may be")
+        raise CodeRefused("a link in the repository is longer than the maximum length of a path")
     found = list(files.values())
     for link, content in git.contents(links):
         goal = content.read().decode(errors="surrogateescape")
         place = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), goal))
         if goal.startswith("/") or place.split("/")[0] == "..":
-            raise CodeRefused(f"the link {link.path!a} leads out of the repository")
+            raise CodeRefused(f"the link {link.path!a} points outside the repository")
         is_file = place in files
         below = [place] if is_file else [p for p in files if p.startswith(f"{place}/")]
         if not below:
-            raise CodeRefused(f"the link {link.path!a} leads to no file of the repository")
+            raise CodeRefused(f"the link {link.path!a} does not point to a file in the repository")
         found += [replace(files[p], path=link.path + p.removeprefix(place)) for p in below]
         if len(found) > MAX_FILES:
             break
@@ -149,7 +150,7 @@ def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Refuse paths that an upload could not contain either."""
+    """Refuse paths that are not allowed in uploads either."""
     if not paths:
         raise CodeRefused("it contains no file")
     if len(paths) > MAX_FILES:
@@ -166,7 +167,7 @@ def too_large(what: str, limit_bytes: int) -> CodeRefused:
 
 
 class _Git:
-    """The git program, in a repository of its own and within limits."""
+    """Runs the git program in a separate repository and within limits."""
 
     def __init__(self, wanted: GitCommit, scratch: Path) -> None:
         program = shutil.which("git")
@@ -185,18 +186,21 @@ class _Git:
         self._refuse_if_old()
 
     def _refuse_if_old(self) -> None:
-        """Refuse an older git, which would resolve the host itself and connect to any address."""
+        """Refuse old versions of Git, which would resolve the host themselves and connect to any
+        address."""
         text = self.run("version").read_text()
         found = re.search(r"(\d+)\.(\d+)", text)
         if found is None or (int(found[1]), int(found[2])) < LEAST_GIT:
             least = ".".join(map(str, LEAST_GIT))
-            raise CodeRefused(f"this node has {text.strip()[:100]}: git {least} or newer is needed")
+            raise CodeRefused(
+                f"this node has {text.strip()[:100]}, but git {least} or newer is needed"
+            )
 
     def run(self, *arguments: str, given: Path | None = None, limit_bytes: int = 0) -> Path:
-        """Run git, and return the file with its output. Raises CodeRefused with git's own message
-        if it fails, CodeUnreachable if the server is at fault.
+        """Run git, and return the file with its output. If it fails, raises CodeRefused with git's
+        own message, or CodeUnreachable if the server is at fault.
 
-        limit_bytes: most bytes of each file that git writes; 0 for the limit of code.
+        limit_bytes: maximum size of each file that git writes; 0 for the limit for code.
         """
         out, errors = self._scratch / "out", self._scratch / "errors"
         limit_bytes = limit_bytes or self._limit_bytes
@@ -248,7 +252,7 @@ class _Git:
         return CodeRefused(sentence + hint)
 
     def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
-        """Yield the content of each entry, which must be read before the next one is requested."""
+        """Yield the content of each entry. It must be read before the next entry is requested."""
         if not entries:
             return
         asked = self._scratch / "asked"
@@ -281,8 +285,8 @@ class _Window:
 
 
 def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
-    """The canonical URL, and the addresses of its host to which git has to connect, since a lookup
-    by git itself could return another. Raises CodeRefused, CodeUnreachable."""
+    """Return the canonical URL, and the addresses of its host to which git must connect, because a
+    lookup by git itself could return other addresses. Raises CodeRefused, CodeUnreachable."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
     reason = refused_host(host, allowed)
@@ -298,7 +302,9 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
         if not is_named and (reason := refused_address(address, allowed)) is not None:
             raise _refused(host, reason)
         if parts.scheme != "https" and not is_named and not allowed.has_address(address):
-            raise _refused(host, "git is read by https:// alone, except from private hosts")
+            raise _refused(
+                host, "Git repositories are only read over https://, except from private hosts"
+            )
     name = f"[{host}]" if ":" in host else host
     listed = ",".join(
         f"[{one}]" if one.version == 6 else str(one) for one in sorted(addresses, key=str)
@@ -308,17 +314,17 @@ def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
 
 
 def _refused(host: str, reason: str) -> CodeRefused:
-    return CodeRefused(f"{host} may not be read from: {reason} (DRAY_DATA_PRIVATE_HOSTS)")
+    return CodeRefused(f"reading from {host} is not allowed: {reason} (DRAY_DATA_PRIVATE_HOSTS)")
 
 
 def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment variables of git, which reads no other configuration."""
+    """Return the environment variables for git. It reads no other configuration."""
     settings = [
         ("core.hooksPath", "/dev/null"),
         ("core.bigFileThreshold", "16m"),  # larger files are not held in memory
         ("credential.helper", ""),
         ("fetch.fsckObjects", "true"),
-        ("fetch.unpackLimit", "1"),  # one pack, whose size is limited
+        ("fetch.unpackLimit", "1"),  # a single pack, whose size is limited
         ("gc.auto", "0"),
         ("http.followRedirects", "false"),
         ("http.lowSpeedLimit", "1000"),

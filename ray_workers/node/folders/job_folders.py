@@ -1,12 +1,12 @@
-"""The folders of a script on one node: DRAY_OUTPUT_DIR and DRAY_CHECKPOINT_DIR.
+"""The folders of a script on a node: DRAY_OUTPUT_DIR and DRAY_CHECKPOINT_DIR.
 
-The output folder on each node belongs to one attempt. Once no process of the attempt is left there,
-the node's agent copies its files to the storage and reports them as artifacts, which also works if
-the ranks were killed. The plan of an attempt is a file next to its folders, so that a restarted
-agent can do the rest, or the service if the supervisor is gone.
+The output folder on each node belongs to one attempt. Once no process of the attempt is left on the
+node, the node's agent copies the files to the storage and reports them as artifacts, even if the
+ranks were killed. The plan of an attempt is stored in a file next to its folders, so that the work
+can be completed by a restarted agent, or at the request of the service if the supervisor is gone.
 
-If the storage is a folder, the checkpoint folder is a part of it, which all nodes share. For other
-storage `ray_workers.node.folders.folder_mirror` keeps a copy.
+If the storage is a folder, the checkpoint folder is a subfolder of it, which all nodes share. For
+other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ from ray_workers.shared.paths import code_dir
 from ray_workers.shared.spool_reader import spool_key
 
 MAX_FILES = 20_000
-"""Most files of one node that are kept, in the order of their names."""
+"""Maximum number of files that are kept per node."""
 MAX_NAME_CHARS = 1000
-"""Longest name of an artifact; a prefix for the node still fits (`service.ingest.rank_frames`)."""
+"""Maximum length of an artifact's name. It leaves space for a prefix for the node
+(`service.ingest.rank_frames`)."""
 LIMIT = "DRAY_OUTPUT_LIMIT_BYTES"
 NAMED = 5
-"""Most files that a sentence names."""
+"""Maximum number of files that a message lists."""
 THREADS = 4
 _BEGAN = "began"
-"""An empty file, written when the attempt begins on this node."""
+"""Name of an empty file that is written when the attempt begins on this node."""
 _PLAIN = re.compile(r"[A-Za-z0-9._/=+-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """The URLs to which a node copies a script's files."""
+    """The URLs to which a node copies a script's files, and the limits."""
 
     rank: int
-    """The first rank on the node, which reports name."""
+    """The first rank on the node, which reports refer to."""
     node_rank: int
     output_url: str
     """URL in the storage for the files of the attempt's output folders."""
@@ -61,9 +62,10 @@ class FolderPlan:
     """URL for the files of the job's checkpoint folder."""
     spool_limit_bytes: int
     limit_bytes: int
-    """Most bytes of all files in the attempt's output folders."""
+    """Maximum total size of the files in the attempt's output folders."""
     code: str
-    """Digest of the code in the job's directory; empty for a script that nodes have already."""
+    """Digest of the code in the job's directory; empty for a script that is already on the
+    nodes."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,15 @@ class FilesKept:
 
     num_kept: int
     problem: str | None
-    """Why the storage lacks files that could be kept; None if it has all of them."""
+    """Why files that could be kept are missing in the storage; None if all of them were stored."""
     left_out: str
-    """A sentence on files that can't be kept; empty if there are none."""
+    """A message about files that can't be kept; empty if there are none."""
     left_behind: str
-    """A sentence on files in the working directory; empty if there are none."""
+    """A message about files in the working directory; empty if there are none."""
 
 
 def begin(folder: Path, plan: FolderPlan) -> None:
-    """Create the folders of an attempt on this node. folder: the parent of all of them."""
+    """Create the folders of an attempt on this node. folder: their parent folder."""
     output_dir(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     checkpoint_dir(folder, plan.folder_url).mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileExistsError):  # the attempt may return to the node
@@ -91,7 +93,7 @@ def begin(folder: Path, plan: FolderPlan) -> None:
 
 
 def plan_in(folder: Path) -> FolderPlan | None:
-    """The plan of the attempt; None if the attempt has no folders here."""
+    """Return the plan of the attempt; None if the attempt has no folders on this node."""
     try:
         found = json.loads((folder / "plan.json").read_text())
     except FileNotFoundError:
@@ -103,12 +105,12 @@ class OutputFiles:
     """The files below a folder that can be kept, by their relative paths. If there are too many,
     the files in the deepest folders are left out.
 
-    Also left out are names that are not plain text, links that lead out of the folder, sockets,
-    pipes and devices. A link to a file of the folder counts as a file of its own. Links to folders
-    are ignored, since their files are found elsewhere if they are in the folder.
+    Names that are not plain text, links that point outside the folder, sockets, pipes and devices
+    are also left out. A link to a file in the folder counts as a separate file. Links to folders
+    are ignored: if their files are in the folder, they are found there.
 
-    A file counts with its length, since the storage gets the holes of a sparse file as zeros. If
-    the files are too large together, the largest are left out.
+    The length of each file counts, because the holes of sparse files are stored as zeros. If the
+    total size is too large, the largest files are left out.
     """
 
     def __init__(self, folder: Path, limit_bytes: float = math.inf) -> None:
@@ -117,7 +119,7 @@ class OutputFiles:
         self._num_refused = 0
         self.files: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
-        """Their sizes in bytes, by name."""
+        """Sizes of the files in bytes, by name."""
         if self._root.is_symlink():
             self._refuse(".", "the folder was replaced by a link")
             return
@@ -130,7 +132,7 @@ class OutputFiles:
         self._leave_out_above(limit_bytes)
 
     def _leave_out_above(self, limit_bytes: float) -> None:
-        """limit_bytes: the rest of the limit, after the files of other nodes."""
+        """limit_bytes: the part of the limit that other nodes' files leave."""
         total = sum(self.sizes.values())
         for name in sorted(self.sizes, key=self.sizes.__getitem__, reverse=True):
             if total <= limit_bytes:
@@ -138,7 +140,7 @@ class OutputFiles:
             size = self.sizes.pop(name)
             del self.files[name]
             total -= size
-            self._refuse(name, f"{size:,} bytes, and {LIMIT} leaves {limit_bytes:,}", is_first=True)
+            self._refuse(name, f"{size:,} bytes, but {LIMIT} leaves {limit_bytes:,}", is_first=True)
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         for at, _, names in os.walk(self._root):
@@ -159,7 +161,7 @@ class OutputFiles:
         try:
             target = path.resolve(strict=True)
             if not target.is_relative_to(self._root):
-                return "a link that leads out of the folder"
+                return "a link that points outside the folder"
             return None if stat.S_ISREG(target.stat().st_mode) else "not a regular file"
         except (OSError, RuntimeError):  # a broken or circular link
             return "a link to nothing"
@@ -179,7 +181,8 @@ class OutputFiles:
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
-    """The files of the attempt's output folder that can be kept, with their sizes in bytes."""
+    """Return the files of the attempt's output folder that can be kept, with their sizes in
+    bytes."""
     plan = plan_in(folder)
     return OutputFiles(output_dir(folder), math.inf if plan is None else plan.limit_bytes).sizes
 
@@ -192,13 +195,13 @@ def keep_output(
     work_dir: Path | None = None,
     on_wait: Callable[[str], None] = lambda sentence: None,
 ) -> FilesKept:
-    """Copy the files of the output folder to the storage, once, and report them.
+    """Copy the files of the output folder to the storage, only once, and report them.
 
-    spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files here
-    with these names get the prefix `node-N/`. num_bytes: bytes of the files of nodes that come
-    first. work_dir: the directory in which the script ran. on_wait: called from another thread with
-    a sentence for the user while the storage accepts no files. Blocks, and waits for the storage
-    like `save_artifact`.
+    spool_dir: the attempt's spools on this node. taken: names of files of other nodes; files on
+    this node with the same names get the prefix `node-N/`. num_bytes: total size of the files of
+    nodes that come first. work_dir: the directory in which the script ran. on_wait: called from
+    another thread, with a message for the user, while the storage doesn't accept files. Blocks, and
+    waits for the storage like `save_artifact`.
     """
     plan, done = plan_in(folder), folder / "kept.json"
     if plan is None:
@@ -218,7 +221,7 @@ def keep_output(
 def _left_behind(folder: Path, plan: FolderPlan, work_dir: Path) -> str:
     code = CodeCache(code_dir()).files_of(plan.code) if plan.code else None
     if plan.code and code is None:
-        return ""  # nothing shows which files the script wrote
+        return ""  # it is unknown which files the script wrote
     try:
         since_ns = (folder / _BEGAN).stat().st_mtime_ns
         return left_behind(work_dir, since_ns, code, saved_files.noted(folder))
@@ -248,7 +251,7 @@ def _keep(
         for task in tasks:
             try:
                 reports.append(task.result())
-            except Exception as error:  # whatever a client of a storage may raise
+            except Exception as error:  # storage clients can raise any exception
                 problem = f"{type(error).__name__}: {error}"
                 pool.shutdown(cancel_futures=True)
                 break
@@ -258,7 +261,7 @@ def _keep(
 
 
 def _key_of(name: str) -> str:
-    """The file's path in the storage: its name, unless a URL would change the name."""
+    """Return the file's path in the storage: its name, unless a URL would change the name."""
     is_plain = _PLAIN.fullmatch(name) and all(len(part) <= 200 for part in name.split("/"))
     return name if is_plain else f"~{hashlib.sha256(name.encode()).hexdigest()}"
 
@@ -273,15 +276,16 @@ def _store(
             if time.monotonic() > deadline:
                 raise
             on_wait(
-                "the storage does not accept the files of DRAY_OUTPUT_DIR, retrying for "
+                "the storage does not accept the files of DRAY_OUTPUT_DIR; retrying for "
                 f"at most {storage_room.WAIT_S:g} s: {error}"
             )
             time.sleep(storage_room.PAUSE_S)
 
 
 def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
-    """Write the reports to a new spool; returns whether all are on the node's disk. An agent that
-    died here may have written a part of them to a spool that no other process may continue."""
+    """Write the reports to a new spool. Returns whether all of them are on the node's disk. An
+    agent that died at this point may have written some of them to a spool that no other process can
+    continue."""
     for number in range(1000):
         path = spool_dir / spool_key(plan.rank, 0, f"output{number}")
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Results that a script left in its working directory, which are not kept in the storage."""
+"""Finds results that a script left in its working directory, which are not stored."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from dray.train.saved_files import Version, version_of
 
 MAX_FILES = 20_000
-"""Most files that are examined."""
+"""Maximum number of files to examine."""
 NAMED = 5
-"""Most entries of the directory that the sentence names, the largest first."""
+"""Maximum number of the directory's entries that the message lists, largest first."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def left_behind(
     directory: Path, since_ns: int, code: Path | None, saved: Collection[Version] = ()
 ) -> str:
-    """A sentence on the files that were written into a script's working directory since a time;
-    empty if there are none.
+    """Return a message about files that were written to a script's working directory since a given
+    time; empty if there are none.
 
-    code: the folder with the job's code, whose files are in the directory too. saved: the files
-    that are artifacts. Links, hidden files and Python's caches do not count.
+    code: the folder with the job's code, whose files are also in the directory. saved: files that
+    have been saved as artifacts. Links, hidden files and Python's caches are ignored.
     """
     sizes: dict[str, list[int]] = defaultdict(list)
     for number, path in enumerate(_files(directory)):
@@ -44,7 +44,7 @@ def left_behind(
     files = "1 file was" if number == 1 else f"{number} files were"
     return (
         f"{files} left in the working directory and not kept as artifacts: {', '.join(names)}"
-        f"{more}; the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
+        f"{more}; to keep results, write them to DRAY_OUTPUT_DIR or call train.save_artifact"
     )
 
 
@@ -59,7 +59,8 @@ def _files(directory: Path) -> Iterator[str]:
 def _size_of_result(
     place: Path, since_ns: int, copied: Path | None, saved: Collection[Version]
 ) -> int | None:
-    """Size of the file in bytes; None if it is no result. copied: the code's file of this name."""
+    """Return the size of the file in bytes; None if it is not a result. copied: the code's file
+    with the same name."""
     try:
         found = place.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns < since_ns:

@@ -1,7 +1,8 @@
-"""Code that a node fetches itself: a commit of a git repository, or an archive at a web address.
+"""Fetches code to a node: a commit of a Git repository, or an archive at a URL.
 
-A separate process fetches the code, so that a hostile server's effects on time and memory end with
-that process. The process reads a RemoteCodeRef from its input and prints its answer, both as JSON.
+A separate process fetches the code, so that the effects of a hostile server on time and memory end
+with that process. The process reads a RemoteCodeRef from its input and prints its answer, both as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ray_workers.node.shared_work import Abandoned
 from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
-"""Longest time in which a node may fetch code."""
+"""Time limit for fetching code."""
 BLOCK_BYTES = 4096
 ASK_AGAIN_S = 0.5
-"""Pause between two checks of whether a job still wants the code."""
+"""Pause between two checks of whether a job still needs the code."""
 END_S = 5.0
-"""Seconds in which the process may end the processes that it started."""
+"""Seconds that the process has for ending the processes that it started."""
 START_S = 60.0
 """Additional seconds for the process to start and to print its answer."""
 
@@ -41,7 +42,8 @@ def fetch_apart(
     is_wanted: Callable[[], bool] = lambda: True,
     limit_s: float = LIMIT_S,
 ) -> int:
-    """Call `fetch` in another process. Ends it and raises Abandoned once no job wants the code."""
+    """Call `fetch` in another process. Ends the process and raises Abandoned when no job needs the
+    code any more."""
     asked = json.dumps([asdict(code), str(target), str(scratch), limit_s])
     path = [str(CODE_ROOT), os.environ.get("PYTHONPATH")]
     with subprocess.Popen(
@@ -76,18 +78,18 @@ def _answer_of(
         try:
             return process.communicate(given, timeout=ASK_AGAIN_S)[0]
         except subprocess.TimeoutExpired:
-            given = None  # it is sent once, or being sent
+            given = None  # it has been sent, or is being sent
             if time.monotonic() > deadline:
                 raise CodeUnreachable(f"it could not be fetched within {limit_s:g} s") from None
-    process.terminate()  # the process ends git, which is in a session of its own
+    process.terminate()  # the process ends git, which is in a separate session
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
     raise Abandoned
 
 
 def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> int:
-    """Write the files into a folder, and return their size on disk in bytes. Raises CodeRefused if
-    the code can't be fetched or may not be used; CodeUnreachable or OSError if another try may
+    """Write the files to a folder, and return their size on disk in bytes. Raises CodeRefused if
+    the code can't be fetched or isn't allowed, and CodeUnreachable or OSError if trying again may
     help.
 
     scratch: a folder for temporary files, which is not removed.
@@ -103,7 +105,7 @@ def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> i
 
 
 def main() -> None:
-    """Run `fetch` in the separate process."""
+    """Run `fetch`, as the separate process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     fields, target, scratch, limit_s = json.load(sys.stdin)
     code = RemoteCodeRef(**{**fields, "policy": DataPolicy(**fields["policy"])})

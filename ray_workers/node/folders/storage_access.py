@@ -1,8 +1,8 @@
-"""A script's access, through its rank actor, to storage that needs the node's credentials.
+"""Gives a script access, through its rank actor, to storage that requires the node's credentials.
 
 The training process requests over a socket that files be copied to and from its job's own URLs
-(`dray.train.files`). The rank actor, whose process runs no code of the user, copies them. Storage
-that is a folder needs no such help."""
+(`dray.train.files`). The rank actor, whose process doesn't run user code, copies them. This is not
+necessary if the storage is a folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def needs_access(task: RankTask) -> bool:
 
 
 class StorageAccess:
-    """Serves a training process until its end of the socket is closed. Use from one event loop."""
+    """Serves a training process until it closes its end of the socket. Use this in only one event
+    loop."""
 
     def __init__(self, task: RankTask) -> None:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """theirs: the end for the training process; close it here once that process has it."""
+        """The training process's end of the socket. Close it in this process once that process has
+        it."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
@@ -38,7 +40,7 @@ class StorageAccess:
                 number, request = json.loads(line)
                 answer = await asyncio.to_thread(answer_to, request, self._urls)
                 writer.write(json.dumps([number, answer]).encode() + b"\n")
-        except (OSError, ValueError, TypeError):  # it died, or sent invalid or too much data
+        except (OSError, ValueError, TypeError):  # the process died, or sent bad or too much data
             pass
         finally:
             writer.close()
@@ -50,7 +52,7 @@ class StorageAccess:
 def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
     """Carry out a request and return the answer. Blocks.
 
-    urls: the URLs that the request may touch, with everything below them.
+    urls: the URLs that the request may access, including everything below them.
     """
     try:
         url = request["url"]
@@ -71,7 +73,7 @@ def answer_to(request: Any, urls: Sequence[str]) -> dict[str, Any]:
                 raise ValueError(f"unknown request: {other!r}")
     except FileNotFoundError as error:
         return {"missing": str(error)}
-    except Exception as error:  # whatever a storage may raise
+    except Exception as error:  # storage clients can raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
 
 

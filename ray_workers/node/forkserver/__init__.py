@@ -1,1 +1,1 @@
-"""The forkserver of a node: its server, its client, its manager, and the processes it forks."""
+"""A node's forkserver: its server, client and manager, and the processes that it forks."""

@@ -1,4 +1,4 @@
-"""The client of a node's forkserver, which starts a process and waits for its end."""
+"""The client of a node's forkserver, which starts a process and waits for it to end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import Any
 from ray_workers.shared.peers.peer_credentials import is_own_unix
 
 FORK_TIMEOUT_S = 120.0
-"""Longest wait for an answer of the forkserver, which first answers after its preload."""
+"""Longest wait for an answer from the forkserver, which doesn't answer until it has finished its
+preload."""
 
 RESTART_LIMIT_S = 120.0
-"""Longest wait for the replacement of a dead forkserver: its node agent starts the next, and Ray a
-new agent. Without the wait, this attempt and the next would be charged for the failure. The start
-of a group waits less long on a machine that is not overloaded."""
+"""Longest wait for the replacement of a dead forkserver: its node agent starts a new forkserver, or
+Ray starts a new agent. Without the wait, the failure would count against this attempt and the next.
+When a group starts, the wait is shorter if the machine isn't overloaded."""
 RETRY_S = 0.02
 
 
 class ForkFailed(RuntimeError):
-    """The forkserver does not exist, or ended before it answered."""
+    """The forkserver doesn't exist, or ended before it answered."""
 
 
 class ForkedProcess:
-    """A process that the forkserver started for this client. It dies when the socket closes."""
+    """A process that the forkserver started for this client. It is killed when the socket
+    closes."""
 
     def __init__(
         self,
@@ -39,10 +41,10 @@ class ForkedProcess:
         self.output = output
         """Read end of the pipe for the process's stdout and stderr."""
         self.left: list[int] = []
-        """Set once the process has ended: pids of processes that can't be ended."""
+        """Set once the process has ended: the pids of processes that could not be ended."""
         self.memory_kills = 0
-        """Set once the process has ended: how many processes of its node the kernel killed
-        meanwhile for lack of memory."""
+        """Set once the process has ended: how many processes on its node the kernel killed for lack
+        of memory while it was running."""
         self._reader = reader
         self._writer = writer
 
@@ -50,8 +52,8 @@ class ForkedProcess:
     async def start(
         cls, socket_path: str, request: dict[str, Any], given: int | None = None
     ) -> ForkedProcess:
-        """Start a process. given: an additional descriptor for the process, whose meaning is
-        `given` of the request (`forked_child.Given`). The forkserver never reads it."""
+        """Start a process. given: an additional descriptor for the process, whose meaning is stated
+        by `given` in the request (`forked_child.Given`). The forkserver never reads from it."""
         try:
             connection = await _connect(socket_path)
         except OSError as error:
@@ -76,7 +78,7 @@ class ForkedProcess:
                 raise ForkFailed("the process ended before it started")
             return cls(reply["pid"], read_end, reader, writer)
         except BaseException as error:
-            # Also on cancellation, because a forked process lives as long as the connection.
+            # Also on cancellation, because a forked process lives as long as its connection.
             os.close(read_end)
             if writer is not None:
                 writer.close()
@@ -88,10 +90,11 @@ class ForkedProcess:
             os.close(write_end)
 
     async def wait(self) -> int | None:
-        """Return the exit code once the process and its session are gone (negative: the signal).
+        """Return the exit code (negative: the signal), once the process and its session are gone.
 
-        None if the forkserver itself ended, which ends the process too, or if the process survives
-        SIGKILL. `left` contains the pids of processes that are not gone in time.
+        Returns None if the forkserver itself ended, which also ends the process, or if the process
+        survives SIGKILL. `left` then contains the pids of the processes that did not disappear in
+        time.
         """
         line = await self._reader.readline()
         if not line:
@@ -106,19 +109,19 @@ class ForkedProcess:
         self._writer.write(json.dumps({"signal": number}).encode() + b"\n")
 
     def abandon(self) -> None:
-        """Close this end of the connection, so that the forkserver kills the session."""
+        """Close this end of the connection, which makes the forkserver kill the session."""
         self._writer.close()
 
 
 async def _connect(socket_path: str) -> socket.socket:
-    """A connection to the forkserver, or to its replacement."""
+    """Return a connection to the forkserver, or to its replacement."""
     deadline = time.monotonic() + RESTART_LIMIT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(socket_path)
             if not is_own_unix(connection):
-                raise PermissionError("another user listens there")
+                raise PermissionError("another user is listening there")
         except OSError as error:
             connection.close()
             is_gone = isinstance(error, FileNotFoundError | ConnectionRefusedError)
@@ -130,8 +133,8 @@ async def _connect(socket_path: str) -> socket.socket:
 
 
 async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
-    """The processes of the forkserver at `socket_path`: job_id, attempt, rank, incarnation and pid
-    of each, and `left`, the pids of processes that can't be ended."""
+    """Return the processes of the forkserver at `socket_path`: the job_id, attempt, rank,
+    incarnation and pid of each, and `left`, the pids of processes that can't be ended."""
     tasks: list[dict[str, Any]] = (await _ask(socket_path, {"op": "list"}))["tasks"]
     return tasks
 
@@ -139,12 +142,13 @@ async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
 async def send_to_rank(
     socket_path: str, job_id: str, attempt: int, rank: int, number: int
 ) -> list[int]:
-    """Send a signal to every process of a rank's newest incarnation; returns their pids."""
+    """Send a signal to every process of a rank's latest incarnation. Returns their pids."""
     return await _ask_rank(socket_path, "signal", job_id, attempt, rank, signal=number)
 
 
 async def ask_dump(socket_path: str, job_id: str, attempt: int, rank: int) -> list[int]:
-    """Make a rank write its stacks. Empty if the rank has no handler for that, or does not run."""
+    """Make a rank print its stack traces. Returns its pid, or an empty list if the
+    rank has no handler for this or isn't running."""
     return await _ask_rank(socket_path, "dump", job_id, attempt, rank)
 
 
@@ -161,7 +165,7 @@ async def _ask(socket_path: str, request: dict[str, Any]) -> dict[str, Any]:
         reader, writer = await asyncio.open_unix_connection(socket_path)
         try:
             if not is_own_unix(writer.get_extra_info("socket")):
-                raise ForkFailed("another user listens there")
+                raise ForkFailed("another user is listening there")
             writer.write(json.dumps(request).encode() + b"\n")
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 line = await reader.readline()

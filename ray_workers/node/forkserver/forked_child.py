@@ -1,4 +1,4 @@
-"""The forked process of the forkserver, from the fork to the end of a training process."""
+"""A process that the forkserver has forked, from the fork to the end of the training process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ray_workers.shared.processes.linux import PR_SET_PDEATHSIG, prctl, stand_ba
 
 
 class Given(StrEnum):
-    """The meaning of the second descriptor that may come with a request."""
+    """The meaning of the second descriptor that may be sent with a request."""
 
     CREDENTIALS = "credentials"
-    """A file with variables for the environment, as a JSON object."""
+    """A file with environment variables, as a JSON object."""
     STORAGE = "storage"
     """A socket to the process that copies files to and from the job's storage
     (`dray.train.files`)."""
@@ -34,7 +34,7 @@ STORAGE_FD = 3
 
 
 def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
-    """Run the request and exit. fds: one for output, then the given descriptors."""
+    """Run the request and exit. fds: a descriptor for output, then the given descriptors."""
     code = 1
     try:
         os.setsid()
@@ -42,7 +42,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
             stand_back(int(os.environ.get(RANK_NICENESS, "0")))
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(code)  # the parent died before its death could end this process
+            os._exit(code)  # the parent died before this process would have died with it
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         kept = _take(request.get("given"), fds[1:])
@@ -66,7 +66,7 @@ def run(request: dict[str, Any], fds: Sequence[int], parent: int) -> NoReturn:
 
 
 def _take(given: str | None, fds: Sequence[int]) -> int | None:
-    """Use the given descriptors; returns the one to keep open, if any."""
+    """Use the given descriptors. Returns the descriptor to keep open, if any."""
     if given == Given.CREDENTIALS:
         with open(fds[0], "rb") as file:
             os.environ.update(json.load(file))
@@ -88,7 +88,7 @@ def _operation(request: dict[str, Any]) -> Callable[[], int]:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit as an interpreter would, but without the cleanup of the parent's state."""
+    """Exit as an interpreter would, but without cleaning up the parent's state."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,7 +1,8 @@
-"""Keeps a node's forkserver running, and ends processes that outlived a forkserver.
+"""Keeps a node's forkserver running, and ends processes that outlive a forkserver.
 
-A forkserver that is stopped but not dead starts no process and notices no end. The manager pings
-the forkserver, kills it if it does not answer for too long, and starts the next.
+A forkserver that is suspended but not dead doesn't start processes, and doesn't notice when they
+end. The manager pings the forkserver, kills it if it hasn't answered for too long, and starts a new
+one.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ ANSWER_CHECK_S = 0.05
 PING_S = 2.0
 """Longest wait for the answer to a ping, and the pause before the next ping."""
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
-"""Pauses before consecutive restarts of a forkserver that ended before it served."""
+"""Pauses before consecutive restarts of a forkserver that ended before it was serving."""
 REAP_BOUND_S = 5.0
-"""Longest wait for the end of processes that a dead forkserver left. Later calls of `orphans.reap`
+"""Longest wait for the processes of a dead forkserver to end. Later calls of `orphans.reap`
 continue to kill them."""
 
 
@@ -60,7 +61,8 @@ class ForkserverManager:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix seconds since a forkserver that served is silent; None up to `report_s` seconds."""
+        """Since when a forkserver that was serving has been silent, in Unix seconds. None if it has
+        been silent for at most `report_s` seconds."""
         if not self._serves or self._silence.seconds(self.pid) <= self._limits.report_s:
             return None
         return self._silence.since(self.pid)
@@ -70,9 +72,10 @@ class ForkserverManager:
         self._kill_predecessor()
         environment = of_ranks(os.environ)
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Ranks have a TMPDIR of their own, where torch would put compiled code.
+        # Each rank has its own TMPDIR, in which torch would otherwise put compiled code.
         environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
-        # torch's default folder for compiled code has a name that another user can guess and use.
+        # The name of torch's default folder for compiled code can be guessed and used by other
+        # users.
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_code_dir()))
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
@@ -86,20 +89,21 @@ class ForkserverManager:
                 env=environment,
                 start_new_session=True,
             )
-        with contextlib.suppress(OSError):  # no space for it on the disk
+        with contextlib.suppress(OSError):  # the disk is full
             self._pid_path.write_text(f"{process.pid} {started_ticks(process.pid)}")
         return process
 
     def _kill_predecessor(self) -> None:
-        """Kill a forkserver of this node whose agent is dead. A stopped forkserver does not notice
-        that its lifeline closed, and would keep its ranks forever."""
+        """Kill a forkserver of this node whose agent is dead. A suspended forkserver doesn't notice
+        that its lifeline has closed, and would keep its ranks forever."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_path.read_text().split())
             if started_ticks(pid) == started:
                 os.kill(pid, signal.SIGKILL)
 
     async def run(self) -> None:
-        """Restart the forkserver whenever it ends, and end its remains; runs until cancelled."""
+        """Restart the forkserver whenever it ends, and end its remaining processes. Runs until
+        cancelled."""
         failures = 0
         while True:
             self._serves = False
@@ -116,7 +120,7 @@ class ForkserverManager:
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             try:
                 self._process = self._start()
-            except OSError as error:  # no memory or no disk space for it now
+            except OSError as error:  # no memory or disk space at the moment
                 print(f"its forkserver can't be started: {error}", flush=True)  # noqa: T201
                 continue
             await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
@@ -135,8 +139,8 @@ class ForkserverManager:
         return code
 
     async def _end_when_silent(self) -> None:
-        """Ping the current forkserver, and kill it when it is silent for too long. A forkserver
-        that does not serve yet may still be importing modules."""
+        """Ping the current forkserver, and kill it when it has been silent for too long. A
+        forkserver that isn't serving yet may still be importing modules."""
         process = self._process
         while True:
             if not self._serves and Path(self._socket_path).exists():
@@ -159,7 +163,7 @@ class ForkserverManager:
         self._process.stdin.close()
 
     async def problem(self) -> str | None:
-        """Return None once the forkserver serves; the reason if it ended."""
+        """Return None once the forkserver is serving, or the reason if it has ended."""
         while True:
             try:
                 await list_tasks(self._socket_path)
@@ -172,6 +176,6 @@ class ForkserverManager:
                 return None
 
     def stop(self) -> None:
-        """End the forkserver and every process that it started. Blocks."""
+        """End the forkserver and all processes that it started. Blocks."""
         self._close_lifeline()
         self._process.wait()

@@ -1,9 +1,9 @@
 """The process between the forkserver and a rank: the rank's parent, like a container's init.
 
-A script that signals its parent, or its parent's group, hits this process, which only ends this
-one rank. Orphaned processes of the rank become children of this process instead of the forkserver.
-The init reports the rank's pid and how the rank ended to the forkserver, and lives until the last
-process that the rank started is gone.
+A script that sends a signal to its parent, or to its parent's process group, reaches this process,
+so only this rank can end. Orphaned processes of the rank become children of this process instead of
+the forkserver. The init process reports the rank's pid and how the rank ended to the forkserver. It
+lives until all processes that the rank started are gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(
 ) -> NoReturn:
     """Fork the rank and manage it, in a process that was just forked from the forkserver.
 
-    reports: a pipe for lines to the forkserver: `pid N`, and `exit CODE` (negative: the signal).
+    reports: a pipe for lines to the forkserver: `pid N` and `exit CODE` (negative: the signal).
     """
     try:
         carry_mark(mark)
@@ -31,7 +31,7 @@ def run(
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != forkserver:
-            os._exit(1)  # the forkserver died before its death could end this process
+            os._exit(1)  # the forkserver died before this process would have died with it
         signal.set_wakeup_fd(-1)
         own = os.getpid()
         rank = os.fork()
@@ -41,7 +41,7 @@ def run(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(reports, 0)  # nothing else stays open: a rank's pipe must end with the rank
+        os.dup2(reports, 0)  # nothing else stays open: a rank's pipe must close when the rank ends
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _reap(rank, 0)
     finally:
@@ -49,7 +49,7 @@ def run(
 
 
 def _reap(rank: int, reports: int) -> NoReturn:
-    """Wait for every descendant process, until none is left."""
+    """Wait for descendant processes until none are left."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -57,7 +57,7 @@ def _reap(rank: int, reports: int) -> NoReturn:
             os._exit(0)
         assert ended is not None
         if ended.si_pid == rank:
-            # Reported before the pid may belong to another process.
+            # Reported before the pid can be reused by another process.
             exited = ended.si_code == os.CLD_EXITED
             os.write(reports, b"exit %d\n" % (ended.si_status if exited else -ended.si_status))
         os.waitpid(ended.si_pid, 0)

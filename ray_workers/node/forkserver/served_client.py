@@ -1,4 +1,4 @@
-"""A client of the forkserver, as the server sees it, and the process forked for the client."""
+"""A client of the forkserver, as the server sees it, and the process forked for it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from ray_workers.shared.processes.procfs import Session, num_memory_kills
 
 @dataclass
 class Client:
-    """One connection and, after a request for a fork, the forked process."""
+    """A connection and, after a fork has been requested, the forked process."""
 
     connection: socket.socket
     buffer: bytes = b""
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     session: Session | None = None
-    """The session of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported
-    the pid of the process itself."""
+    """The session of the init process (`ray_workers.node.forkserver.rank_init`), until it has
+    reported the pid of the process itself."""
     init_pid: int = 0
-    """Pid of the init; 0 once it is gone."""
+    """Pid of the init process, or 0 once it is gone."""
     reports: int = -1
-    """Read end of the init's pipe; -1 once the init has closed it."""
+    """Read end of the init process's pipe, or -1 once that process has closed it."""
     unread: bytes = b""
-    """The part of the init's last line that has arrived."""
+    """The part of the init process's last line that has been received so far."""
     exit_code: int | None = None
     memory_kills_before: int = 0
     memory_kills: int = 0
-    """Number of processes that the kernel killed for lack of memory from the fork to the end."""
+    """Number of processes that the kernel killed for lack of memory between the fork and the
+    end."""
     ending_since: float | None = None
-    """When the process died or was sent SIGKILL, by `time.monotonic`."""
+    """The `time.monotonic` time at which the process died or was sent SIGKILL."""
     left: list[int] = field(default_factory=list)
-    """Pids that were not gone in time, which the client was notified of."""
+    """Pids of processes that did not disappear in time. The client has been notified."""
 
     @property
     def pid(self) -> int:
@@ -52,13 +53,13 @@ class Client:
             self.ending_since = time.monotonic()
 
     def stands_at(self, message: dict[str, Any]) -> bool:
-        """Whether the process was forked for the rank that a request names."""
+        """Return whether the process was forked for the rank in a request."""
         described = self.described()
         names = ("job_id", "attempt", "rank")
         return bool(self.pid) and all(described[name] == message[name] for name in names)
 
     def described(self) -> dict[str, Any]:
-        """The entry of the process in the list of all processes."""
+        """Return the process's entry for the list of all processes."""
         task = self.request.get("task", {})
         return {
             "job_id": task.get("job_id", ""),
@@ -70,6 +71,6 @@ class Client:
         }
 
     def send(self, message: dict[str, Any]) -> None:
-        # A client that has closed its end needs no answer.
+        # A client that has closed its end doesn't need an answer.
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")

@@ -1,11 +1,12 @@
-"""The forkserver: one process per node with torch already imported, forked for each rank.
+"""The forkserver: one process per node that has imported torch, and is forked for each rank.
 
-Run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin that its node
-agent holds: when the agent is gone, the forkserver ends every process it started and exits.
+It is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin that its
+node agent holds: when the agent is gone, the forkserver ends all processes that it started, and
+exits.
 
-A client connects to SOCKET and sends one request: a line of JSON, with a file descriptor (the
-write end of a pipe for stdout and stderr) attached as SCM_RIGHTS, and optionally a second one for
-the forked process alone (`given` in the request). Requests:
+A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
+as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a
+second one that only the forked process uses (`given` in the request). Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store", "address", "temp_dir"}
@@ -17,19 +18,20 @@ the forked process alone (`given` in the request). Requests:
                                          send a signal to the whole session of the newest process
                                          at this rank -> {"pids": [...]}
     {"op": "dump", "job_id", "attempt", "rank"}
-                                         have that process write its stacks -> {"pids": [...]}
+                                         make that process print its stacks -> {"pids": [...]}
 
-The answer to a fork is `{"pid": ...}` and, when the process and everything it started are gone,
-`{"exit": code}` (negative: the signal). If processes can't be ended within STUCK_S, the answer is
-`{"exit": code, "left": [pids]}`, where the code is null if the forked process is among them. The
-session then stays in the list, and is killed repeatedly, until it is gone. Both answers contain
-`"memory_kills"`, the number of processes that the kernel killed for lack of memory between the fork
-and the end. Before the end the client may send `{"signal": number}`, which is delivered to the
-whole session. If a client closes its end, or dies, its session is ended.
+The answers to a fork are `{"pid": ...}` and, when the process and everything that it started are
+gone, `{"exit": code}` (negative: the signal). If there are processes that can't be ended within
+STUCK_S, the second answer is `{"exit": code, "left": [pids]}`, in which the code is null if the
+forked process is one of them. The session then stays in the list, and is killed repeatedly until it
+is gone. Either form of the second answer contains `"memory_kills"`, the number of processes that
+the kernel killed for lack of memory between the fork and the end. Before the end, the client may
+send `{"signal": number}`, which is delivered to the whole session. If a client closes its end or
+dies, its session is ended.
 
-The forkserver is one thread and one loop, because a fork copies only the thread that calls it:
-a lock that another thread held would stay locked in the child forever. For the same reason the
-preload starts no thread and does not use CUDA.
+The forkserver is a single thread that runs a single loop, because a fork only copies the thread
+that calls it: a lock held by another thread would stay locked in the child forever. For the same
+reason, the preload doesn't start threads or use CUDA.
 """
 
 from __future__ import annotations
@@ -72,27 +74,27 @@ from ray_workers.shared.processes.procfs import (
 
 REQUEST_LIMIT_BYTES = 4 << 20
 DUMP_SIGNAL = signal.SIGUSR2
-"""Signal on which a rank writes the stacks of its threads, once it has a handler for it."""
+"""Signal that makes a rank print the stack traces of its threads, once it has a handler for it."""
 SWEEP_S = 0.02
 """Pause between two searches for processes of a killed session."""
 STUCK_S = 10.0
-"""Seconds after which killed processes that are not gone count as stuck."""
+"""Number of seconds after which killed processes that still exist are considered stuck."""
 SILENT_S = 1.0
-"""Seconds in which a rank's init has to report the end of a killed rank."""
+"""Number of seconds within which a rank's init process must report the end of a killed rank."""
 STUCK_SWEEP_S = 1.0
 """Pause between two searches for stuck processes."""
 
 Find = Callable[[Sequence[Session]], dict[str, list[int]]]
-"""Returns live processes of sessions, by mark: `procfs.find_members`, or a test's stand-in."""
+"""Returns the live processes of sessions, by mark: `procfs.find_members`, or a fake in tests."""
 
 
 class ForkServer:
-    """Serves one Unix socket until its lifeline closes."""
+    """Serves a Unix socket until the lifeline closes."""
 
     def __init__(
         self, listener: socket.socket, lifeline: int, directory: Path, find: Find = find_members
     ) -> None:
-        """directory: the folder for the records of the sessions."""
+        """directory: the folder for records of sessions."""
         self._listener = listener
         self._lifeline = lifeline
         self._directory = directory
@@ -100,7 +102,7 @@ class ForkServer:
         self._place, self._boot_id = place(), boot_id()
         self._started = int(stat_fields(os.getpid())[19])
         self._clients: list[Client] = []
-        self._abandoned: list[Client] = []  # the client is gone, or knows its process is stuck
+        self._abandoned: list[Client] = []  # the client is gone, or knows that its process is stuck
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -137,11 +139,11 @@ class ForkServer:
         if is_own_unix(connection):
             self._clients.append(Client(connection))
         else:
-            sys.stderr.write("refused a connection of another user\n")
+            sys.stderr.write("refused a connection from another user\n")
             connection.close()
 
     def _pause_s(self) -> float | None:
-        """The longest wait for an event; None, no limit, if no session is being ended."""
+        """Return the longest wait for an event: None (no limit) if no session is being ended."""
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         if not ending:
             return None
@@ -163,7 +165,7 @@ class ForkServer:
             try:
                 self._handle(client, json.loads(line))
             except (KeyError, TypeError, ValueError, OSError) as error:
-                # A bad request, or no memory for another process, must not end the others.
+                # A bad request, or a lack of memory for another process, must not end the others.
                 sys.stderr.write(f"refused a request: {error!r}\n")
                 return self._lost(client)
         return None
@@ -178,7 +180,7 @@ class ForkServer:
             )
         elif message["op"] in ("signal", "dump"):
             ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
-            # The newest process, since processes of an earlier one may remain.
+            # The newest process, because earlier ones may still exist.
             pids = self._deliver(message, ranks[-1]) if ranks else []
             client.send({"pids": pids})
         else:
@@ -186,12 +188,13 @@ class ForkServer:
             self._fork(client)
 
     def _deliver(self, message: dict[str, Any], rank: Client) -> list[int]:
-        """Send a signal, or have stacks written; returns the pids that got the signal."""
+        """Send a signal, or make the rank print its stack traces. Returns the pids that were sent a
+        signal."""
         if message["op"] == "signal":
             return self._signal(rank, message["signal"])
         if not handles(rank.pid, DUMP_SIGNAL):
             return []
-        # The kernel would deliver a stopped process's signal to any of its threads.
+        # If a process is suspended, the kernel may deliver its signals to any of its threads.
         signal_main_thread(rank.pid, DUMP_SIGNAL)
         if is_stopped(rank.pid):
             send_signal([rank.pid], signal.SIGCONT)
@@ -205,21 +208,23 @@ class ForkServer:
         return pids
 
     def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
-        """Live processes of each client, by the pid that was forked for the client."""
+        """Return the live processes of each client, by the pid that was forked for the client."""
         found = self._find([client.session for client in clients if client.session])
         members = {}
         for client in clients:
             if client.session:
-                # The init stays to the end, so that no other process becomes the others' parent.
+                # The init process stays to the end, so that the others don't get another parent.
                 left = set(found[client.session.mark]) - {client.init_pid}
                 if client.exit_code is None:
-                    left.add(client.pid)  # it may be too young to show its session
+                    left.add(client.pid)  # it may be too new to be found by its session
                 members[client.pid] = sorted(left)
         return members
 
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
-            raise ValueError("a connection starts one process, and must send a pipe for its output")
+            raise ValueError(
+                "a connection can only start one process, and must send a pipe for its output"
+            )
         mark, own = new_mark(), os.getpid()
         client.memory_kills_before = num_memory_kills()
         client.reports, write_end = os.pipe()
@@ -235,12 +240,13 @@ class ForkServer:
         )
 
     def _read_reports(self, client: Client) -> None:
-        """Read the reports of an init: the pid that it forked, and how that process ended."""
+        """Read the reports of an init process: the pid that it forked, and how that process
+        ended."""
         with contextlib.suppress(BlockingIOError):
             while client.reports >= 0:
                 if data := os.read(client.reports, 4096):
                     client.unread += data
-                else:  # the forkserver is the rank's parent now, and the kernel reports its end
+                else:  # the forkserver is now the rank's parent, and the kernel reports its end
                     os.close(client.reports)
                     client.reports = -1
                     client.begin_end()
@@ -284,7 +290,7 @@ class ForkServer:
         try:
             session_records.write_session(self._directory, self._record(client, session))
         except OSError as error:
-            # The rank can train without the record, which is needed only if the forkserver dies.
+            # The rank can train without the record, which is only needed if the forkserver dies.
             sys.stderr.write(f"could not save the record of a session: {error!r}\n")
 
     def _lost(self, client: Client) -> None:
@@ -298,11 +304,12 @@ class ForkServer:
             self._signal(client, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect dead processes, end their remains, and report sessions that are empty."""
+        """Collect dead processes, end what remains of their sessions, and report sessions that are
+        empty."""
         self._collect_exit_codes()
         for client in self._clients + self._abandoned:
             if client.pid and client.exit_code is None and started_ticks(client.pid) is None:
-                client.begin_end()  # its init is about to report the end, or is stopped
+                client.begin_end()  # its init process is about to report the end, or is suspended
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         left = self._members(ending)
         for client in ending:
@@ -312,7 +319,7 @@ class ForkServer:
                 self._gone(client)
 
     def _press(self, client: Client, left: list[int]) -> None:
-        """End the remains of a client's session; notify the client once if that takes too long."""
+        """End what remains of a client's session. If that takes too long, notify the client."""
         send_signal(left, signal.SIGKILL)
         session, since = client.session, client.ending_since
         assert session is not None
@@ -324,7 +331,7 @@ class ForkServer:
         if client.left or time.monotonic() - since < STUCK_S:
             return
         client.left = left
-        sys.stderr.write(f"not gone {STUCK_S:g} s after SIGKILL: {left}\n")
+        sys.stderr.write(f"processes that still exist {STUCK_S:g} s after SIGKILL: {left}\n")
         self._dismiss(client)
         self._abandoned.append(client)
 
@@ -334,20 +341,20 @@ class ForkServer:
         self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init that is done, or is stopped; the forkserver then becomes the parent."""
+        """End an init process that is done or suspended. The forkserver then becomes the parent."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 
     def _remove_record(self, client: Client) -> None:
-        """Remove a session's record. The node agent removes the record of a rank with a GPU, when
-        it sees that the GPU's memory is free."""
+        """Remove a session's record. If the rank has a GPU, the node agent removes the record
+        instead, once it finds that the GPU's memory is free."""
         assert client.session is not None
         record = self._record(client, client.session)
         if not record.gpus:
             session_records.remove_session(self._directory, record)
 
     def _dismiss(self, client: Client) -> None:
-        """Send a client the last answer: how its process ended, and its remaining processes."""
+        """Send a client the last answer: how its process ended, and which processes remain."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)
@@ -367,7 +374,7 @@ class ForkServer:
             if pid == 0:
                 return
             for client in self._clients + self._abandoned:
-                self._read_reports(client)  # first, as the pid may not be known yet
+                self._read_reports(client)  # first, because the pid may not be known yet
                 if client.init_pid == pid:
                     client.init_pid = 0
                 if client.pid == pid and client.exit_code is None:
@@ -400,13 +407,13 @@ def main(path: str, find: Find = find_members) -> None:
     preload.preload()
     names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
     if len(names) != 1:
-        # Some libraries keep a thread of their own, such as allocators; most can be forked.
-        print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
-    with contextlib.suppress(OSError):  # no space for it on the disk
+        # Some libraries, such as allocators, keep threads of their own. Most can be forked.
+        print(f"the preload left several threads, but a fork copies only one: {names}", flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):  # the disk is full
         preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()
     gc.freeze()
-    # The socket gets its name once it listens, since a client connects as soon as it exists.
+    # The socket gets its name once it is listening, because clients connect as soon as it exists.
     unready = Path(f"{path}.new")
     unready.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,1 +1,1 @@
-"""Metrics that a script does not report itself, read from its output and its loggers' files."""
+"""Metrics that a script doesn't report itself, read from its output and from its loggers' files."""

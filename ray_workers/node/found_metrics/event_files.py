@@ -1,4 +1,4 @@
-"""Scalars in event files of TensorBoard, whose format `dray.tensorboard.event_files` describes."""
+"""Scalars in TensorBoard event files. `dray.tensorboard.event_files` describes their format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHAPE_DIM, _DIM_SIZE = 2, 1
 
 
 def scalars(event: bytes) -> list[FoundPoint]:
-    """The scalars of one event, by their tags. Raises Damaged if it is not an event."""
+    """Return the scalars of an event, by their tags. Raises Damaged if it is not an event."""
     step, found = 0, []
     for number, value in fields(event):
         if number == EVENT_STEP and isinstance(value, int):
@@ -54,7 +54,7 @@ def _tagged(summary: bytes) -> tuple[str, float | None]:
 
 
 def _one_number(tensor: bytes) -> float | None:
-    """The number in a tensor of one float or double; None for any other tensor."""
+    """Return the number in a tensor of one float or double; None for any other tensor."""
     kind, content, size = 0, b"", 1
     for field, value in fields(tensor):
         if field == _TENSOR_TYPE and isinstance(value, int):

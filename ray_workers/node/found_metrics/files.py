@@ -1,4 +1,4 @@
-"""Metrics in files of a script's loggers: event files of TensorBoard, and tables."""
+"""Metrics in files that a script's loggers write: TensorBoard event files, and tables."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from ray_workers.node.found_metrics.runs import Run, RunNames
 from ray_workers.node.found_metrics.stored_names import MAX_NAMES, StoredNames
 
 MAX_ENTRIES = 20_000
-"""Most entries that one scan of the folders visits, beginning with those nearest to the top."""
+"""Maximum number of entries that a scan of the folders visits, starting with the top folders."""
 MAX_FILES = 1000
 READ_BYTES = 2 << 20
-"""Most bytes that one scan reads of a file; more than the longest record."""
+"""Maximum number of bytes that a scan reads from a file; more than the longest record."""
 MOST_LOADS = 3
-"""Scans that try to load the stored names. If the storage fails each time, runs get new names."""
+"""Number of scans that try to load the stored names. If the storage fails each time, runs get new
+names."""
 POINTS_PER_LOOK = 20_000
-"""Points after which a scan ends; the next scan begins with the next file."""
+"""Number of points after which a scan ends. The next scan begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
 TABLES = ("metrics.csv", "results.csv", "summary.csv")
-"""Files that lightning's CSVLogger, ultralytics and timm's training script write, in this order."""
+"""The files that lightning's CSVLogger, ultralytics and timm's training script write,
+respectively."""
 STEP_COLUMNS = ("step", "epoch")
 TOP = "job"
-"""The job's directory in the names of series."""
+"""The name of the job's directory in the names of series."""
 
 
 class MetricFiles:
-    """Follows the files in some folders that were written after a given time.
+    """Follows the files in some folders that are written after a given time.
 
-    An older file, such as a file of an earlier attempt or of the upload, is followed from its end
-    on. Links are not followed.
+    From an older file, such as one from an earlier attempt or from the upload, only what is
+    appended is read. Links are not followed.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class MetricFiles:
         since: float,
         stored: StoredNames | None = None,
     ) -> None:
-        """since: Unix seconds. stored: the names of the job's series, by earlier processes."""
+        """since: in Unix seconds. stored: the names that earlier processes gave to the job's
+        series."""
         self._folders = folders
         self._sources = sources
         self._since = since
@@ -62,10 +65,10 @@ class MetricFiles:
         self._passed_over: set[str] = set()
         self._turn = 0
         self.has_more = False
-        """Whether the last scan left something to read."""
+        """Whether the last scan left anything unread."""
 
     def read(self) -> list[FoundPoint]:
-        """Return the numbers that were written since the last call, file by file."""
+        """Return the numbers that have been written since the last call, file by file."""
         for path in self._found():
             if path not in self._files:
                 self._follow(path)
@@ -91,13 +94,13 @@ class MetricFiles:
                 break
         points = self._names.named(found)
         if self._stored is not None:
-            # If the storage fails, the points matter more than their names.
+            # If the storage fails, the points are more important than their names.
             with contextlib.suppress(StorageError):
                 self._stored.save(self._names.given(MAX_NAMES))
         return points
 
     def _has_names(self) -> bool:
-        """Whether the names that earlier processes chose are loaded, or given up."""
+        """Return whether the names that earlier processes chose have been loaded or given up."""
         if self._stored is None or not self._loads_left:
             return True
         self._loads_left -= 1
@@ -106,13 +109,13 @@ class MetricFiles:
             self._loads_left = 0
             for run in self._runs.values():
                 self._names.add(run)
-        except Exception as error:  # whatever a client of a storage may raise
+        except Exception as error:  # whatever a storage client may raise
             print(f"the names of series can't be read: {error}", flush=True)  # noqa: T201
         return not self._loads_left
 
     @property
     def num_passed_over(self) -> int:
-        """Number of logger files that are not followed, because there are too many."""
+        """Number of logger files that are not followed because there are too many."""
         return len(self._passed_over)
 
     def _follow(self, path: str) -> None:
@@ -127,8 +130,8 @@ class MetricFiles:
             self._names.add(self._runs[path])
 
     def _run_of(self, path: Path) -> Run:
-        """The run of a file. A run's event files and its table are in one folder; a second table
-        there is another run."""
+        """Return the run of a file. A run's event files and its table are in the same folder. A
+        second table in a folder belongs to another run."""
         at, top = next(
             (at, folder) for at, folder in enumerate(self._folders) if path.is_relative_to(folder)
         )
@@ -192,7 +195,7 @@ class _Followed:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[int | None]:
-        """Yield the descriptor if the file has changed or was not read to its end, else None."""
+        """Yield the descriptor if the file has changed or was not read to the end, else None."""
         with self._open() as descriptor:
             status = os.fstat(descriptor)
             now = status.st_size, status.st_mtime

@@ -1,4 +1,4 @@
-"""Finds a script's metrics in its output and its files, and appends them to a spool."""
+"""Finds a script's metrics in its output and files, and appends them to a spool."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from ray_workers.shared.contracts import FrameKind, RankTask
 from ray_workers.shared.folders.work_dir import output_dir
 
 STREAM: Final = ".found"
-"""Suffix of this spool, next to the spools of reports and of the log."""
+"""Suffix of this spool, which is next to the spools for reports and the log."""
 FILES: Final = ("tensorboard", "csv")
-"""Sources that are read for rank 0 if a document names none."""
+"""Sources that are read for rank 0 if a job document doesn't name any."""
 MAX_KEYS = 1000
 FILES_PERIOD_S = 2.0
 LEAST_SHARE = 100
-"""Pauses between two scans of the files are at least this many times as long as a scan."""
+"""The pause between two scans of the files is at least this many times as long as a scan."""
 END_LIMIT_S = 10.0
-"""Seconds in which the files may be read after the process has ended."""
+"""Number of seconds for which the files may be read after the process has ended."""
 GUESSES_PERIOD_S = 10.0
-"""Seconds for which guesses are held. They are dropped if the script meanwhile reports a metric, or
-writes one to a file."""
+"""Number of seconds for which guesses are held. If, in this time, the script reports a metric or
+writes one to a file, they are discarded."""
 _METRICS_FRAME = b'{"kind":"metrics"'
 
 
 class MetricFinder:
-    """Finds the metrics of one rank, each step and key once.
+    """Finds the metrics of a rank. Each step of each key is found only once.
 
-    Call its methods on one event loop; files are read in a thread.
+    Call its methods in only one event loop. Files are read in a thread.
     """
 
     def __init__(self, task: RankTask, *, since: float) -> None:
-        """since: Unix seconds. Files that were last written before contain no metrics of this
-        process."""
+        """since: in Unix seconds. Files that were last written before this time don't contain
+        metrics of this process."""
         given = task.spec.get("metrics", ())
         sources = sources_of(given, task.rank)
         self._spool_dir = Path(task.spool_dir).with_suffix(STREAM)
@@ -63,27 +63,27 @@ class MetricFinder:
         self._has_ended = asyncio.Event()
 
     def begin(self) -> None:
-        """Begin to scan files."""
+        """Start to scan files."""
         if self._files is not None:
             self._at_work.append(asyncio.ensure_future(self._read_until_the_end(self._files)))
         if self._guesses is not None:
             self._at_work.append(asyncio.ensure_future(self._release_guesses()))
 
     def logged(self, line: str) -> None:
-        """Guess metrics in a line of the log."""
+        """Guess the metrics in a line of the log."""
         if self._guesses is not None:
             self._guesses.take(line)
 
     def saw(self, line: str) -> None:
-        """Search a line that the process printed, or a state of a progress bar."""
+        """Search a line that the process printed, or one state of a progress bar."""
         if self._patterns is not None:
             self._report(self._patterns.take(line))
         if self._trainer is not None:
             self._report(self._trainer.take(line))
 
     async def finish(self) -> str | None:
-        """Report the rest once the process is gone. Returns a line for its log if something was not
-        searched or not accepted, else None."""
+        """Report the rest, once the process is gone. Returns a line for its log if something was
+        not searched or not kept, else None."""
         if self._trainer is not None:
             self._report(self._trainer.finish())
         self._has_ended.set()
@@ -94,8 +94,9 @@ class MetricFinder:
         skipped = 0 if self._patterns is None else self._patterns.num_skipped
         passed_over = 0 if self._files is None else self._files.num_passed_over
         reasons = [
-            skipped and f"{skipped} lines were not searched for metrics: too many came at once",
-            passed_over and f"{passed_over} files of loggers were not read: there are too many",
+            skipped
+            and f"{skipped} lines were not searched for metrics: too many were printed at once",
+            passed_over and f"{passed_over} logger files were not read: there are too many",
             self._refused_keys
             and f"{len(self._refused_keys)} metrics were not kept: there are more than {MAX_KEYS}",
         ]
@@ -125,14 +126,14 @@ class MetricFinder:
             await self._leave_guesses()
 
     async def _leave_guesses(self) -> None:
-        """Report the guesses so far, unless the script has metrics of its own."""
+        """Report the guesses made so far, unless the script has metrics of its own."""
         if self._guesses is not None and await asyncio.to_thread(_has_metrics, self._reports_dir):
             self._guesses = None
         if self._guesses is not None:
             self._leave(self._guesses.release())
 
     def _report(self, points: Sequence[FoundPoint]) -> None:
-        """Report the script's own metrics, after which nothing is guessed."""
+        """Report the script's own metrics. After this, no metrics are guessed."""
         if points:
             self._guesses = None
             self._leave(points)
@@ -145,13 +146,14 @@ class MetricFinder:
             try:
                 self._spool = SpoolWriter(self._spool_dir, limit_bytes=self._limit_bytes)
             except OSError:
-                return  # the disk is full: metrics are not vital
+                return  # the disk is full: the job can do without metrics
         for step, of_step in groupby(new, key=lambda point: point.step):
             values = {point.key: float(point.value) for point in of_step}
             self._spool.append(FrameKind.METRICS, {"step": step, "values": values})
 
     def _is_new(self, point: FoundPoint) -> bool:
-        """Whether the step is above all earlier steps of the key, since steps must rise."""
+        """Return whether the step is greater than all earlier steps of the key. Steps must
+        increase."""
         newest = self._newest.get(point.key)
         if newest is None and len(self._newest) >= MAX_KEYS:
             if len(self._refused_keys) < MAX_KEYS:
@@ -168,7 +170,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def sources_of(metrics: Metrics, rank: int) -> frozenset[str]:
-    """The loggers whose metrics are read for a rank."""
+    """Return the loggers whose metrics are read for a rank."""
     named = [metric for metric in metrics if metric["source"]]
     if not named:
         return frozenset(FILES if rank == 0 else ())
@@ -180,13 +182,14 @@ def _of_rank(metrics: Metrics, rank: int) -> list[Mapping[str, Any]]:
 
 
 def may_guess(spec: Mapping[str, Any], rank: int) -> bool:
-    """Whether metrics are guessed: for rank 0 alone, and only if the document names none."""
+    """Return whether metrics are guessed: only for rank 0, and only if the job document doesn't
+    name any."""
     script = spec.get("script") or {}
     return rank == 0 and bool(script) and script.get("guesses", True) and not spec.get("metrics")
 
 
 def _has_metrics(spool_dir: Path) -> bool:
-    """Whether a process has reported a metric itself. Blocks."""
+    """Return whether a process has reported a metric itself. Blocks."""
     with contextlib.suppress(OSError):
         return any(_METRICS_FRAME in path.read_bytes() for _, path in segments(spool_dir)[-2:])
     return False

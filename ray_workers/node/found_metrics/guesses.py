@@ -1,8 +1,9 @@
-"""Metrics guessed from the output of a script, such as `loss=0.12` or numbers next to a bar.
+"""Metrics guessed from a script's output, such as `loss=0.12` or numbers next to a progress bar.
 
-A guess is a name and a number in the format in which programs print metrics. The rules in
-`_is_guess` exclude numbers that are printed for other reasons, so guesses may miss a metric, and
-may include a number that is not a metric. Names of guessed series begin with `guessed/`.
+A guess is a name and a number in a format in which programs usually print metrics. The rules in
+`_is_guess` exclude numbers that are printed for other reasons. As a result, some metrics may be
+missed, and some numbers that are not metrics may be included. The names of guessed series begin
+with `guessed/`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from ray_workers.node.found_metrics.lines import CONTROLS, MAX_STEP, FoundPoint,
 from ray_workers.shared.contracts import GUESSED
 
 MAX_NAMES = 50
-"""Most guessed series; names that appear later are ignored."""
+"""Maximum number of guessed series. Names that appear later are ignored."""
 MAX_LINE_CHARS = 1000
 LINES_PER_S = 1000
 SHARE = 0.05
-"""Most time of each second that guessing may take."""
+"""Maximum fraction of each second that guessing may take."""
 MAX_HELD = 5000
-"""Most points between two calls of `release`; beyond that, each series keeps its newest point."""
+"""Maximum number of points between two calls of `release`. Beyond that, only the newest point of
+each series is kept."""
 
 _WHOLE = r"\d{1,15}(?![ \u00a0\u202f]\d{3}(?!\d))"  # not the first digits of `1 234.5`
 _NUMBER = rf"[-+]?(?:\d{{1,15}}\.\d{{0,20}}|\.\d{{1,20}}|{_WHOLE})(?:[eE][-+]?\d{{1,3}})?"
@@ -32,17 +34,17 @@ _QUALIFIER = (
     r"|running|final|current|batch|epoch|mini-batch)"
 )
 _PAIR = re.compile(
-    # Preceded by the beginning, a space or punctuation, and words such as `train`.
+    # Preceded by the start of the line, a space or punctuation, and by words such as `train`.
     rf"""(?:^|(?<=[\s,;:|(\[{{'"*>]))"""
     rf"((?:{_QUALIFIER}[ ]){{0,3}})({_NAME})['\"]?"
     r"([ ]?[=:][ ]{0,8}|[ ]{1,4})"
     rf"['\"]?(?:tensor\(|np\.float\d\d\()?({_NUMBER}|{_SPECIAL})"
     # Not followed by a unit, by another part of a date, an address, a version, a fraction or a
-    # number with a comma, or by a number that this number has become.
-    # A colon may follow if the text before it is a bar's description.
+    # number with a comma, or by the new value if a change is printed. A colon may follow if the
+    # text before it is the description of a progress bar.
     r"(?=(%?)(?:$|[\s,;|)\]}'\"]|\.(?:\s|$)|:[ ]{1,4}\d{1,15}(?:%|it)))"
     r"(?![,']\d)(?![ \t]*(?:/|(?:out[ ])?of[ ]|[-=]+>|→))"
-    # Not the share that a bar shows of itself: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
+    # Not the percentage of a progress bar: `53%|##  |`, `53% (3 of 6) |# |`, `53% 3/6 [`.
     r"(?!%[ ]?(?:\([\d ]{1,15}of[\d ]{1,15}\)[ ]?)?\|[^|A-Za-z.]{0,400}(?:\||$))"
     r"(?!%[ ]\d{1,15}/\d{1,15}[ ]\[)"
 )
@@ -74,20 +76,22 @@ _METRIC_NAMES = (
 )
 _METRICS = frozenset(_METRIC_NAMES.split())
 _SHARES = frozenset({"acc", "accuracy"})
-"""Metrics that can be printed as a count over a number of samples."""
+"""Metrics that may be printed as a count out of a number of samples."""
 _SETTINGS = frozenset({"lr", "rate"})
-"""Metrics that are settings if the line has no position: `lr=0.003` before the training."""
+"""Metrics that are settings if the line has no position, such as `lr=0.003` before the training."""
 _NEVER_WHOLE = frozenset({"precision", "error", "err"})
-"""Names that mostly are a setting or a message with a whole number: `precision=16`, `error: 2`."""
+"""Names that, with a whole number, are usually a setting or a message: `precision=16`,
+`error: 2`."""
 _PARTS = re.compile(r"[_/.@\- ]+|(?<=[a-z])(?=[A-Z])")
 
 
 class Guesses:
-    """Guesses the metrics of one process, line by line, and holds them until `release`.
+    """Guesses the metrics of a process, line by line, and holds them until `release`.
 
-    A number with the name of a metric counts at once. A number with another name counts when it
-    appears a second time, since numbers that are printed once are mostly settings. If it appears
-    once before the first line with a position, that one is a setting and does not count.
+    A number with the name of a metric counts immediately. A number with any other name counts when
+    it appears for the second time, because numbers that are printed once are usually settings. If
+    it appears once before the first line with a position, that occurrence is considered a setting
+    and doesn't count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -95,7 +99,7 @@ class Guesses:
         self._series: dict[str, _Series] = {}
         self._held: list[FoundPoint] = []
         self._epoch: int | None = None
-        """Epoch of the newest line that names one."""
+        """The epoch in the most recent line that contains one."""
 
     def take(self, line: str) -> None:
         """Search a line, if there is time for it."""
@@ -103,12 +107,12 @@ class Guesses:
             self._budget.run(self._look, line)
 
     def release(self) -> list[FoundPoint]:
-        """Return the guesses since the last call."""
+        """Return the guesses made since the last call."""
         held, self._held = self._held, []
         return [point for point in held if self._series[point.key].is_sure] + self._newest()
 
     def _newest(self) -> list[FoundPoint]:
-        """The newest points of series whose points exceeded `MAX_HELD`."""
+        """Return the newest points of the series that had points beyond `MAX_HELD`."""
         found = [each.left_out for each in self._series.values() if each.left_out and each.is_sure]
         for each in self._series.values():
             each.left_out = None
@@ -127,7 +131,7 @@ class Guesses:
                 self._series[GUESSED + name] = series
             printed = position, value
             if position.kind != "epoch" and series.last == printed:
-                continue  # a bar that is redrawn, as at its end
+                continue  # a progress bar that is redrawn, for example at its end
             series.last = printed
             self._add(FoundPoint(GUESSED + name, series.step_at(position), value), series)
 
@@ -164,7 +168,7 @@ class Guesses:
 
 
 class _Position(NamedTuple):
-    """The position in the training that a line states."""
+    """The position in the training that a line contains."""
 
     kind: str
     at: int | None
@@ -172,11 +176,11 @@ class _Position(NamedTuple):
 
 
 class _Series:
-    """The steps of one guessed series, which always rise.
+    """The steps of a guessed series, which always increase.
 
-    If a script counts from the start in each epoch, steps continue from the step before, also if
-    each epoch shows only its last step. Other lines that repeat a position, or have none, get the
-    next step. From the first line that counts steps or batches on, such lines number the series.
+    If a script starts to count again in each epoch, steps continue from the previous step, even if
+    each epoch only prints its last step. Other lines that repeat a position, or have none, get the
+    next step. Once a line has counted steps or batches, such lines number the series.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
@@ -212,7 +216,7 @@ class _Series:
 
 
 def is_metric(name: str) -> bool:
-    """Whether a name is the name of a metric, such as `val_loss` or `Accuracy`."""
+    """Return whether this is the name of a metric, such as `val_loss` or `Accuracy`."""
     return any(part in _METRICS or part.endswith(("loss", "acc")) for part in _parts_of(name))
 
 

@@ -11,18 +11,18 @@ from dray.input.patterns import compile_pattern
 from dray.train.reporting import MAX_KEY_CHARS, MAX_STEP, RESERVED_KEY
 
 SEARCHES_PER_S = 20_000
-"""Most searches per second, each of some microseconds. A script that prints more lines than can be
-searched must not be delayed."""
+"""Maximum number of searches per second, each of which takes a few microseconds. A script that
+prints more lines than can be searched must not be delayed."""
 SEARCH_SHARE = 0.25
-"""Most time of each second that all searches may take, since some patterns and lines need a tenth
-of a second for one search."""
+"""Maximum fraction of each second that all searches together may take: with some patterns and
+lines, a single search takes a tenth of a second."""
 MAX_DICT_CHARS = 4096
 Found = TypeVar("Found")
 __all__ = ["MAX_KEY_CHARS", "MAX_STEP", "FoundPoint", "is_key", "number_in", "step_in"]
 
 
 class SearchBudget:
-    """Limits the number of searches in a second, and the time that they take."""
+    """Limits the number of searches per second, and the time that they take."""
 
     def __init__(
         self,
@@ -31,15 +31,16 @@ class SearchBudget:
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """timer: measures the time of a search. It stands still while the thread waits for a
-        processor, so that an overloaded machine drops no lines."""
+        """timer: measures the time of a search. It doesn't advance while the thread waits for a
+        processor, so that no lines are skipped because the machine is overloaded."""
         self._per_s, self._share = per_s, share
         self._clock, self._timer = clock, timer
         self._left, self._since = per_s, clock()
         self._left_s = share
 
     def take(self, searches: int) -> bool:
-        """Whether this many searches are allowed now. Unused searches expire after a second."""
+        """Return whether this many searches are allowed now. Unused searches expire after a
+        second."""
         now = self._clock()
         passed_s = now - self._since
         self._since = now
@@ -51,7 +52,7 @@ class SearchBudget:
         return True
 
     def run(self, search: Callable[[str], Found], text: str) -> Found | None:
-        """Return the result of a search; None, without a search, if the time is used up."""
+        """Return the result of a search, or None, without searching, if the time is used up."""
         if self._left_s <= 0.0:
             return None
         began = self._timer()
@@ -62,19 +63,19 @@ class SearchBudget:
 
 
 class LinePatterns:
-    """Searches the metrics of a document in one line after the other."""
+    """Searches one line after another for a job document's metrics."""
 
     def __init__(
         self, metrics: Sequence[Mapping[str, Any]], budget: SearchBudget | None = None
     ) -> None:
-        """metrics: `dray.spec.Metric` with patterns, as JSON data."""
+        """metrics: `dray.spec.Metric` objects with patterns, as JSON data."""
         self._patterns = [
             _LinePattern(metric["name"], metric["pattern"], metric["step"]) for metric in metrics
         ]
         self._budget = budget or SearchBudget(SEARCHES_PER_S, SEARCH_SHARE)
         self.num_skipped = 0
-        """Number of lines that were not searched, or not for all patterns, because too many came at
-        once or a search took too long."""
+        """Number of lines that were not searched, or not for all patterns, because too many were
+        printed at once or a search took too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
         """The metrics in a line, or in one state of a progress bar."""
@@ -114,26 +115,27 @@ class _LinePattern:
 
 _ENTRY = re.compile(r"'([^']{1,100})': '?([^',{}]{1,40})")
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""Sequences with which a terminal moves its cursor or changes colours."""
+"""Sequences that move a terminal's cursor or change its colours."""
 _BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
-"""A bar of tqdm without a description, such as the Trainer's."""
+"""A tqdm bar without a description, such as the Trainer's."""
 
 
 class TrainerLines:
-    """Metrics of the Trainer of transformers, which prints each record as a dict.
+    """Metrics from the Trainer of transformers, which prints each record as a dict.
 
-    A record contains no step. The Trainer's progress bar does, and is redrawn after each record, so
-    a record waits for the bar. Without a bar, the records of the training are numbered from 1, and
-    so are evaluations between which the training prints nothing.
+    A record doesn't contain a step, but the Trainer's progress bar does. It is redrawn after each
+    record, so a record waits for the bar. Without a bar, the records of the training are numbered
+    from 1, and so are evaluations if the training prints nothing between them.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] | None = None
         self._total: str | None = None
-        """Total steps of the training's bar, once known; bars of evaluations have other totals."""
+        """Total number of steps of the training's bar, once known. Bars of evaluations have other
+        totals."""
         self._newest = 0
         self._newest_of: dict[str, int] = {}
-        """The newest step of each metric."""
+        """The latest step of each metric."""
 
     def take(self, part: str) -> list[FoundPoint]:
         """The metrics in a line, or in one state of a progress bar."""
@@ -155,20 +157,21 @@ class TrainerLines:
                     yield from self._place(int(found.group(1)))
 
     def finish(self) -> list[FoundPoint]:
-        """Return the record that still waits for its step."""
+        """Return the record that is still waiting for its step."""
         if self._waiting is None:
             return []
         return self._place(self._newest + self._is_of_training)
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a record of the training waits; no bar of an evaluation is drawn meanwhile."""
+        """Whether a record of the training is waiting. No bar of an evaluation is drawn in the
+        meantime."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
     def _place(self, step: int) -> list[FoundPoint]:
         assert self._waiting is not None
         step = max(self._newest, step)
-        # A bar that is not redrawn shows the step of the record before.
+        # A bar that is not redrawn shows the step of the previous record.
         is_taken = any(self._newest_of.get(key) == step for key in self._waiting)
         self._newest = step + is_taken
         points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]
@@ -178,7 +181,8 @@ class TrainerLines:
 
 
 def _named(entries: dict[str, str]) -> dict[str, float]:
-    """The numbers, by the names that the Trainer uses in TensorBoard: `train/loss`, `eval/loss`."""
+    """Return the numbers by the names that the Trainer uses in TensorBoard: `train/loss`,
+    `eval/loss`."""
     named: dict[str, float] = {}
     for name, text in entries.items():
         value = number_in(text)
@@ -196,8 +200,8 @@ class FoundPoint(NamedTuple):
 
 
 def number_in(text: str) -> float | None:
-    """The number that a text contains, with or without the punctuation that ends a sentence, or
-    None. NaN and infinities are numbers too."""
+    """Return the number that a text consists of, possibly followed by punctuation, or None. NaN and
+    infinities are numbers too."""
     try:
         return float(text.strip().rstrip(".,;:%"))
     except ValueError:
@@ -205,7 +209,7 @@ def number_in(text: str) -> float | None:
 
 
 def step_in(text: str) -> int | None:
-    """The step that a text contains, such as `12` or `12.0`, or None."""
+    """Return the step that a text consists of, such as `12` or `12.0`, or None."""
     number = number_in(text)
     return step_of(number) if number is not None else None
 
@@ -216,5 +220,5 @@ def step_of(number: float) -> int | None:
 
 
 def is_key(text: str) -> bool:
-    """Whether a metric may have this name."""
+    """Return whether a metric may have this name."""
     return 0 < len(text) <= MAX_KEY_CHARS and text.isprintable() and text != RESERVED_KEY

@@ -1,4 +1,4 @@
-"""Names of the series of a script's runs, each of which writes into a folder of its own."""
+"""Names for the series of a script's runs, each of which writes to a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from ray_workers.node.found_metrics.lines import MAX_KEY_CHARS, FoundPoint
 
 Run = tuple[str, ...]
-"""The parts of a run's path; the first part names the folder that was searched."""
+"""The parts of a run's path. The first part is the name of the folder that was searched."""
 _DATE = re.compile(
     r"\d{4}-?\d\d-?\d\d(?:[T_ -]?\d\d[-_:]?\d\d(?:[-_:]?\d\d)?)?"
     r"|(?<![A-Za-z])[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d"  # SummaryWriter of TensorBoard
 )
 _NUMBERED = re.compile(r"version_\d+|\d\d-\d\d-\d\d|\d{10}")
-"""Folders that lightning numbers, and that hydra and other tools name after the time."""
+"""Folders that lightning numbers, or that hydra and other tools name after the time."""
 _OF_ULTRALYTICS = re.compile(r"(train|val|exp)(-?\d+)?")
-"""`train2` of older versions, or `train-2`."""
+"""`train2` (older versions) or `train-2`."""
 
 
 class SeriesName(NamedTuple):
@@ -28,7 +28,7 @@ class SeriesName(NamedTuple):
 
     run: Run
     form: str
-    """The run's path without numbers and dates that a logger adds."""
+    """The run's path without the numbers and dates that a logger adds."""
     key: str
     name: str
 
@@ -36,14 +36,14 @@ class SeriesName(NamedTuple):
 class RunNames:
     """Assigns each metric of each run a unique name, which never changes.
 
-    A metric of one run keeps its name. A metric of several runs is named after the run's folder, by
-    the shortest end of its path that no other run has. The run whose points were reported before a
-    second run appeared keeps the short name.
+    A metric of only one run keeps its name. A metric of several runs also gets the name of the
+    run's folder: the shortest end of its path that no other run has. If points of a run were
+    reported before a second run appeared, that run keeps the short name.
 
-    Names chosen by earlier processes of the job stay with their runs. If a script restarts a run,
-    its logger may use another folder, such as `version_1` after `version_0`. Such a run continues
-    the series of the earlier run whose path differs only by that, if there is exactly one such run;
-    otherwise it is a run of its own.
+    Runs keep the names that earlier processes of the job chose. If a script restarts a run, its
+    logger may use another folder, such as `version_1` after `version_0`. If there is exactly one
+    earlier run whose path differs only in this way, the new run continues its series; otherwise, it
+    is a separate run.
     """
 
     def __init__(self, earlier: Iterable[SeriesName] = ()) -> None:
@@ -52,7 +52,7 @@ class RunNames:
         self._owners: dict[str, tuple[Run, str]] = {}
         """The run and metric of each name."""
         self._shared: set[str] = set()
-        """Metrics of several runs."""
+        """Metrics that several runs have."""
         self._forms: dict[Run, str] = {}
         """The forms of the runs of earlier processes."""
         self._carried_on: dict[Run, Run] = {}
@@ -72,11 +72,11 @@ class RunNames:
         ]
 
     def add(self, run: Run) -> None:
-        """Note a run, which may have no points yet."""
+        """Record a run, which may not have any points yet."""
         self._runs[run] = None
 
     def named(self, read: Sequence[tuple[Run, Sequence[FoundPoint]]]) -> list[FoundPoint]:
-        """Return the points of some runs, which were read together, with their names."""
+        """Return the points of some runs, which were read together, with their assigned names."""
         runs_of: dict[str, set[Run]] = {}
         for run, points in read:
             self.add(run)
@@ -90,7 +90,7 @@ class RunNames:
         ]
 
     def _series_of(self, run: Run) -> Run:
-        """The run whose series a run writes, which is mostly the run itself."""
+        """Return the run whose series a run writes, which is usually the run itself."""
         if run not in self._carried_on:
             taken = set(self._carried_on.values())
             form = form_of(run)
@@ -129,7 +129,7 @@ class RunNames:
 
 
 def form_of(run: Run) -> str:
-    """The path of a run without the numbers, dates and host that loggers add."""
+    """Return the path of a run without the numbers, dates and host name that loggers add."""
     host = socket.gethostname()
     parts = [
         "*" if _NUMBERED.fullmatch(part) else _DATE.sub("*", part).replace(host, "*")
@@ -141,7 +141,7 @@ def form_of(run: Run) -> str:
 
 
 def _joined(path: str, key: str) -> str:
-    """`path/key`, as a valid name of a metric; a shortened name contains a digest."""
+    """Return `path/key` as a valid name of a metric. A shortened name contains a digest."""
     whole = f"{path}/{key}"
     printable = "".join(one if one.isprintable() else "?" for one in path)
     if printable == path and len(whole) <= MAX_KEY_CHARS:

@@ -1,4 +1,4 @@
-"""The names of a rank's series, stored in the job's storage for later attempts."""
+"""The names of a rank's series, kept in the job's storage for later attempts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ray_workers.node.found_metrics.lines import is_key
 from ray_workers.node.found_metrics.runs import SeriesName
 
 MAX_NAMES = 1000
-"""Most names that are stored, the oldest first; a rank has no more series."""
+"""Maximum number of names that are stored, oldest first. A rank doesn't have more series."""
 MAX_BYTES = 4 << 20
 
 
 class StoredNames:
-    """One small file with the names. Methods block."""
+    """A small file with the names. Its methods block."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -35,7 +35,7 @@ class StoredNames:
         return names
 
     def save(self, names: Sequence[SeriesName]) -> None:
-        """Store the names if there are new names. Raises StorageError."""
+        """Store the names if there are new ones. Raises StorageError."""
         if len(names) <= self._num_stored:
             return
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -46,7 +46,8 @@ class StoredNames:
 
 
 def _decoded(data: bytes) -> list[SeriesName]:
-    """The names up to the first invalid entry, since the job's own program may write anything."""
+    """Return the names up to the first invalid entry, since the job's own program can write
+    anything."""
     names: list[SeriesName] = []
     try:
         found = json.loads(data[:MAX_BYTES])

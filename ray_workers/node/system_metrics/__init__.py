@@ -1,1 +1,2 @@
-"""System metrics: the node's agent samples the resources that ranks and their node use."""
+"""System metrics: samples of the resource usage of ranks and their node, taken by the node's
+agent."""

@@ -1,7 +1,7 @@
-"""The use of GPUs, by NVIDIA's management library (NVML).
+"""GPU usage, from NVIDIA's management library (NVML).
 
-A call of NVML may never return, for example after the driver has lost a GPU. So one thread makes
-all calls, and readers wait for it only briefly.
+A call to NVML may never return, for example after the driver has lost a GPU. Therefore a single
+thread makes all calls, and readers wait for it only briefly.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ray_workers.node.gpu_memory import gpu_handle, load_nvml
 from ray_workers.node.system_metrics.processes import Values
 
 WAIT_S = 0.3
-"""Seconds that a reader waits for an answer of NVML."""
+"""Seconds that a reader waits for NVML."""
 MAX_AGE_S = 15.0
-"""Age from which on values are not returned, since they would hide that NVML does not answer."""
+"""Age in seconds beyond which values are not returned, since they would hide that NVML hangs."""
 GIVEN_UP_S = 60.0
-"""Seconds after which the node's log states that NVML does not answer."""
+"""Seconds after which the node's log reports that NVML does not respond."""
 TEMPERATURE_OF_CHIP = 0
 """NVML_TEMPERATURE_GPU"""
 
 
 class GpuMeter:
-    """Reads GPUs by name, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
+    """Reads GPUs, which are named by index or UUID as in CUDA_VISIBLE_DEVICES."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class GpuMeter:
         wait_s: float = WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """load: a function like `load_nvml`, called in the meter's thread."""
+        """`load` is a function like `load_nvml`, which is called in the meter's thread."""
         self._load = load
         self._wait_s = wait_s
         self._clock = clock
@@ -45,11 +45,12 @@ class GpuMeter:
         self._is_given_up = False
         self._is_absent = False
         self._values: dict[str, tuple[float, Values]] = {}
-        """The time of the reading, and the values, by name."""
+        """The time of the reading and the values, by GPU name."""
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Current or recent values of each GPU that NVML knows: `utilization` (0 to 1),
-        `memory_used` (bytes), `power_w`, `temperature_c`. Values that a GPU lacks are left out."""
+        """Return current or recent values of each GPU that NVML knows: `utilization` (0 to 1),
+        `memory_used` (bytes), `power_w` and `temperature_c`. Values that a GPU does not measure are
+        omitted."""
         with self._lock:
             if not names or self._is_absent:
                 return {}
@@ -68,7 +69,7 @@ class GpuMeter:
     def _note_silence(self) -> None:
         busy_s = 0.0 if self._busy_since is None else self._clock() - self._busy_since
         if busy_s > GIVEN_UP_S and not self._is_given_up:
-            print("NVML does not answer: no metrics of GPUs until it does", flush=True)  # noqa: T201
+            print("NVML does not respond: there are no GPU metrics until it does", flush=True)  # noqa: T201
         self._is_given_up = busy_s > GIVEN_UP_S
 
     def _begin(self, names: Collection[str]) -> None:
@@ -110,8 +111,8 @@ def _values_of(nvml: Any, name: str) -> Values:
         for what, ask in asked.items():
             try:
                 found[what] = ask(gpu)
-            except Exception:  # this GPU does not measure it, or its driver returns None
+            except Exception:  # the GPU does not measure it, or the driver returns None
                 continue
-    except Exception:  # the GPU does not exist, or is lost; the thread continues
+    except Exception:  # the GPU does not exist or is lost; keep the thread running
         return {}
     return found

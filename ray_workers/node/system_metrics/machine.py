@@ -1,4 +1,4 @@
-"""The use of a whole machine, from /proc and /sys: processors, memory, disks, network."""
+"""Resource usage of an entire machine, from /proc and /sys: CPU, memory, disks and network."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ DISK = ("system/node/disk_read", "system/node/disk_written")
 NETWORK = ("system/node/network_received", "system/node/network_sent")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, whatever the sector size of the disk."""
+"""Unit of /proc/diskstats, whatever the disk's sector size."""
 LOOPBACK = "lo"
 
 Counters = Mapping[str, tuple[int, int]]
-"""Bytes in and out of each device since it was added."""
+"""Bytes in and out, by device, since the device was added."""
 
 
 @dataclass(frozen=True)
 class MachineReading:
-    """The state of a machine at one moment. Unreadable values are missing, or None."""
+    """The state of a machine at a point in time. Unreadable values are missing or None."""
 
     cpu_s: float | None
-    """Processor seconds spent on anything but idling, summed over all processors."""
+    """Seconds that the CPUs were not idle, summed over all CPUs."""
     memory: MemoryUsage | None
     disks: Counters
-    """Bytes read and written, of whole physical disks."""
+    """Bytes read and written, for entire physical disks."""
     networks: Counters
-    """Bytes received and sent, of network cards."""
+    """Bytes received and sent, for network cards."""
 
     def values(self) -> Values:
-        """The values that need no earlier reading."""
+        """Return the values that need no earlier reading."""
         if self.memory is None:
             return {}
         return {MEMORY_USED: self.memory.used, MEMORY_AVAILABLE: self.memory.available}
@@ -51,7 +51,7 @@ class MachineReading:
 
 
 class MachineMeter:
-    """Reads the machine that this process runs on."""
+    """Reads the machine on which this process runs."""
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._proc = proc
@@ -76,7 +76,8 @@ class MachineMeter:
         return (user + nice + system + irq + softirq) / TICKS_PER_S if name == "cpu" else None
 
     def _memory(self) -> MemoryUsage | None:
-        """The memory of the machine, or of the control group around it with the least available."""
+        """Return the memory of the machine or of the enclosing control group, whichever has less
+        available."""
         sizes = {}
         for line in _lines(self._proc / "meminfo"):
             name, size, *_ = line.split()
@@ -88,7 +89,8 @@ class MachineMeter:
         return min(found, key=lambda one: one.available, default=None)
 
     def _disks(self) -> Counters:
-        """Counters of physical disks. Partitions and devices such as LVM's would count twice."""
+        """Return the counters of physical disks. Partitions and devices such as LVM's would count
+        twice."""
         found = {}
         for line in _lines(self._proc / "diskstats"):
             fields = line.split()
@@ -98,8 +100,8 @@ class MachineMeter:
         return found
 
     def _networks(self) -> Counters:
-        """Counters of the network cards; if none is visible, as in a container, of all devices but
-        the loopback."""
+        """Return the counters of the network cards or, if none is visible, as in a container, of
+        all devices except the loopback device."""
         found = {}
         for line in _lines(self._proc / "net" / "dev")[2:]:
             name, _, counters = line.partition(":")
@@ -110,7 +112,7 @@ class MachineMeter:
         return cards or found
 
     def _is_device(self, path: Path) -> bool:
-        """Whether the device is hardware, possibly of a hypervisor."""
+        """Whether the device is hardware, possibly provided by a hypervisor."""
         known = self._is_physical.get(path)
         if known is None:
             known = self._is_physical[path] = (path / "device").exists()

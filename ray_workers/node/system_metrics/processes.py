@@ -1,4 +1,4 @@
-"""The use of a rank by its process and all processes that it started, and rates from counters."""
+"""Resource usage of a rank's process and all processes it started, and rates from counters."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ DISK_READ, DISK_WRITTEN = "system/disk_read", "system/disk_written"
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Values = dict[str, float]
-"""Values of one sample by the name of their series."""
+"""Values of a sample, by the name of their series."""
 
 DIGITS = 5
-"""Significant digits of a value, since samples of many ranks are sent and stored as text."""
+"""Significant digits of a value, which are limited because samples of many ranks are sent and
+stored as text."""
 
 
 @dataclass(frozen=True)
 class RankReading:
-    """The sum over one rank's processes at one moment."""
+    """The sum over a rank's processes at a point in time."""
 
     started: int
-    """Start of the rank's process, which distinguishes it from its predecessor."""
+    """Start time of the rank's process, which distinguishes it from its predecessor."""
     cpu_s: float
     memory_bytes: int
-    """Resident memory; pages that several processes share count for each of them."""
+    """Resident memory. Pages that several processes share count for each of them."""
     read_bytes: int
-    """Bytes read from disks by processes of this user."""
+    """Bytes that this user's processes read from disks."""
     written_bytes: int
 
     def values(self) -> Values:
-        """The values that need no earlier reading."""
+        """Return the values that need no earlier reading."""
         return {MEMORY: self.memory_bytes}
 
     def rates_since(self, before: RankReading, passed_s: float) -> Values:
-        """Rates since an earlier reading; empty if that is of another process. A process that
-        vanishes uncounted does not make a rate negative."""
+        """Return the rates since an earlier reading; empty if it is of a different process. A
+        process that ends uncounted does not make a rate negative."""
         if before.started != self.started:
             return {}
         grown = {
@@ -59,14 +60,15 @@ class RankReading:
 
 
 def read_rank(record: SessionRecord) -> RankReading | None:
-    """Read a rank; None if its process is gone, also if its pid belongs to another by now."""
+    """Read a rank; None if its process no longer exists, even if another process now has its
+    pid."""
     fields = stat_fields(record.pid)
     if not fields or fields[0] in DEAD or int(fields[19]) != record.started:
         return None
     ticks = pages = num_read = num_written = 0
     for pid, each in living_tree(_roots(record, int(fields[1]))):
         ticks += cpu_ticks(each)
-        if int(each[1]) != record.server_pid:  # the init's memory belongs to the forkserver
+        if int(each[1]) != record.server_pid:  # the init process's memory belongs to the forkserver
             pages += int(each[21])
         counters = io_counters(pid)
         if len(counters) > 5:
@@ -82,16 +84,17 @@ def read_rank(record: SessionRecord) -> RankReading | None:
 
 
 def _roots(record: SessionRecord, parent: int) -> list[int]:
-    """The rank and its init, which becomes the parent of orphans within the rank."""
+    """Return the pids of the rank and its init process, which becomes the parent of orphans within
+    the rank."""
     grandparent = stat_fields(parent)[1:2]
     is_init = grandparent == [str(record.server_pid).encode()]
     return [record.pid, parent] if is_init else [record.pid]
 
 
 def growth(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[int]:
-    """How much the counters of all devices grew together, in the order of each device's counters.
+    """Return the total growth of the devices' counters, in the order of each device's counters.
 
-    A device that is added, or whose counters were reset or wrapped, counts from then on.
+    A device that was added, or whose counters were reset or wrapped, counts only from then on.
     """
     grown = [
         [max(0, after - earlier) for earlier, after in zip(before[name], counters, strict=True)]

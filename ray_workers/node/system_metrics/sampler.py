@@ -1,4 +1,4 @@
-"""Samples the resources that the ranks of each attempt on a node use, and the node's."""
+"""Samples of the resource usage of each attempt's ranks on a node, and of the node itself."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ray_workers.node.system_metrics.machine import MachineMeter, MachineReading
 from ray_workers.node.system_metrics.processes import RankReading, Values, read_rank, rounded
 
 LIMIT_S = 1.0
-"""Longest wait for a sample, which must not delay the observation that contains it."""
+"""Maximum seconds to wait for a sample, which must not delay the observation that contains it."""
 
 LEAST_PASSED_S = 1.0
-"""Least seconds between the two readings of a rate: below that, the clock ticks of the processor
-make the rate meaningless. An agent that was stopped answers all waiting calls at once."""
+"""Minimum seconds between the two readings of a rate. Over a shorter time, the resolution of the
+CPU clock makes the rate meaningless. This can happen because an agent that was stopped answers all
+waiting calls at once."""
 
 Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The state of an attempt on this node at one moment."""
+    """The state of an attempt on this node at a point in time."""
 
     at: float
     """Monotonic seconds."""
@@ -35,7 +36,7 @@ class _Reading:
 
 
 class SystemMetricsSampler:
-    """Takes samples; rates are means since the attempt's previous sample."""
+    """Takes samples. Rates are averages since the attempt's previous sample."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class SystemMetricsSampler:
         gpus: GpuMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """sessions: the folder of the node's session records."""
+        """`sessions` is the folder of the node's session records."""
         self._sessions = sessions
         self._machine = machine or MachineMeter()
         self._gpus = gpus or GpuMeter()
@@ -54,9 +55,9 @@ class SystemMetricsSampler:
         self._under_way: dict[Attempt, asyncio.Future[dict[int, Values]]] = {}
 
     async def sample(self, job_id: str, attempt: int) -> dict[int, Values]:
-        """Return the values by rank; the lowest rank carries the values of the node. Empty if the
-        attempt has no rank here, or its last sample has not ended: reading /proc may have to wait
-        for the process that is read."""
+        """Return the values by rank; the lowest rank also has the values of the node. Empty if the
+        attempt has no rank on this node, or if its last sample has not finished, because reading
+        /proc can block on the process that is read."""
         key = (job_id, attempt)
         if key in self._under_way:
             return {}
@@ -67,7 +68,7 @@ class SystemMetricsSampler:
         return work.result() if work.done() else {}
 
     def forget(self, job_id: str, attempt: int) -> None:
-        """Forget an attempt that is over."""
+        """Forget an attempt that has ended."""
         self._before.pop((job_id, attempt), None)
 
     def _sample_or_nothing(self, key: Attempt) -> dict[int, Values]:
@@ -81,7 +82,9 @@ class SystemMetricsSampler:
         """Take a sample in the calling thread."""
         key = (job_id, attempt)
         sessions = session_records.sessions_of(self._sessions, *key)
-        records = {one.rank: one for one in sessions if one.rank >= 0}  # a store has no rank
+        records = {
+            one.rank: one for one in sessions if one.rank >= 0
+        }  # a store process has no rank
         read = {rank: read_rank(record) for rank, record in records.items()}
         ranks = {rank: reading for rank, reading in sorted(read.items()) if reading is not None}
         if not ranks:

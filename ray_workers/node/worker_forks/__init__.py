@@ -1,1 +1,1 @@
-"""Worker processes of an embedded Ray are forked from a process that has Ray imported."""
+"""Forking of an embedded Ray's worker processes from a process that has already imported Ray."""

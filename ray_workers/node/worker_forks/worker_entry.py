@@ -1,14 +1,14 @@
-"""The script that a raylet runs for each worker process that it wants.
+"""The script that a raylet runs for each worker process that it needs.
 
-The script passes its arguments to the node's worker parent (`worker_parent`), which has Ray
-imported and forks the worker, and ends. This takes 0.02 s of a core instead of 0.4 s for importing
-Ray. The script starts a parent if there is none. If the parent does not fork, this process becomes
-the worker itself, by Ray's own script.
+The script passes its arguments to the node's worker parent (`worker_parent`), which has already
+imported Ray and forks the worker. Then the script exits. This takes 0.02 s of CPU time instead of
+the 0.4 s for importing Ray. The script starts a parent if there is none. If the parent does not
+fork, this process runs Ray's own script and becomes the worker itself.
 
-A worker is never started twice: the forked process continues only if it could notify this process,
-and this process starts the worker only once no notification can arrive any more.
+A worker is never started twice: the forked process continues only if it was able to notify this
+process, and this process starts the worker only once no notification can arrive any more.
 
-The script imports only what it needs, since each worker spends the time for it.
+The script imports only what it needs, since the time is spent for each worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not sys.flags.isolated:
-    del sys.path[0]  # the folder of this script, whose modules may shadow others
+    del sys.path[0]  # this script's folder, whose modules could shadow others
 
 import contextlib
 import fcntl
@@ -28,27 +28,28 @@ import time
 from collections.abc import Mapping, Sequence
 
 RAYS_SCRIPT = "DRAY_RAYS_WORKER_SCRIPT"
-"""Environment variable with the path of Ray's own script."""
+"""Environment variable with the path of Ray's own worker script."""
 PARENT_MODULE = "ray_workers.node.worker_forks.worker_parent"
 JOB_OF_WORKER = "RAY_JOB_ID"
 NO_JOB = "ffffffff"
-"""The raylet's value for a worker that it starts ahead for any job."""
+"""The raylet's value for a worker that it starts in advance for any job."""
 FORKED = b"+"
 """The byte with which the forked process notifies this process."""
 CONNECT_LIMIT_S = 5.0
-"""Seconds in which a parent that was just started has to listen."""
+"""Seconds within which a newly started parent must listen."""
 CONNECT_PAUSE_S = 0.01
 ANSWER_LIMIT_S = 20.0
-"""Seconds in which a parent has to fork, including its imports at first. A slower parent is ended,
-since it may be stopped. Ray itself waits for a worker for 60 s."""
+"""Seconds within which a parent must fork, including its imports the first time. A slower parent is
+killed, since it may be stopped. Ray itself waits 60 s for a worker."""
 
 
 def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
-    """The socket of the parent for this worker, one for each raylet, next to the raylet's socket.
-    None if the worker must not be forked.
+    """Return the socket of the parent for this worker, of which there is one per raylet, next to
+    the raylet's socket. Return None if the worker must not be forked.
 
-    A worker with a runtime environment of its own may need another interpreter, or other imports;
-    workers that spill objects are few; and a parent without its raylet's pid would outlive it.
+    A worker with a runtime environment may need a different interpreter or different imports.
+    Workers that spill objects are few. A parent that does not know its raylet's pid would outlive
+    the raylet.
     """
     raylet = arguments.get("--raylet-name")
     is_usual = arguments.get("--runtime-env-hash", "0") == "0" and (
@@ -60,9 +61,9 @@ def socket_of(arguments: Mapping[str, str], environment: Mapping[str, str]) -> s
 
 
 def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_LIMIT_S) -> bool:
-    """Have the parent that listens at `path` fork a worker; False if it never will.
+    """Make the parent that listens at `path` fork a worker. Return False if it never will.
 
-    modules: modules that a parent imports besides Ray if it is started here, separated by commas.
+    `modules` are the comma-separated modules that a parent started here imports in addition to Ray.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_s)
@@ -74,8 +75,8 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
             return connection.recv(1) == FORKED
         except TimeoutError:
             _end(connection)
-            # From here on the forked process can't notify this one, but it may have done so before.
-            # A parent that ended with the request unread has reset the connection.
+            # From now on, the forked process can't notify this process, but it may already have
+            # done so. A parent that ended without reading the request has reset the connection.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
                 return connection.recv(1) == FORKED
@@ -85,7 +86,7 @@ def is_forked(path: str, request: bytes, modules: str, limit_s: float = ANSWER_L
 
 
 def _connect(connection: socket.socket, path: str, modules: str) -> bool:
-    """Connect to the parent, starting it if there is none; False if it does not listen."""
+    """Connect to the parent, starting one if there is none. Return False if it does not listen."""
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
         connection.connect(path)
         return True
@@ -100,29 +101,29 @@ def _connect(connection: socket.socket, path: str, modules: str) -> bool:
 
 
 def _end(connection: socket.socket) -> None:
-    """End the parent at the other end."""
+    """Kill the parent at the other end of the connection."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int.from_bytes(credentials, sys.byteorder), signal.SIGKILL)
 
 
 def start_parent(path: str, modules: str) -> bool:
-    """Start a parent that is to listen at `path`, unless there is one. False if an earlier parent
+    """Start a parent that listens at `path`, unless there is one. Return False if an earlier parent
     has found that it must not fork (`worker_parent.refuse`)."""
     with open(f"{path}.lock", "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True  # a parent lives, and listens soon
+            return True  # a parent is running, and will listen soon
         if os.fstat(lock.fileno()).st_size:
             return False
-        # Forked twice, so that it is no child of this process: Ray ends the children of a worker
-        # together with the worker, and this process may become one.
+        # Fork twice, so that the parent is not a child of this process: Ray kills a worker's
+        # children with the worker, and this process may become one.
         if (child := os.fork()) == 0:
             if os.fork() == 0:
                 os.set_inheritable(lock.fileno(), True)
-                # Ray reads its variables once, when it is imported. With this worker's job, all
-                # forks would belong to that job, and the raylet would end them once it is over.
+                # Ray reads its variables once, when it is imported. With this worker's job id, all
+                # forks would belong to that job, and the raylet would kill them when it ends.
                 os.environ[JOB_OF_WORKER] = NO_JOB
                 words = ["-P", "-m", PARENT_MODULE, path, str(lock.fileno()), modules]
                 os.execv(sys.executable, [sys.executable, *words])
@@ -132,7 +133,7 @@ def start_parent(path: str, modules: str) -> bool:
 
 
 def request_of(arguments: Sequence[str]) -> bytes:
-    """The properties of this process that the worker inherits."""
+    """Return the properties of this process that the worker inherits."""
     with open("/proc/self/oom_score_adj") as file:
         oom_score = file.read()
     return marshal.dumps((list(arguments), dict(os.environ), os.getcwd(), oom_score))  # noqa: PTH109  # pathlib takes long to import

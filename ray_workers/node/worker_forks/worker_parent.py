@@ -1,14 +1,15 @@
-"""The process that has Ray imported, and is forked for each worker process of a raylet.
+"""The process that has imported Ray, and is forked for each worker process of a raylet.
 
-`worker_entry` starts it as `python -P -m ...worker_parent SOCKET LOCK MODULES`: the socket to
-listen at, a file that stays locked as long as this process lives, and modules to import besides
-Ray. It ends with the raylet. If it is killed, the next worker's entry starts another parent; forked
-workers do not need it any more.
+`worker_entry` starts it as `python -P -m ...worker_parent SOCKET LOCK MODULES`, with the socket to
+listen on, a file that stays locked as long as this process lives, and the modules to import in
+addition to Ray. It ends with the raylet. If it is killed, the next worker's entry script starts
+another parent; forked workers do not need it any more.
 
-A fork copies one thread, so this process must have no other. Ray draws ids, for example of
-placement groups, from a generator whose state a fork copies too: two supervisors would give their
-groups the same id. So nothing here may have drawn an id. Both conditions are checked before the
-first fork. If a version of Ray fails the check, all workers start without forks, as usual.
+A fork copies only one thread, so this process must not have others. Ray draws ids, for example for
+placement groups, from a generator whose state is also copied by a fork, so two supervisors would
+give their groups the same id. Therefore this process must not have drawn any id before. Both
+conditions are checked before the first fork. If a version of Ray does not meet them, all workers
+are started without forks, as usual.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ray_workers.node.worker_forks.worker_entry import FORKED, RAYS_SCRIPT
 from ray_workers.shared.processes import linux
 
 REQUEST_LIMIT_S = 2.0
-"""Seconds in which a worker's entry has to send its request, while others wait."""
+"""Seconds within which a worker's entry script must send its request, while others wait."""
 NUM_WAITING = 128
 
 
@@ -54,7 +55,7 @@ def listen(path: str) -> socket.socket:
 
 
 def refuse(lock: int, path: str, why: str) -> NoReturn:
-    """Fork nothing for this raylet, now or later; the lock's file contains the reason."""
+    """Never fork for this raylet. The reason is written to the lock file."""
     os.write(lock, why.encode())
     Path(path).unlink()
     print(f"Ray's workers are not forked: {why}", file=sys.stderr, flush=True)  # noqa: T201
@@ -62,7 +63,7 @@ def refuse(lock: int, path: str, why: str) -> NoReturn:
 
 
 def why_not() -> str | None:
-    """Why this process must not be forked; None if it may."""
+    """Return why this process must not be forked; None if it may be."""
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         return f"the imports have started {threads - 1} threads"
     first, second = (_id_of_a_fork() for _ in range(2))
@@ -72,7 +73,7 @@ def why_not() -> str | None:
 
 
 def _id_of_a_fork() -> bytes:
-    """An id drawn in a forked process."""
+    """Return an id that was drawn in a forked process."""
     read, write = os.pipe()
     if os.fork() == 0:
         os.write(write, compat_ray.random_id())
@@ -83,10 +84,10 @@ def _id_of_a_fork() -> bytes:
 
 
 def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None:
-    """Fork a process for each request. Returns the request in each forked process, and None in this
+    """Fork a process for each request. Return the request in each forked process, and None in this
     process once the raylet has ended.
 
-    raylet: a pidfd.
+    `raylet` is a pidfd.
     """
     events = select.poll()
     events.register(raylet, select.POLLIN)
@@ -101,8 +102,8 @@ def serve(listener: socket.socket, raylet: int, lock: int) -> WorkerStart | None
             try:
                 start = _receive(connection)
                 is_child = os.fork() == 0
-            except (OSError, EOFError, ValueError, TypeError):  # such as no memory for a process
-                continue  # the entry notices that the connection is closed
+            except (OSError, EOFError, ValueError, TypeError):  # such as no memory for a fork
+                continue  # the entry script notices that the connection is closed
             if is_child:
                 listener.close()
                 os.close(raylet)
@@ -121,8 +122,9 @@ def _receive(connection: socket.socket) -> WorkerStart:
 
 
 def _become(start: WorkerStart, connection: socket.socket) -> None:
-    """Take on the entry's properties in the forked process. Exits if the entry can't be notified
-    any more, or anything fails before: the entry then starts the worker itself."""
+    """Adopt the entry script's properties in the forked process. Exit if the entry script can't be
+    notified any more, or if anything fails before; the entry script then starts the worker
+    itself."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -139,7 +141,7 @@ def _become(start: WorkerStart, connection: socket.socket) -> None:
 
 
 def run(script: Path, code: types.CodeType, arguments: list[str]) -> None:
-    """Run a script's code in this process, as Python would run the script."""
+    """Run a script's code in this process in the same way as Python would run the script."""
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     module = types.ModuleType("__main__")
@@ -153,10 +155,10 @@ def main(path: str, lock: int, modules: str) -> None:
     script = Path(os.environ[RAYS_SCRIPT])
     os.set_inheritable(lock, False)
     os.setsid()
-    listener = listen(path)  # at once, since entries wait for the answer
+    listener = listen(path)  # before the imports, since entry scripts are waiting
     try:
         compat_ray.import_for_forks(filter(None, modules.split(",")))
-        # Dead children must not stay as zombies, which look alive to the raylet.
+        # Dead children must not remain as zombies, which look alive to the raylet.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         why = why_not()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Networks of the recipes; each file states the shapes of inputs and outputs."""
+"""The recipes' networks. Each file documents the shapes of inputs and outputs."""

@@ -1,6 +1,7 @@
 """A decoder-only transformer: pre-norm blocks of causal attention and a two-layer perceptron, as in
-GPT-2 (Radford et al. 2019), with rotary positions (Su et al. 2021, arXiv:2104.09864), so that
-attention depends on the distance between tokens, not on their positions in the sample."""
+GPT-2 (Radford et al. 2019), with rotary position embeddings (Su et al. 2021, arXiv:2104.09864), so
+that attention depends on the distance between tokens rather than on their positions in the
+sample."""
 
 from __future__ import annotations
 
@@ -30,11 +31,12 @@ ROTARY_BASE = 10_000.0
 
 
 class Gpt(nn.Module):
-    """(N, T) token ids -> (N, T, vocabulary_size) logits of each next token; T up to
+    """(N, T) token ids -> (N, T, vocabulary_size) logits of each next token, for T up to
     `context_length`.
 
-    It can be divided in three ways, which can be combined: into stages of layers, whose inputs and
-    outputs are then (N, T, width); by rows and columns of its matrices; by positions of a sample.
+    The model can be divided in three ways, which can be combined: into stages of layers, whose
+    inputs and outputs are then (N, T, width); by rows and columns of its matrices; and by positions
+    in a sample.
     """
 
     def __init__(self, options: spec.Gpt, vocabulary_size: int) -> None:
@@ -46,7 +48,8 @@ class Gpt(nn.Module):
         self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
         self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
         self.num_place_parts = 1
-        """Number of ranks of a tensor group that divide the positions between blocks."""
+        """Number of ranks in a tensor group, among which the positions are divided between
+        blocks."""
         self.context: Context | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -64,7 +67,8 @@ class Gpt(nn.Module):
         return cast(Tensor, self.head(self.norm(hidden)))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages; the first has the embedding, the last the head."""
+        """Drop the parts of other stages. The first stage has the embedding, and the last the
+        head."""
         start, stop = share(len(self.blocks), stage, num_stages)
         for number in range(len(self.blocks)):
             if not start <= number < stop:
@@ -80,7 +84,7 @@ class Gpt(nn.Module):
             cast(Block, block).attention.context = context
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
-        """Divide the matrices as Megatron does (Shoeybi et al. 2019, arXiv:1909.08053), and the
+        """Divide the matrices as in Megatron (Shoeybi et al. 2019, arXiv:1909.08053), and the
         layers between them by positions (sequence parallelism, Korthikanti et al. 2022,
         arXiv:2205.05198)."""
         self.num_place_parts = mesh.size()
@@ -107,7 +111,8 @@ class Gpt(nn.Module):
 
 
 def _gathered(num_others: int) -> PrepareModuleInput:
-    """Gather all positions of the first input, which is divided; other inputs stay as they are."""
+    """Gather all positions of the first input, which is divided, and leave the other inputs
+    unchanged."""
     others = (None,) * num_others
     return PrepareModuleInput(
         input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
@@ -119,7 +124,8 @@ def _by_places() -> SequenceParallel:
 
 
 class Linear(nn.Linear):
-    """A linear layer whose initial weights are small and normal, and whose initial bias is zero."""
+    """A linear layer with small, normally distributed initial weights and an initial bias of
+    zero."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, std: float = INIT_STD):
         self.std = std
@@ -132,7 +138,7 @@ class Linear(nn.Linear):
 
 
 class Tokens(nn.Embedding):
-    """An embedding with small normal initial weights."""
+    """An embedding with small, normally distributed initial weights."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
@@ -169,7 +175,7 @@ class Attention(nn.Module):
         self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
         # Rows are ordered by head, each with its query, key and value, so that a part of the rows
-        # has whole heads.
+        # contains complete heads.
         self.qkv = Linear(options.width, 3 * options.width)
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None
@@ -190,15 +196,16 @@ class Attention(nn.Module):
 
 
 def rotations(first: int, length: int, head_size: int, device: torch.device) -> Tensor:
-    """(2, length, head_size / 2): cosine and sine of the angle by which each pair of a head's
-    numbers is rotated at each position from `first` on."""
+    """Return the cosine and sine of the angle by which each pair of a head's numbers is rotated at
+    each position from `first` on, (2, length, head_size / 2)."""
     speeds = ROTARY_BASE ** (-torch.arange(0, head_size, 2, device=device) / head_size)
     angles = torch.outer(torch.arange(first, first + length, device=device), speeds)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(vectors: Tensor, turns: Tensor) -> Tensor:
-    """(N, heads, T, head_size) -> the same shape; numbers i and i + head_size / 2 form a pair."""
+    """Rotate vectors: (N, heads, T, head_size) -> the same shape. Numbers i and i + head_size / 2
+    form a pair."""
     cosine, sine = turns.to(vectors.dtype)
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

@@ -1,7 +1,7 @@
 """Networks for small images: (N, channels, height, width) in 0..1 -> (N, num_classes) logits.
 
-GroupNorm (Wu & He 2018, arXiv:1803.08494), not BatchNorm: a sample's result must not depend on the
-other samples of its batch, or the world size would change the numbers.
+The networks use GroupNorm (Wu & He 2018, arXiv:1803.08494) instead of BatchNorm: a sample's result
+must not depend on the other samples in its batch, or the world size would affect the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape = tuple[int, int, int]
 
 
 def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes: int) -> nn.Module:
-    """Build a network. Raises DataError for images that are too small for it."""
+    """Build a network. Raise DataError for images that are too small for it."""
     match options:
         case spec.Cnn():
             return Cnn(options, shape, num_classes)
@@ -34,7 +34,7 @@ def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes:
 
 
 class Cnn(nn.Module):
-    """Three 3x3 convolutions, with pooling by 2 after the last two, and one linear layer."""
+    """Three 3x3 convolutions, with 2x2 pooling after the last two, and a linear layer."""
 
     def __init__(self, options: spec.Cnn, shape: Shape, num_classes: int) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class Cnn(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Three stages of residual blocks on 1, 2 and 4 times the width, then the mean over pixels."""
+    """Three stages of residual blocks with 1, 2 and 4 times the width, then the mean over
+    pixels."""
 
     def __init__(self, options: spec.ResNet, shape: Shape, num_classes: int) -> None:
         super().__init__()
@@ -75,13 +76,14 @@ class ResNet(nn.Module):
         self.head: nn.Module | None = nn.Linear(inputs, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits from images; a stage's input and output may be hidden values instead."""
+        """Compute logits from images. For a pipeline stage, the input or output can be hidden
+        values instead."""
         hidden = images if self.stem is None else self.stem(images)
         hidden = self.body(hidden)
         return cast(Tensor, hidden if self.head is None else self.head(hidden))
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop the parts of other stages; the first has the stem, the last the head."""
+        """Drop the parts of other stages. The first stage has the stem, and the last the head."""
         start, stop = share(self.num_blocks, stage, num_stages)
         stop = len(self.body) if stage == num_stages - 1 else stop
         for number in range(len(self.body)):
@@ -94,7 +96,8 @@ class ResNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f(x), then ReLU; f is two 3x3 convolutions, x a 1x1 convolution if sizes differ."""
+    """x + f(x), then ReLU. f is two 3x3 convolutions; x passes a 1x1 convolution if the sizes
+    differ."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -110,7 +113,8 @@ class Residual(nn.Module):
 
 
 class Silent(nn.GroupNorm):
-    """GroupNorm with initial weights of zero, so that a residual block begins as the identity."""
+    """GroupNorm with initial weights of zero, so that a residual block is initially the
+    identity."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -131,7 +135,7 @@ class Mlp(nn.Module):
 
 
 def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
-    """Linear, ReLU and dropout, `num_layers` times."""
+    """Return linear, ReLU and dropout layers, `num_layers` times."""
     layers: list[nn.Module] = []
     for number in range(options.num_layers):
         inputs = num_inputs if number == 0 else options.width
@@ -142,7 +146,7 @@ def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
 def convolution(
     inputs: int, outputs: int, stride: int = 1
 ) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """3x3 convolution with its norm and ReLU; with a stride of 1 the size stays."""
+    """Return a 3x3 convolution with its norm and ReLU. A stride of 1 preserves the size."""
     groups = next(count for count in range(GROUPS, 0, -1) if outputs % count == 0)
     return (
         nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),

@@ -1,4 +1,4 @@
-"""A user's own model, made from the code of the job."""
+"""A user's own model, created by the job's code."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def build(
     form: str,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Make the model on the CPU, with the same numbers on every rank.
+    """Create the model on the CPU, with the same weights on every rank.
 
-    The numbers depend only on its constructor and the generators of torch, NumPy and Python.
-    inputs, outputs: shapes of a sample. form: the shape of the outputs in words. dtype: type of the
-    inputs. Raises ModelError, here or at a call, if it is not a model or does not fit the data.
+    The weights depend only on the constructor and the random generators of torch, NumPy and Python.
+    `inputs` and `outputs` are the shapes for one sample, `form` describes the shape of the outputs
+    in words, and `dtype` is the type of the inputs. Raise ModelError, here or when the model is
+    called, if it is not a model or does not fit the data.
     """
     own = derive_seed("model", seed)
     random.seed(own)
@@ -49,30 +50,31 @@ def build(
             raise
         raise ModelError(
             f"there is no module {error.name} on this node, and the job has no code: add "
-            "model.code, as `dray submit --code FOLDER` does"
+            ""
+            "model.code, for example with `dray submit --code FOLDER`"
         ) from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError(f"{options.target} has no parameter to train")
+        raise ModelError(f"{options.target} has no trainable parameters")
     model.register_forward_hook(partial(_check_outputs, options.target, tuple(outputs), form))
     _try_out(model, options.target, torch.zeros(PROBE_SAMPLES, *inputs, dtype=dtype))
     return model
 
 
 def at_hand(options: spec.Imported) -> nn.Module:
-    """The model, for weights that are loaded into it. Raises ImportError if its code is missing."""
+    """Create the model, to load weights into it. Raise ImportError if its code is missing."""
     try:
         return _made(options)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"the model is {options.target}, and there is no module {error.name!r} here: fetch the "
-            "job's code by `dray code JOB FOLDER`, and put FOLDER on PYTHONPATH",
+            f"the model is {options.target}, but there is no module {error.name!r}: download "
+            "the job's code with `dray code JOB FOLDER`, and add FOLDER to PYTHONPATH",
             name=error.name,
         ) from error
 
 
 def _made(options: spec.Imported) -> nn.Module:
     if _is_of_python(options.module):
-        raise ModelError(f"{options.module} is in Python's own library, which has no models")
+        raise ModelError(f"{options.module} is in Python's standard library, which has no models")
     module = importlib.import_module(options.module)
     make = getattr(module, options.attribute, None)
     if make is None:
@@ -81,16 +83,16 @@ def _made(options: spec.Imported) -> nn.Module:
         model = make(**options.args)
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"{options.target} can't be made with model.args {options.args}: "
+            f"{options.target} can't be created with model.args {options.args}: "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{options.target} made {_shown(model)}, not a torch.nn.Module")
+        raise ModelError(f"{options.target} returned {_shown(model)}, not a torch.nn.Module")
     return model
 
 
 def _is_of_python(name: str) -> bool:
-    """Whether a module is one of Python's own, and not a user's file with the same name."""
+    """Whether a module is part of Python, rather than a user's file with the same name."""
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return False
@@ -100,7 +102,7 @@ def _is_of_python(name: str) -> bool:
 
 
 def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
-    """Compute the outputs for samples of zeros, in evaluation mode, to check the model."""
+    """Check the model by computing its outputs for samples of zeros in evaluation mode."""
     was_training = model.training
     model.eval()
     try:
@@ -120,18 +122,19 @@ def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
 def _check_outputs(
     target: str, outputs: tuple[int, ...], form: str, _: nn.Module, inputs: Any, found: object
 ) -> None:
-    """Check each forward pass, since a model may return other shapes in training."""
+    """Check each forward pass, since a model can return different shapes in training."""
     expected = (len(inputs[0]), *outputs)
     if not isinstance(found, Tensor):
         raise ModelError(f"{target} returns {_shown(found)}, not a tensor of shape {form}")
     if tuple(found.shape) != expected:
         raise ModelError(
             f"{target} returns a tensor of shape {tuple(found.shape)} for inputs of shape "
-            f"{tuple(inputs[0].shape)}: expected {form}, here {expected}"
+            f"{tuple(inputs[0].shape)}: expected {form}, which is {expected} here"
         )
     if not found.is_floating_point():
         raise ModelError(
-            f"{target} returns a tensor of {found.dtype}: expected numbers with a fraction, such "
+            f"{target} returns a tensor of {found.dtype}: expected a floating-point type such "
+            ""
             "as torch.float32"
         )
 

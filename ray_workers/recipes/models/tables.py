@@ -1,4 +1,4 @@
-"""The network for tables: standardised numbers and an embedding for each category."""
+"""The network for tables, with standardised numbers and an embedding for each category."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ray_workers.recipes.models.images import hidden_layers
 
 MAX_EMBEDDING = 50
 UNKNOWN = 0
-"""Code of a category that does not occur in training; others count from 1."""
+"""Code of a category that does not occur in training; other codes start at 1."""
 
 
 class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
-    The first columns are the table's numbers; the last are codes of categories, which float32
-    represents exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
-    trained model accepts raw rows; for a regression, the target's are too. If values may
-    be missing (NaN), their replacements are a buffer as well.
+    The first columns are the table's numbers, and the last are codes of categories, which float32
+    represents exactly up to 2**24. The mean and deviation of the numbers are buffers, so that the
+    trained model accepts raw rows; for a regression, the target's mean and deviation are too. If
+    values can be missing (NaN), their replacements are also a buffer.
 
     A table with numbers that are large and close together has `offsets`. Its rows are float64, the
     offsets are subtracted in float64, and all other buffers apply to the result.
@@ -44,29 +44,31 @@ class TableModel(nn.Module):
         indicated: Sequence[int] = (),
         has_offsets: bool = False,
     ) -> None:
-        """indicated: indices of numeric columns with an additional 0/1 input for missing values."""
+        """`indicated` are the indices of numeric columns with an additional 0/1 input for missing
+        values."""
         super().__init__()
         self.num_numeric = num_numeric
         self.indicated = list(indicated)
-        # On the CPU even if the parameters are still on the meta device.
+        # Buffers are on the CPU even if the parameters are still on the meta device.
         self.register_buffer("mean", torch.zeros(num_numeric, device="cpu"))
         self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
         self.register_buffer("target_mean", torch.zeros((), device="cpu"))
         self.register_buffer("target_deviation", torch.ones((), device="cpu"))
         fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
-        # The bits of float64, since strategies average or round no buffer of whole numbers. The
-        # last offset belongs to the target.
+        # Store the float64 bits as integers, since strategies don't average or round integer
+        # buffers. The last offset is the target's.
         bits = torch.zeros(num_numeric + 1, dtype=torch.int64, device="cpu")
         self.register_buffer("offset_bits", bits if has_offsets else None)
 
     @property
     def offsets(self) -> Tensor | None:
-        """float64 (num_numeric + 1,): offsets of the numbers and the target; None if all are 0."""
+        """Offsets of the numbers and the target, float64 (num_numeric + 1,); None if all are 0."""
         return None if self.offset_bits is None else self.offset_bits.view(torch.float64)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Compute the outputs, in units of the target's deviation for a regression (`in_units`)."""
+        """Compute the outputs. For a regression they are in units of the target's deviation
+        (`in_units`)."""
         is_missing, count = rows.isnan(), self.num_numeric
         numbers = self.standardised(rows[:, :count])
         codes = rows[:, count:].to(self.mean.dtype)
@@ -75,11 +77,11 @@ class TableModel(nn.Module):
         marks = (
             is_missing[:, self.indicated].to(numbers.dtype) if self.indicated else numbers[:, :0]
         )
-        # In half precision a target of 70,000 would be infinite, and 2,049 would be rounded.
+        # In half precision, a target of 70,000 would be infinite, and 2,049 would be rounded.
         return self.outputs_of(numbers, codes, marks).to(self.mean.dtype)
 
     def standardised(self, numbers: Tensor) -> Tensor:
-        """Standardise the columns of numbers: (N, num_numeric) -> float32."""
+        """Standardise the numeric columns: (N, num_numeric) -> float32."""
         if self.offsets is not None:
             numbers = numbers.double() - self.offsets[:-1]
         near = numbers.to(self.mean.dtype)
@@ -93,13 +95,14 @@ class TableModel(nn.Module):
         return found if self.offsets is None else found + self.offsets[-1]
 
     def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
-        """(N, num_numeric) standardised numbers, (N, num_categorical) codes and (N, len(indicated))
-        marks of missing values -> (N, num_outputs), in units of the target's deviation."""
+        """Map (N, num_numeric) standardised numbers, (N, num_categorical) codes and (N,
+        len(indicated)) marks of missing values to (N, num_outputs), in units of the target's
+        deviation."""
         raise NotImplementedError
 
 
 class TableMlp(TableModel):
-    """A perceptron on the numbers and on a learned vector for each category."""
+    """A perceptron whose inputs are the numbers and a learned vector for each category."""
 
     def __init__(
         self,
@@ -135,8 +138,8 @@ class TableMlp(TableModel):
 
 
 class OwnTableModel(TableModel):
-    """A user's own network on (N, num_numeric + num_categorical + len(indicated)) features: the
-    standardised numbers, the codes of the categories and the marks."""
+    """A user's own network with (N, num_numeric + num_categorical + len(indicated)) features: the
+    standardised numbers, the codes of the categories and the marks of missing values."""
 
     def __init__(
         self,
@@ -162,8 +165,8 @@ class OwnTableModel(TableModel):
 
 
 class ExportedTable(nn.Module):
-    """A trained model of a table for export. Its offsets are float64, since only torch's own format
-    can reinterpret bits as numbers."""
+    """A trained table model for export. Its offsets are float64, since only torch's own format can
+    reinterpret bits as numbers."""
 
     offsets: Tensor | None
 
@@ -193,7 +196,7 @@ class ExportedTable(nn.Module):
 
 
 def _rounds(offsets: Tensor, table: TableModel) -> bool:
-    """Whether float32 rounds numbers this large by more than a ten-thousandth of a deviation."""
+    """Whether float32 rounds numbers of this size by more than a ten-thousandth of a deviation."""
     deviations = torch.cat([table.deviation, table.target_deviation[None]]).double()
     return bool((offsets.abs() * 2.0**-24 > 1e-4 * deviations).any())
 

@@ -1,7 +1,8 @@
 """U-Net: (N, channels, height, width) in 0..1 -> (N, num_classes, height, width) logits.
 
-Follows Ronneberger et al. 2015 (arXiv:1505.04597), except that the convolutions pad, so that the
-mask is as large as the image, and are followed by GroupNorm, for the reason given in `images`.
+Follows Ronneberger et al. 2015 (arXiv:1505.04597), except that the convolutions use padding, so
+that the mask is as large as the image, and are followed by GroupNorm, for the reason given in
+`images`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ray_workers.training.core.errors import DataError
 
 class Unet(nn.Module):
     """U-Net for images of any size. Sides that can't be halved `depth` times are padded with copies
-    of the last row or column, and the predictions for the padding are cut off."""
+    of the last row or column, and the predictions for the padding are discarded."""
 
     def __init__(self, options: spec.Unet, shape: Shape, num_classes: int) -> None:
-        """shape: shape of the training images. Raises DataError if they are too small."""
+        """`shape` is the shape of the training images. Raise DataError if they are too small."""
         super().__init__()
         channels, height, width = shape
         if min(height, width) < options.least_side:
@@ -55,7 +56,8 @@ class Unet(nn.Module):
 
 
 class Up(nn.Module):
-    """Doubles the size, halves the channels, and concatenates the features of the way down."""
+    """Doubles the size, halves the channels, and concatenates the features from the contracting
+    path."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Folders of a node whose paths several packages need."""
+"""Folders on a node that several packages use."""

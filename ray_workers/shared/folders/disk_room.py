@@ -11,7 +11,8 @@ PROBE_BYTES = 4096
 
 
 def why_full(folder: Path) -> str | None:
-    """Why no file can be written to a folder; None if one can. Writes a file without a name."""
+    """Return why no file can be written to a folder; None if it is possible. Writes an unnamed
+    file."""
     try:
         free = shutil.disk_usage(folder).free
         if free < FULL_BELOW_BYTES:
@@ -20,5 +21,5 @@ def why_full(folder: Path) -> str | None:
             file.write(bytes(PROBE_BYTES))
             file.flush()
     except OSError as error:
-        return f"{folder} takes no file: {error.strerror or error}"
+        return f"no file can be written to {folder}: {error.strerror or error}"
     return None

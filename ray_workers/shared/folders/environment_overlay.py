@@ -1,11 +1,12 @@
-"""Environments on a node: folders of packages that overlay the node's own, found by their content.
+"""Environments on a node: folders of packages that overlay the node's own, named by their content.
 
-    environments/KEY.json     description of a finished environment; without it nothing is finished
+    environments/KEY.json     description of a finished environment, which is unfinished without it
     environments/FOLDER/site  its packages, which precede the node's own (PYTHONPATH)
     environments/FOLDER/log   the output of the installer and of the setup commands
 
-The description is written last and atomically, so a builder that dies leaves no environment.
-A rank holds a shared lock on the folder of its environment, which prevents removal.
+The description is written last and atomically, so a builder that dies leaves no unfinished
+environment behind. A rank holds a shared lock on the folder of its environment, which prevents the
+removal of the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ray_workers.shared.paths import machine_root
 from ray_workers.shared.secret_files import is_owners
 
 _DECIDING = ("python_packages", "requirements", "index", "setup")
-"""Fields of `environment` that decide what is installed."""
+"""Fields of `environment` that determine what is installed."""
 OWN_PACKAGES = frozenset({"dray", "ray_workers"})
 
 
@@ -47,17 +48,18 @@ class EnvironmentRecord:
 
 
 def environments_dir() -> Path:
-    """The folder for environments of all deployments of this user on this machine."""
+    """Return the folder for the environments of all of this user's deployments on this machine."""
     return machine_root() / "environments"
 
 
 def key_of(
     environment: Mapping[str, Any], policy: EnvironmentPolicy | None = None, *, keeps_all: bool
 ) -> str:
-    """The name of an environment on this node: a hash of the request, the interpreter, the node's
-    own distributions and dray's version. keeps_all: no package of the node may be replaced.
+    """Return the name of an environment on this node: a hash of the request, the interpreter, the
+    node's own distributions and dray's version. `keeps_all` states that no package of the node may
+    be replaced.
 
-    Owners share the environment unless its index needs a secret of one owner.
+    Owners share the environment unless its index needs one owner's secret.
     """
     described = {
         **{name: environment.get(name) or None for name in _DECIDING},
@@ -77,7 +79,7 @@ def is_private(environment: Mapping[str, Any], policy: EnvironmentPolicy) -> boo
 
 
 def distributions() -> list[str]:
-    """Names, with versions, of the packages that this interpreter finds installed."""
+    """Return the names and versions of the packages that are installed for this interpreter."""
     found = []
     for folder in (*site.getsitepackages(), site.getusersitepackages()):
         with contextlib.suppress(OSError):
@@ -87,7 +89,7 @@ def distributions() -> list[str]:
 
 
 def find(root: Path, key: str) -> EnvironmentRecord | None:
-    """The finished environment of this name, or None. Marks the environment as used now."""
+    """Return the finished environment with this key, or None. Mark the environment as just used."""
     path = root / f"{key}.json"
     record = read_record(path)
     if record is None or not (root / record.folder / "site").is_dir():
@@ -98,7 +100,7 @@ def find(root: Path, key: str) -> EnvironmentRecord | None:
 
 
 def read_record(path: Path) -> EnvironmentRecord | None:
-    """The description in a file; None if it is missing or incomplete."""
+    """Return the description in a file; None if the file is missing or incomplete."""
     try:
         data = json.loads(path.read_text())
         data["packages"], data["modules"] = tuple(data["packages"]), tuple(data["modules"])
@@ -117,8 +119,8 @@ def write_record(root: Path, key: str, record: EnvironmentRecord) -> None:
 
 
 def hold(root: Path, record: EnvironmentRecord) -> int:
-    """A descriptor that keeps the environment from being removed while any process has it open.
-    FileNotFoundError if the environment has just been removed."""
+    """Return a file descriptor that keeps the environment from being removed while any process has
+    it open. Raise FileNotFoundError if the environment has just been removed."""
     lock = os.open(root / record.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
     if not (root / record.folder / "site").is_dir():
@@ -128,7 +130,7 @@ def hold(root: Path, record: EnvironmentRecord) -> int:
 
 
 def variables(root: Path, record: EnvironmentRecord, known: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH and PATH with which child processes find the environment too."""
+    """Return the PYTHONPATH and PATH with which child processes also find the environment."""
     packages = root / record.folder / "site"
     path = [str(packages), *filter(None, [known.get("PYTHONPATH")])]
     programs = [str(packages / "bin"), *filter(None, [known.get("PATH")])]
@@ -136,13 +138,13 @@ def variables(root: Path, record: EnvironmentRecord, known: Mapping[str, str]) -
 
 
 def replaced_in(modules: Mapping[str, Any], record: EnvironmentRecord) -> list[str]:
-    """Modules of the environment that were already imported from elsewhere."""
+    """Return the environment's modules that have already been imported from elsewhere."""
     return sorted(name for name in record.modules if name in modules)
 
 
 def enter(root: Path, record: EnvironmentRecord) -> None:
-    """Have this process import from the environment first, as an interpreter started with
-    PYTHONPATH would. `.pth` files of the environment take effect too."""
+    """Make this process import from the environment first, like an interpreter started with
+    PYTHONPATH. The environment's `.pth` files take effect too."""
     packages = str(root / record.folder / "site")
     sys.path.insert(0, packages)
     site.addsitedir(packages)
@@ -150,7 +152,7 @@ def enter(root: Path, record: EnvironmentRecord) -> None:
 
 
 def modules_in(packages: Path) -> tuple[str, ...]:
-    """Names of the top-level modules in a folder of packages."""
+    """Return the names of the top-level modules in a folder of packages."""
     found = set()
     for entry in os.scandir(packages):
         name = entry.name

@@ -1,4 +1,4 @@
-"""Deletion of folders that a user's programs have filled."""
+"""Deletion of folders written by users' programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder and everything in it, also folders without permissions and folders nested
-    deeper than Python's stack. Links are not followed. Entries that can't be deleted stay."""
+    """Delete a folder and everything in it, including folders without permissions and folders
+    nested more deeply than Python's stack. Links are not followed. Entries that can't be deleted
+    are left."""
     with contextlib.suppress(OSError):
         top = _opened(os.fspath(path), None)
         try:
@@ -23,7 +24,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _opened(name: str, parent: int | None) -> int:
-    """Open a folder and give its owner all permissions; returns the descriptor."""
+    """Give a folder's owner all permissions, open the folder, and return the descriptor."""
     place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
@@ -33,7 +34,7 @@ def _opened(name: str, parent: int | None) -> int:
 
 
 def _empty(top: int) -> None:
-    """Delete the contents of a folder. Folders below are moved up first, whatever their depth."""
+    """Delete the contents of a folder. To handle any depth, nested folders are first moved up."""
     tried: set[str] = set()
     while names := set(os.listdir(top)) - tried:
         tried |= names
@@ -57,7 +58,7 @@ def _remove_folder(name: str, top: int) -> None:
 
 
 def _unlinked(name: str, folder: int) -> bool:
-    """Whether an entry, which is not a folder, is gone."""
+    """Delete an entry unless it is a folder. Return whether it is gone."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""The directory that a job's script runs in: one for each job and node, kept between attempts.
+"""The directory in which a job's script runs. Each job has one per node, which is kept between
+attempts.
 
 A file next to the script has the same relative path there. Files are links. Folders are created, so
-that files that a job writes into them are its own. Large folders are linked as a whole.
+that files the job writes to them stay its own. Large folders are linked as a whole.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Most links of one script; a link takes some ten microseconds. Folders beyond that are linked as a
-whole."""
+"""Maximum number of links per script. A link takes some ten microseconds. Folders beyond the limit
+are linked as a whole."""
 LEFT_OUT = frozenset({"__pycache__"})
 
 
 def enter(directory: Path, script_dir: Path) -> None:
     """Create the directory, link the files next to the script, and make it the current directory.
 
-    The ranks of a node may do so at the same time. Existing files are not changed.
+    The ranks of a node can do this concurrently. Existing files are not changed.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     _link_all(script_dir, directory)
@@ -32,7 +33,7 @@ def enter(directory: Path, script_dir: Path) -> None:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Link folder by folder, beginning with the folders nearest to the script."""
+    """Link folder by folder, starting with those nearest to the script."""
     folders, left = [(source, target)], MAX_LINKS
     for folder, copy in folders:
         found = _listed(folder)
@@ -63,21 +64,21 @@ def _link(source: Path, place: Path) -> None:
 
 
 def jobs_in(root: Path) -> list[str]:
-    """The jobs that have a directory below `root`."""
+    """Return the jobs that have a directory below `root`."""
     return sorted(path.name for path in entries(root))
 
 
 def remove(root: Path, job_ids: Iterable[str]) -> None:
-    """Delete the directories of these jobs. Whatever can't be deleted now is deleted later."""
+    """Delete the directories of these jobs. Anything that can't be deleted now is deleted later."""
     for job_id in set(job_ids) & set(jobs_in(root)):
         remove_tree(root / job_id)
 
 
 def output_dir(folders: Path) -> Path:
-    """DRAY_OUTPUT_DIR. folders: `ray_workers.shared.paths.folders_dir`."""
+    """Return DRAY_OUTPUT_DIR. `folders` is `ray_workers.shared.paths.folders_dir`."""
     return folders / "output"
 
 
 def checkpoint_dir(folders: Path, folder_url: str) -> Path:
-    """DRAY_CHECKPOINT_DIR: the folder in the storage, or the node's copy of it."""
+    """Return DRAY_CHECKPOINT_DIR: the folder in the storage, or the node's copy of it."""
     return files.local_path(folder_url) or folders / "checkpoints"

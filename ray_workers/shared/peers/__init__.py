@@ -1,1 +1,1 @@
-"""Connections between processes of one attempt, and checks of the other end."""
+"""Connections between an attempt's processes, and checks of the other end."""

@@ -1,4 +1,4 @@
-"""Checks of whether the process at a connection's other end belongs to this user."""
+"""Checks whether the process at the other end of a connection belongs to this user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIAG_ANSWER = struct.Struct("=BB2x48x12xII")  # inet_diag_msg: family, state, .
 
 
 def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
-    """Whether the other end of a Unix socket, caller or listener, belongs to this user."""
+    """Whether the other end of a Unix socket (client or server) belongs to this user."""
     ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return bool(_UCRED.unpack(ucred)[1] == os.getuid())
 
@@ -32,20 +32,20 @@ def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
 def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...], *, or_roots: bool = False) -> bool:
     """Whether the other end of a TCP connection is a process of this user on this machine.
 
-    or_roots: processes of root count too.
+    With `or_roots`, processes of root count too.
     """
     owner = _asked(theirs, ours) or _looked_up(theirs, ours)
     users = {os.getuid(), 0} if or_roots else {os.getuid()}
-    # A socket that no process holds any more belongs to user 0 and has inode 0.
+    # A socket that no process holds any more is listed with user 0 and inode 0.
     return owner is not None and owner[0] in users and owner[1] != 0
 
 
 def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool = False) -> bool:
     """Apply `is_own_tcp` to an accepted connection.
 
-    Data stay readable after their sender has reset the connection. Its port is free then, and
-    another process may use the port when the kernel is asked, so the connection must still exist
-    after the answer.
+    Data stay readable after the sender has reset the connection. By the time the kernel is asked,
+    another process may be using the sender's port, so the connection must still exist after the
+    answer.
     """
     try:
         theirs = connection.getpeername()
@@ -57,9 +57,9 @@ def is_own_peer(connection: socket.socket | TransportSocket, *, or_roots: bool =
 
 def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
     """Ask the kernel for the user and the inode of an established connection's other end
-    (sock_diag(7)). None if it knows no such connection, or does not answer.
+    (sock_diag(7)). Return None if there is no such connection, or the kernel does not answer.
 
-    The kernel answers in microseconds; to list all connections it takes milliseconds.
+    This takes microseconds, whereas listing all connections takes milliseconds.
     """
     try:
         ends = [ipaddress.ip_address(str(end[0])) for end in (theirs, ours)]
@@ -84,8 +84,8 @@ def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | 
 
 
 def _looked_up(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
-    """Look the user and the inode up in the kernel's lists of connections (proc_pid_net(5)). An
-    IPv6 socket that connected by IPv4, as torch's do, is in the list of IPv6."""
+    """Look up the user and the inode in the kernel's connection lists (proc_pid_net(5)). An IPv6
+    socket that is connected over IPv4, as torch's sockets are, is in the IPv6 list."""
     is_ipv6 = ":" in str(theirs[0])
     tables = {"tcp6" if is_ipv6 else "tcp": (theirs, ours)}
     if not is_ipv6:
@@ -105,7 +105,8 @@ def _mapped(end: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _as_listed(end: tuple[Any, ...]) -> str:
-    """An address and port in the format of the lists: 32-bit words in this machine's byte order."""
+    """Format an address and port as in the kernel's lists: 32-bit words in this machine's byte
+    order."""
     packed = ipaddress.ip_address(str(end[0]).split("%", 1)[0]).packed
     words = [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
     return f"{''.join(f'{word:08X}' for word in words)}:{end[1]:04X}"

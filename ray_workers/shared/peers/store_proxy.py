@@ -1,11 +1,11 @@
 """Authenticated connections to an attempt's rendezvous store.
 
-torch's TCPStore has no authentication: every process that connects can read and write every key. So
-the store itself listens on a Unix socket that only its own process can reach. A `StoreProxy` on the
-node's address forwards a connection once its other end has proved that it knows the attempt's
-secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without a proof, so each rank actor
-runs a `StoreForwarder` there, which accepts connections of this user's processes on this machine
-and proves the secret for them.
+torch's TCPStore has no authentication: every process that connects can read and write every key.
+Therefore the store itself listens on a Unix socket that only its own process can reach. A
+`StoreProxy` on the node's address forwards a connection once the other end has proved that it knows
+the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without a proof, so
+each rank actor runs a `StoreForwarder` there, which accepts connections from this user's processes
+on this machine and proves the secret for them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
-"""Longest time in which the two ends may prove themselves to each other."""
+"""Maximum seconds in which the two ends must authenticate to each other."""
 MAX_UNPROVED = 256
-"""Most connections without a proof; beyond that the oldest is closed."""
+"""Maximum number of unauthenticated connections; beyond that, the oldest is closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 
 
 class NotProved(Exception):
-    """The other end does not know the secret, or closed the connection before its proof."""
+    """The other end does not know the secret, or closed the connection before proving it."""
 
 
 async def prove_rank(streams: Streams, secret: bytes) -> None:
-    """Prove the secret as the connecting end, and check the store's proof."""
+    """Prove knowledge of the secret as the connecting end, and verify the store's proof."""
     reader, writer = streams
     theirs, ours = await _exactly(reader), secrets.token_bytes(NONCE_BYTES)
     writer.write(ours + _proof(secret, b"rank", theirs, ours))
@@ -44,7 +44,7 @@ async def prove_rank(streams: Streams, secret: bytes) -> None:
 
 
 async def prove_store(streams: Streams, secret: bytes) -> None:
-    """Check the proof of the connecting end, and prove the secret as the store."""
+    """Verify the connecting end's proof, and prove knowledge of the secret as the store."""
     reader, writer = streams
     ours = secrets.token_bytes(NONCE_BYTES)
     writer.write(ours)
@@ -55,9 +55,9 @@ async def prove_store(streams: Streams, secret: bytes) -> None:
 
 
 async def hear(address: str, port: int) -> None:
-    """Return once a proxy has asked for the secret; a stopped proxy never does.
+    """Return once the proxy has asked for the secret, which a stopped proxy never does.
 
-    Raises OSError if the proxy does not listen or closes the connection.
+    Raise OSError if the proxy does not listen or closes the connection.
     """
     reader, writer = await asyncio.open_connection(address, port)
     try:
@@ -69,7 +69,7 @@ async def hear(address: str, port: int) -> None:
 
 
 async def _exactly(reader: asyncio.StreamReader) -> bytes:
-    """Read a nonce or a proof; both have the length of a SHA-256."""
+    """Read a nonce or a proof; both are as long as a SHA-256 hash."""
     try:
         return await reader.readexactly(NONCE_BYTES)
     except asyncio.IncompleteReadError:
@@ -81,15 +81,15 @@ def _proof(secret: bytes, role: bytes, store_nonce: bytes, rank_nonce: bytes) ->
 
 
 class StoreProxy:
-    """Forwards connections to the store at a Unix socket."""
+    """Forwards connections to the store's Unix socket."""
 
     def __init__(self, secret: bytes, store_path: str) -> None:
         self._secret = secret
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """False while the store starts and connects to itself. Other processes do not know its
-        address yet, and connections of this user need no proof."""
+        """False while the store starts and connects to itself. During that time other processes do
+        not know its address, and connections from this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)
@@ -115,7 +115,7 @@ class StoreProxy:
 
 
 class StoreForwarder:
-    """Forwards connections of this user's processes to a `StoreProxy`."""
+    """Forwards connections from this user's processes to a `StoreProxy`."""
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         """Prepare to forward connections to the proxy at `address` and `port`."""
@@ -124,13 +124,13 @@ class StoreForwarder:
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str) -> int:
-        """Listen at this address of the machine; returns the port."""
+        """Listen on this address of the machine, and return the port."""
         self._server = await asyncio.start_server(self._accept, address, 0, backlog=BACKLOG)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         if self._server is not None:
             self._server.close()
 
@@ -154,7 +154,7 @@ def _is_own(writer: asyncio.StreamWriter) -> bool:
 
 
 async def _pass_on(streams: Streams, reach: Callable[[], Awaitable[Streams]]) -> None:
-    """Join a connection to the connection that `reach` opens, until either of them ends."""
+    """Relay between a connection and the connection that `reach` opens, until either ends."""
     reader, writer = streams
     try:
         async with asyncio.timeout(PROOF_LIMIT_S):

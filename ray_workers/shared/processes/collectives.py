@@ -1,7 +1,8 @@
-"""A process's record of its collectives, written below its stacks and read by a supervisor.
+"""A process's record of its collectives, which is written below its stacks and read by a
+supervisor.
 
-torch's flight recorder numbers the collectives of each group, and keeps the last 2000 of all
-groups. Sends and receives between two ranks are left out. Reading a full record takes 0.1 s, during
+torch's flight recorder numbers the collectives of each group, and keeps the last 2000 across all
+groups. Sends and receives between two ranks are ignored. Reading a full record takes 0.1 s, during
 which the process does nothing else.
 """
 
@@ -26,13 +27,13 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Collectives of one process in one group."""
+    """A process's collectives in one group."""
 
     group: str
     begun: int
-    """Number of the last collective that the process began, from 1 on; 0 if none."""
+    """Number of the last collective that the process began, counting from 1; 0 if none."""
     waits_in: int = 0
-    """Number of the first collective that has begun and not ended; 0 if none."""
+    """Number of the first collective that has begun but not ended; 0 if none."""
     name: str = ""
     """Name of collective `waits_in`, such as `gloo:all_reduce`."""
     waits_s: float = 0.0
@@ -43,7 +44,7 @@ class GroupRecord:
 
 
 def described() -> str:
-    """A paragraph on the collectives of this process; empty without groups or without a record."""
+    """Describe this process's collectives in a paragraph; empty without groups or a record."""
     records = recorded()
     if not records:
         return ""
@@ -51,7 +52,7 @@ def described() -> str:
 
 
 def parse(stacks: str) -> list[GroupRecord]:
-    """The records in a process's stacks, which end with the output of `described`."""
+    """Parse the records in a process's stacks, which end with the output of `described`."""
     _, _, paragraph = stacks.partition(f"\n{_HEADING}\n")
     return [
         GroupRecord(
@@ -66,7 +67,7 @@ def parse(stacks: str) -> list[GroupRecord]:
 
 
 def recorded() -> list[GroupRecord]:
-    """The records of this process's groups. Groups whose entries were overwritten are left out."""
+    """Return the records of this process's groups, except groups whose entries were overwritten."""
     groups = compat_torch.group_names()
     if not groups:
         return []

@@ -1,7 +1,7 @@
-"""The private names of torch that show the collectives of a process in its groups.
+"""Access to torch's private API for the collectives of a process's groups.
 
 Torch is not imported here: a process that has not loaded it has no groups. Tested with torch 2.13;
-tests/unit/workers/shared/test_collectives.py fails if torch has changed the names.
+tests/unit/workers/shared/test_collectives.py fails if torch changes these names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def flight_records() -> list[bytes]:
-    """The records of torch's flight recorder as JSON: NCCL's, if torch has one, and the record of
-    the other backends. Empty if torch records nothing, or is too old to record by default.
+    """Return the records of torch's flight recorder as JSON: NCCL's record, if torch has NCCL, and
+    the record of the other backends. Empty if torch records nothing, or is too old to record by
+    default.
 
-    The public reader (`torch.distributed.flight_recorder`) reads files that a process writes after
-    a collective has timed out. JSON omits the stacks of entries, which need the interpreter's lock,
-    so a thread may read while another is in a collective.
+    The public reader (`torch.distributed.flight_recorder`) only reads files that a process writes
+    after a collective has timed out. The JSON omits the entries' stacks, which need the interpreter
+    lock, so a thread can read the record while another thread is in a collective.
     """
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     if any(os.environ.get(name) == "0" for name in _SIZES):
@@ -31,8 +32,8 @@ def flight_records() -> list[bytes]:
 
 
 def group_names() -> list[str]:
-    """Names of the groups that this process is in, equal on all their ranks. A public function
-    gives a group's name, but none lists the groups."""
+    """Return the names of the groups that this process is in, which are the same on all ranks.
+    There is a public function for a group's name, but none that lists the groups."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None:
         return []

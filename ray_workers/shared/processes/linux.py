@@ -1,4 +1,4 @@
-"""Requests to Linux about a process's parent, priority and memory."""
+"""Linux system calls for a process's parent, priority and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MADV_COLLAPSE = 25
-"""madvise(2), since Linux 6.1. An older kernel refuses it, which leaves the memory as it is."""
+"""madvise(2), since Linux 6.1. Older kernels refuse it, which leaves the memory unchanged."""
 HUGE_BYTES = 2 << 20
 
 
@@ -19,11 +19,11 @@ def prctl(option: int, value: int) -> None:
 
 
 def stand_back(niceness: int, pid: int = 0) -> None:
-    """Raise the niceness of a session's leader to at least this value. Its children inherit the
-    niceness. pid: the leader's; 0 for this process.
+    """Raise the niceness of a session leader to at least this value. Its children inherit it. `pid`
+    is the leader's; 0 means this process.
 
-    If Linux groups processes by session (sched_autogroup), a process's own niceness counts only
-    within its session, so that of the session is set too.
+    If Linux groups processes by session (sched_autogroup), a process's niceness only counts within
+    its session, so the session's niceness is set too.
     """
     niceness = max(niceness, os.getpriority(os.PRIO_PROCESS, pid))
     os.setpriority(os.PRIO_PROCESS, pid, niceness)
@@ -31,14 +31,14 @@ def stand_back(niceness: int, pid: int = 0) -> None:
         group.write(str(niceness))
 
 
-# A fork copies an entry of the page table for each 4 KiB that the process has written to, and the
-# end of the forked process frees each entry. In pages of 2 MiB, 300 MB have 150 entries instead of
-# 75,000. If the forked process writes to a huge page, the page is split and 4 KiB are copied.
+# A fork copies a page table entry for each 4 KiB that the process has written to, and each entry is
+# freed when the forked process ends. With 2 MiB pages, 300 MB need 150 entries instead of 75,000.
+# If the forked process writes to a huge page, the page is split and only 4 KiB are copied.
 
 
 def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:
-    """Move this process's memory to huge pages, one page per step. Yields False after each step,
-    since more is left to do. A step takes a few milliseconds."""
+    """Move this process's memory to huge pages, one page per step. Yield False after each step,
+    because more remains to be done. A step takes a few milliseconds."""
     madvise = ctypes.CDLL(None).madvise
     for start, end in _own_memory(maps):
         first = -(-start // HUGE_BYTES) * HUGE_BYTES
@@ -48,9 +48,10 @@ def pack(maps: str = "/proc/self/maps") -> Iterator[bool]:
 
 
 def _own_memory(maps: str) -> Iterator[tuple[int, int]]:
-    """Start and end of the writable memory areas that belong to no file (proc(5))."""
+    """Yield the start and end of the writable memory areas that do not belong to a file
+    (proc(5))."""
     with open(maps) as file:
-        lines = file.readlines()  # all at once: the steps change the list
+        lines = file.readlines()  # read all lines first, because the steps change the list
     for line in lines:
         addresses, permissions, _, _, inode, *_ = line.split()
         if permissions == "rw-p" and inode == "0":

@@ -1,9 +1,9 @@
-"""The speed of a machine: how many times slower than usual it is, and limits that follow it.
+"""The speed of a machine relative to its usual speed, and limits that adapt to it.
 
-The kernel counts for each process how long it waited for a CPU while it could have run
+The kernel counts, for each process, how long it waited for a CPU while it could have run
 (proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds runs 60 times slower
-than usual, whatever the reason: too many processes, a low priority, a quota of its control group.
-A process that hangs or sleeps does not wait for a CPU, and so is not excused.
+than usual, whatever the reason: too many processes, a low priority, or a quota of its control
+group. A process that hangs or sleeps does not wait for a CPU, so its limits are not extended.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from ray_workers.shared.processes.procfs import stat_fields
 from ray_workers.shared.processes.silence import AwakeClock
 
 MAX_SLOWNESS = 30.0
-"""Most that limits are stretched, so that a hang on an overloaded machine ends too."""
+"""Maximum factor by which limits are extended, so that a hang on an overloaded machine ends too."""
 OVERLOADED = 4.0
-"""Slowness from which on the machine is blamed for whatever takes too long."""
+"""Slowness from which the machine is blamed for anything that takes too long."""
 WINDOW_S = 10.0
-"""Seconds over which the waiting of a process is measured."""
+"""Seconds over which a process's waiting time is measured."""
 LEAST_S = 1.0
 """Seconds before the first measurement of a process."""
 CHECK_S = 0.5
-"""Pause between two checks of a limit, since the speed may change meanwhile."""
+"""Seconds between two checks of a limit, since the speed may change in the meantime."""
 USUAL = 1.0
 
 T = TypeVar("T")
 
 
 class CpuTime(NamedTuple):
-    """CPU time of the main thread of a process, in seconds since its start."""
+    """CPU time of a process's main thread, in seconds since its start."""
 
     ran_s: float
     waited_s: float
-    """Without the current wait."""
+    """Not including the current wait."""
     is_runnable: bool
 
 
 def cpu_time(pid: int) -> CpuTime | None:
-    """The CPU time of a process; None if the process is gone, or the kernel does not count."""
+    """Return the CPU time of a process; None if it no longer exists, or the kernel does not count
+    it."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -52,7 +53,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Measures how slow processes of one machine are, from call to call."""
+    """Measures from call to call how slow processes on a machine are."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class WaitMeter:
         self._samples: deque[tuple[float, Mapping[int, CpuTime]]] = deque()
 
     def sample(self, pids: Iterable[int]) -> float:
-        """How many times slower than usual the slowest of these processes ran recently."""
+        """Return how many times slower than usual the slowest of these processes has recently
+        run."""
         now = self._clock()
         read = {pid: seen for pid in pids if (seen := self._read(pid)) is not None}
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
@@ -84,20 +86,20 @@ class WaitMeter:
 def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
     waited_s = after.waited_s - before.waited_s
     if before.is_runnable and before == after:
-        waited_s = passed_s  # the process had no CPU in all that time
+        waited_s = passed_s  # the process had no CPU during the entire time
     return min(MAX_SLOWNESS, passed_s / max(passed_s - max(waited_s, 0.0), passed_s / MAX_SLOWNESS))
 
 
 class MachinePace:
-    """How slow the machines of an attempt are now, which stretches the limits of its start and
-    recovery.
+    """How slow an attempt's machines currently are, by which the limits for its start and recovery
+    are extended.
 
     A limit is in seconds at the machines' usual speed: if everything takes ten times as long, the
     limit expires after ten times as many seconds.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """clock: seconds during which this process itself ran."""
+        """`clock` returns the seconds during which this process itself ran."""
         self._clock = clock or AwakeClock().time
         self._looked_at = self._clock()
         self._time_s = 0.0
@@ -110,25 +112,27 @@ class MachinePace:
         self.slowness = min(max(slowness, USUAL), MAX_SLOWNESS)
 
     def time(self) -> float:
-        """Seconds so far, at the machines' usual speed."""
+        """Return the elapsed seconds at the machines' usual speed."""
         now = self._clock()
         self._time_s += (now - self._looked_at) / self.slowness
         self._looked_at = now
         return self._time_s
 
     def stretched(self, limit_s: float) -> float:
-        """A limit in seconds at the machines' current speed."""
+        """Convert a limit to seconds at the machines' current speed."""
         return limit_s * self.slowness
 
     def is_over(self, since: float, limit_s: float) -> bool:
-        """Whether more than `limit_s` passed since that `time`. If so, `overrun` notes it."""
+        """Whether more than `limit_s` has passed since `since`, a value of `time`. If so, record an
+        overrun."""
         if self.time() - since <= limit_s:
             return False
         self.ran_out()
         return True
 
     async def within(self, limit_s: float, work: Awaitable[T]) -> T:
-        """Return the result of `work`. Cancels it and raises TimeoutError if it takes longer."""
+        """Return the result of `work`. If it takes longer than `limit_s`, cancel it and raise
+        TimeoutError."""
         began = self.time()
         task = asyncio.ensure_future(work)
         try:
@@ -143,25 +147,25 @@ class MachinePace:
                 await asyncio.wait({task})
 
     def ran_out(self) -> None:
-        """Note that something took too long."""
+        """Record that something took too long."""
         self._overrun = max(self._overrun, self.slowness)
 
     def caught_up(self) -> None:
-        """Forget the overrun, because the attempt goes on."""
+        """Reset the overrun, because the attempt continues."""
         self._overrun = USUAL
 
     @property
     def overrun(self) -> float:
-        """How slow the machines were when something last took too long; `USUAL` if nothing did."""
+        """How slow the machines were when something took too long; `USUAL` if nothing did."""
         return self._overrun
 
     def why(self) -> str:
-        """The end of a sentence that names the overload; empty if there is none."""
+        """Return a suffix for a sentence that names the overload; empty if there is none."""
         return overload_note(self.slowness)
 
 
 def overload_note(slowness: float) -> str:
-    """The end of a sentence that names an overload; empty below `OVERLOADED`."""
+    """Return a suffix for a sentence that names an overload; empty below `OVERLOADED`."""
     if slowness < OVERLOADED:
         return ""
     return f" (the machine is overloaded, {slowness:.0f} times slower than usual)"

@@ -1,10 +1,10 @@
-"""The processes of this machine as /proc shows them (proc(5)): their state and their owner.
+"""The state and owner of this machine's processes, from /proc (proc(5)).
 
 Linux only.
 
 Processes that a rank starts are found by three signs: their session, which a daemon leaves; a mark
-in the environment, which a forked process does not show and a program can be started without; and a
-mark in RLIMIT_RSS, a limit that Linux has not heeded since 2.4.30 (setrlimit(2)), but which every
+in the environment, which /proc does not show for a forked process and which a program can drop; and
+a mark in RLIMIT_RSS, a limit that Linux has ignored since 2.4.30 (setrlimit(2)), but which every
 child inherits, whatever else it drops.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any memory, so that a kernel that heeds the limit enforces nothing."""
+"""More bytes than any machine's memory, so that a kernel that enforces the limit has no effect."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,15 +33,15 @@ STARTING = (b"default_worker.py", b"worker_entry.py")
 
 @dataclass(frozen=True)
 class Session:
-    """A process that was forked for one request, and all processes that it starts."""
+    """A process that was forked for a request, and all processes that it starts."""
 
     pid: int
     """Pid of the leader."""
     started: int
-    """Start of the leader, in clock ticks since boot, since a pid may be used again."""
+    """Start time of the leader in clock ticks since boot, since pids are reused."""
     mark: str
     closed: bool = False
-    """Whether the session was seen empty; its number may belong to another session by now."""
+    """Whether the session has been seen empty. Its number may belong to another session by now."""
 
 
 def new_mark() -> str:
@@ -49,7 +49,7 @@ def new_mark() -> str:
 
 
 def carry_mark(mark: str) -> None:
-    """Put the mark on this process, and so on all processes that it will start."""
+    """Put the mark on this process, and thereby on all processes that it starts."""
     os.environ[MARK_VARIABLE] = mark
     limit = _limit_of(mark)
     with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
@@ -57,8 +57,8 @@ def carry_mark(mark: str) -> None:
 
 
 def mark_process(pid: int, mark: str) -> None:
-    """Put the mark on another process, which has not started any process yet. Its environment can't
-    be changed from outside, so only the limit carries the mark."""
+    """Put the mark on another process, which must not have started any processes yet. Its
+    environment can't be changed from outside, so only the limit carries the mark."""
     limit = _limit_of(mark)
     with contextlib.suppress(ValueError, OSError):  # a lower limit is already set
         resource.prlimit(pid, resource.RLIMIT_RSS, (limit, limit))
@@ -73,7 +73,7 @@ def boot_id() -> str:
 
 
 def place() -> str:
-    """The host and the container in which this process's pids are valid.
+    """Return the host and the container in which this process's pids are valid.
 
     A folder may be shared with other hosts or containers, whose processes /proc does not list.
     """
@@ -81,7 +81,8 @@ def place() -> str:
 
 
 def stat_fields(pid: int | str) -> list[bytes]:
-    """Fields 3 (state) and following of /proc/PID/stat; empty if there is no such process."""
+    """Return the fields of /proc/PID/stat from field 3 (state) on; empty if the process does not
+    exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -91,17 +92,18 @@ def stat_fields(pid: int | str) -> list[bytes]:
 
 
 def started_ticks(pid: int) -> int | None:
-    """The start of a live process; None if it is gone or a zombie."""
+    """Return the start time of a live process; None if it no longer exists or is a zombie."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in DEAD else None
 
 
 def children_of(pid: int) -> list[int]:
-    """Pids of child processes; empty if the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    """Return the pids of child processes; empty if the kernel does not list them
+    (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
     threads = f"/proc/{pid}/task"
     with contextlib.suppress(OSError):
-        for thread in os.listdir(threads):  # noqa: PTH208 -- twice as fast, of processes with many
+        for thread in os.listdir(threads):  # noqa: PTH208 -- twice as fast for many threads
             with contextlib.suppress(OSError), open(f"{threads}/{thread}/children", "rb") as listed:
                 found += map(int, listed.read().split())
     return found
@@ -109,15 +111,15 @@ def children_of(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Activity:
-    """The work of a process and its descendants up to now."""
+    """The work that a process and its descendants have done so far."""
 
     cpu_s: float
     num_bytes: int
-    """Bytes read and written, by files, pipes and sockets."""
+    """Bytes read and written through files, pipes and sockets."""
 
 
 def activity_of(pid: int) -> Activity:
-    """The activity of a process and its live descendants; zero if the process is gone."""
+    """Return the activity of a process and its live descendants; zero if it no longer exists."""
     ticks = num_bytes = 0
     for each, fields in living_tree([pid]):
         ticks += cpu_ticks(fields)
@@ -126,7 +128,7 @@ def activity_of(pid: int) -> Activity:
 
 
 def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield these processes and all their descendants, each once, with its `stat_fields`."""
+    """Yield these processes and all their descendants, each once, with their `stat_fields`."""
     pids = list(dict.fromkeys(roots))
     seen = set(pids)
     for pid in pids:
@@ -138,13 +140,13 @@ def living_tree(roots: Iterable[int]) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def cpu_ticks(fields: Sequence[bytes]) -> int:
-    """Processor time from the `stat_fields` of a process, including that of its dead children."""
+    """Return the CPU time from a process's `stat_fields`, including that of its dead children."""
     return sum(map(int, fields[11:15]))
 
 
 def io_counters(pid: int) -> list[int]:
-    """rchar, wchar, syscr, syscw, read_bytes, write_bytes of /proc/PID/io; empty if the process is
-    gone or belongs to another user."""
+    """Return rchar, wchar, syscr, syscw, read_bytes and write_bytes from /proc/PID/io; empty if the
+    process no longer exists or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
@@ -153,7 +155,7 @@ def io_counters(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The name of a process, as `ps` shows it; empty if the process is gone."""
+    """Return the name of a process, as shown by `ps`; empty if the process no longer exists."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -161,7 +163,7 @@ def command(pid: int) -> str:
 
 
 def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
-    """Pids of the live (not zombie) processes of each session, by its mark."""
+    """Return the pids of the live (non-zombie) processes of each session, by the session's mark."""
     found: dict[str, list[int]] = {session.mark: [] for session in sessions}
     if not sessions:
         return found
@@ -175,7 +177,8 @@ def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
         if not entry.name.isdigit():
             continue
         fields = stat_fields(entry.name)
-        # A process older than the sessions belongs to none, as do most processes of a machine.
+        # A process older than all sessions belongs to none; this is true of most processes on a
+        # machine.
         if not fields or fields[0] in DEAD or int(fields[19]) < first:
             continue
         session = by_number.get(int(fields[3]))
@@ -205,8 +208,8 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """Send a signal to the main thread, if the process exists; to any thread if libc can't choose
-    one (glibc before 2.30)."""
+    """Send a signal to a process's main thread, or to any of its threads if libc can't select one
+    (glibc before 2.30). Do nothing if the process does not exist."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         libc.tgkill(pid, pid, number)
@@ -220,8 +223,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def num_memory_kills() -> int:
-    """Number of processes that this machine's kernel killed for lack of memory since boot, of all
-    users; 0 if the kernel does not count them (before Linux 4.13)."""
+    """Return the number of processes, of all users, that the kernel has killed for lack of memory
+    since boot; 0 if the kernel does not count them (before Linux 4.13)."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as counters:
         for line in counters:
             if line.startswith("oom_kill "):
@@ -230,7 +233,7 @@ def num_memory_kills() -> int:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for a signal, most of which would otherwise kill it."""
+    """Whether the process has a handler for the signal. Without one, most signals kill it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -240,8 +243,9 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def count_idle_workers(raylet: int) -> int:
-    """Number of Ray worker processes of a raylet that wait for an actor or a task, or are starting.
-    A forked worker is not a child of the raylet; all carry its pid in their environment."""
+    """Return the number of a raylet's worker processes that are starting, or waiting for an actor
+    or a task. A forked worker is not a child of the raylet, but all have the raylet's pid in their
+    environment."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     return sum(
         _is_idle_worker(_words(entry.path, "cmdline")) and mark in _words(entry.path, "environ")
@@ -256,7 +260,7 @@ def _is_idle_worker(words: Sequence[bytes]) -> bool:
 
 
 def _words(process: str, file: str) -> list[bytes]:
-    """The zero-terminated words of a file in a process's folder of /proc."""
+    """Return the NUL-terminated words of a file in a process's /proc folder."""
     try:
         return Path(process, file).read_bytes().split(b"\0")
     except OSError:

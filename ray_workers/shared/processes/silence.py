@@ -1,9 +1,10 @@
-"""Deadlines for the answers of dray's own processes: how long each has been silent, and the limits.
+"""Deadlines for responses from dray's own processes: how long each has been silent, and the limits.
 
-A process that is stopped but not dead closes no connection; only an unanswered question shows its
-state. A process that asks others keeps a `Silence` and acts when a limit of `SilenceLimits` has
-passed: the service asks its gateway, the gateway the supervisors and node agents, a supervisor its
-rank actors and its store, a node agent its forkserver. The clocks are parameters; the rest is pure.
+A process that is stopped but not dead closes no connection; only an unanswered request reveals its
+state. A process that sends requests to others keeps a `Silence`, and acts when a limit of
+`SilenceLimits` has passed: the service for its gateway, the gateway for supervisors and node
+agents, a supervisor for its rank actors and its store, and a node agent for its forkserver. Apart
+from the clocks, which are parameters, this module has no side effects.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Most time that counts between two readings of the clock; longer than the pause of any loop."""
+"""Maximum time that counts between two readings of the clock; longer than the pause of any loop."""
 
 
 T = TypeVar("T")
@@ -23,15 +24,15 @@ T = TypeVar("T")
 
 class Clock(Protocol):
     def time(self) -> float:
-        """Seconds since an arbitrary start."""
+        """Return the seconds since an arbitrary start."""
         ...
 
 
 class AwakeClock:
-    """Seconds during which this process itself ran.
+    """A clock of the seconds during which this process itself ran.
 
-    The sleep of a laptop or a pause of the whole machine makes no process silent, so the time
-    between two readings counts as `MAX_GAP_S` at most.
+    A sleeping laptop or a paused machine does not make a process silent, so the time between two
+    readings counts as at most `MAX_GAP_S`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,19 +49,20 @@ class AwakeClock:
 
 @dataclass(frozen=True)
 class SilenceLimits:
-    """How long each kind of process may leave a question unanswered, in seconds."""
+    """How long each kind of process may leave a request unanswered, in seconds."""
 
     replace_s: float
-    """Silence after which a supervisor or a node agent is ended and replaced."""
+    """Silence after which a supervisor or a node agent is killed and replaced."""
 
     @property
     def report_s(self) -> float:
-        """Silence after which users are notified, and a node gets no more work."""
+        """Silence after which users are notified, and a node is given no more work."""
         return self.replace_s / 4
 
     @property
     def gateway_s(self) -> float:
-        """Limit of the gateway and the forkserver, each of which delays its one local caller."""
+        """Limit for the gateway and the forkserver, each of which delays its single local
+        caller."""
         return self.replace_s / 2
 
     @property
@@ -69,12 +71,12 @@ class SilenceLimits:
 
     @property
     def start_s(self) -> float:
-        """Limit of the first answer of a process, which may still be importing modules."""
+        """Limit for the first response of a process, which may still be importing modules."""
         return 3 * self.replace_s
 
     @property
     def ray_s(self) -> float:
-        """Limit of Ray itself, after which an embedded Ray is restarted."""
+        """Limit for Ray itself, after which an embedded Ray is restarted."""
         return 2 * self.replace_s
 
     @property
@@ -84,12 +86,12 @@ class SilenceLimits:
 
     @property
     def last_reports_s(self) -> float:
-        """How long an attempt that ended waits for reports from a live but silent node."""
+        """How long an attempt that has ended waits for reports from a live but silent node."""
         return 10 * self.replace_s
 
 
 class Silence:
-    """Records since when each of several processes has left a question unanswered."""
+    """Records since when each of several processes has left a request unanswered."""
 
     def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
         self._clock: Clock = clock or AwakeClock()
@@ -97,7 +99,7 @@ class Silence:
         self._asked: dict[Hashable, tuple[float, float]] = {}
 
     def asked(self, name: Hashable) -> None:
-        """Record that a question was sent. An earlier unanswered question stays the oldest."""
+        """Record that a request was sent. An earlier unanswered request remains the oldest."""
         self._asked.setdefault(name, (self._clock.time(), self._wall()))
 
     def answered(self, name: Hashable) -> None:
@@ -105,10 +107,10 @@ class Silence:
         self._asked.pop(name, None)
 
     async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
-        """Return the answer to a question that was just sent. TimeoutError if it is late.
+        """Return the answer to a request that was just sent. Raise TimeoutError if it is late.
 
-        A late answer is a sign of life too: on an overloaded machine each answer may take longer
-        than its limit. The clock is read meanwhile, since a wait of more than `MAX_GAP_S` would
+        A late answer is also a sign of life: on an overloaded machine, each answer may take longer
+        than its limit. The clock is read while waiting, since a wait of more than `MAX_GAP_S` would
         count as a pause of this process itself.
         """
         self.asked(name)
@@ -128,12 +130,13 @@ class Silence:
             self.answered(name)
 
     def seconds(self, name: Hashable) -> float:
-        """Seconds for which a process has been silent while this process ran."""
+        """Return for how many seconds a process has been silent while this process ran."""
         now = self._clock.time()
         asked = self._asked.get(name)
         return 0.0 if asked is None else now - asked[0]
 
     def since(self, name: Hashable) -> float:
-        """Unix seconds of the oldest unanswered question; the current time if there is none."""
+        """Return the Unix time in seconds of the oldest unanswered request; the current time if
+        there is none."""
         asked = self._asked.get(name)
         return self._wall() if asked is None else asked[1]

@@ -1,10 +1,11 @@
 """A signal handler that writes the stacks of a process's threads to a file.
 
-C code of `faulthandler` adds the main thread's stack at once, whatever the thread is stuck in. The
-code must not read other threads: it runs without the interpreter's lock, and a thread that begins
-or ends meanwhile crashes the process (1 of 40 dumps, if threads begin and end all the time). A
-thread that waits for the signal adds their stacks while it holds the lock, and then the collectives
-of the process. If the lock is never released, these are missing, and so is the last line.
+The C code of `faulthandler` writes the main thread's stack immediately, wherever the thread is
+stuck. It must not read other threads: it runs without the interpreter lock, and a thread that
+starts or ends in the meantime would crash the process (1 of 40 dumps, if threads start and end all
+the time). A separate thread that waits for the signal adds the other stacks while it holds the
+lock, and then the collectives of the process. If the lock is never released, these are missing, as
+is the last line.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ END = b"(these are all threads)\n"
 
 
 def dump_on(number: signal.Signals, path: Path) -> None:
-    """Append the stacks of all threads to the file at each such signal. Call in the main thread."""
-    # Never closed: the handler writes to its descriptor, also while Python itself is stuck.
+    """Append the stacks of all threads to the file at each signal `number`. Call it in the main
+    thread."""
+    # Never closed: the handler writes to its descriptor even while Python itself is stuck.
     file = FileIO(path, "a")
     came, comes = os.pipe()
     os.set_blocking(comes, False)
-    signal.signal(number, lambda *_: None)  # without it the wakeup descriptor gets nothing
+    signal.signal(number, lambda *_: None)  # otherwise nothing is written to the wakeup descriptor
     signal.set_wakeup_fd(comes, warn_on_full_buffer=False)
     faulthandler.register(number, file=file, all_threads=False, chain=True)
     arguments = (number, came, file)
@@ -45,15 +47,15 @@ def _add_the_others(number: int, came: int, file: FileIO) -> None:
 
 
 def _collectives() -> str:
-    """Text on the collectives. A driver that hangs may keep torch from reading its own record."""
+    """Describe the collectives. A hanging driver can keep torch from reading its own record."""
     try:
         return collectives.described()
-    except Exception as error:  # another version of torch may write another record
+    except Exception as error:  # another version of torch may use another format
         return f"\nThe collectives can't be read: {type(error).__name__}: {error}\n"
 
 
 def _others(passed_over: set[int | None]) -> str:
-    """Stacks in faulthandler's format, with names of threads. Reads no source files."""
+    """Format the stacks as faulthandler does, with thread names. Reads no source files."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

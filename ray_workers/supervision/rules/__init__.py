@@ -1,10 +1,10 @@
-"""The rules that the supervisor follows: pure, without ray or torch.
+"""The rules that the supervisor follows, as pure code without Ray or torch.
 
 | question | file |
 |---|---|
-| what does the supervisor do next with a group that runs? | `group_policy.py` |
-| which ranks hang, in a group of a recipe? | `hang_detector.py` |
-| does a script hang, and which of its ranks is the cause? | `script_hangs.py` |
+| what does the supervisor do next with a running group? | `group_policy.py` |
+| which ranks of a recipe hang? | `hang_detector.py` |
+| does a script hang, and which rank is the cause? | `script_hangs.py` |
 | which ranks have not joined a collective? | `collective_hangs.py` |
 | are lost ranks replaced, and which slots does a group release? | `recovery_rules.py` |
 | which workers are in the next round? | `membership.py` |

@@ -1,5 +1,5 @@
-"""Finds ranks that have not joined a collective in which others wait: pure, without ray or
-torch."""
+"""Finds ranks that have not joined a collective operation in which others are waiting. Pure,
+without Ray or torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from ray_workers.shared.processes.collectives import GroupRecord, parse
 
 Records = Mapping[int, Sequence[GroupRecord]]
-"""The records of each rank."""
+"""The records by rank."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The first collective of a group in which ranks wait."""
+    """The first collective of a group in which ranks are waiting."""
 
     group: str
     number: int
     name: str
     waiting: tuple[int, ...]
-    """Ranks that are in the collective."""
+    """Ranks that are waiting in the collective."""
     absent: tuple[int, ...]
-    """Ranks of the group that have not begun it."""
+    """Ranks of the group that have not started it."""
 
     def sentence(self) -> str:
         ranks = ", ".join(map(str, self.waiting))
@@ -32,14 +32,14 @@ class Waiting:
 
 
 def records_of(stacks: Mapping[int, str]) -> Records:
-    """The records that ranks wrote below their stacks, by rank; ranks without records are left
-    out."""
+    """Return the records that ranks wrote below their stack traces, by rank. Ranks without records
+    are omitted."""
     found = {rank: parse(text) for rank, text in stacks.items()}
     return {rank: records for rank, records in found.items() if records}
 
 
 def waiting_in(records: Records) -> Iterator[Waiting]:
-    """Yield the first waiting collective of each group in which ranks wait."""
+    """Yield, for each group in which ranks are waiting, the first collective in which they wait."""
     by_group: dict[str, dict[int, GroupRecord]] = {}
     for rank, own in records.items():
         for record in own:
@@ -59,7 +59,8 @@ def waiting_in(records: Records) -> Iterator[Waiting]:
 
 
 def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
-    """The ranks for which others wait. If some of these do not wait themselves, only these."""
+    """Return the ranks for which others are waiting; if some of them are not waiting themselves,
+    only those ranks."""
     records = records_of(stacks)
     absent = {rank for one in waiting_in(records) for rank in one.absent}
     waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}
@@ -67,7 +68,7 @@ def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
 
 
 def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
-    """The stacks, with a note below the stack of each rank that has not joined a collective."""
+    """Return the stacks, with a note added for each rank that has not joined a collective."""
     noted = dict(stacks)
     for one in waiting_in(records_of(stacks)):
         for rank in one.absent:
@@ -76,14 +77,15 @@ def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
 
 
 def longest_wait_s(stacks: Mapping[int, str]) -> float:
-    """Seconds for which the longest collective has been running; 0.0 if no running one is known."""
+    """Return the seconds for which the longest-running collective has been running; 0.0 if there is
+    none."""
     every = records_of(stacks).values()
     return max((one.waits_s for own in every for one in own), default=0.0)
 
 
 def stood_still(earlier: Mapping[int, str], later: Mapping[int, str], idle: Set[int]) -> bool:
-    """Whether no rank began or ended a collective between two looks, some rank was in a collective,
-    and all other ranks were idle."""
+    """Whether, between two looks, no rank started or finished a collective, while some ranks were
+    waiting in one and all others were idle."""
     before, now = records_of(earlier), records_of(later)
     if not now or before.keys() != now.keys() or now.keys() != later.keys():
         return False

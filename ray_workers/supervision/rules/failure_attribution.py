@@ -1,4 +1,4 @@
-"""Attribution of a worker group's end to one rank: pure, without ray or torch."""
+"""Determines which rank caused the end of a worker group. Pure, without Ray or torch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from ray_workers.shared.processes.machine_pace import OVERLOADED, overload_note
 
 @dataclass(frozen=True)
 class RankExit:
-    """The end of a training process; `exit_code` is None if the end was not observed."""
+    """The end of a training process. `exit_code` is None if the end was not observed."""
 
     rank: int
     exit_code: int | None
     lost_forkserver: bool
-    """Whether the forkserver of its node ended. The cause may be another job or the machine."""
+    """Whether the forkserver of its node ended, which can be caused by another job or by the
+    machine."""
     is_stuck: bool
-    """Whether it was killed but still existed after the forkserver's limit, which does not depend
-    on the speed of the machine."""
+    """Whether it was killed but still existed after the forkserver's time limit, which does not
+    depend on the speed of the machine."""
     memory_kills: int
-    """The number of processes that the node's kernel killed because of low memory while it ran,
+    """Number of processes that the node's kernel killed because of low memory while it ran,
     possibly including itself."""
     log_lines_lost: int
-    """The number of lines at the end of its output for which the node's disk had no free space."""
+    """Number of lines at the end of its output that were lost because the node's disk was full."""
     ended_at: float
-    """Unix seconds at which its end was observed; infinite if it was not observed."""
+    """Unix time at which its end was observed; infinite if it was not observed."""
     last_status: RankStatus | None
-    """The last status in its heartbeat page; None if the page was not read."""
+    """The last status on its heartbeat page; None if the page was not read."""
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
-        """An end with no other information."""
+        """Return an end without any other information."""
         return cls(
             rank,
             exit_code,
@@ -50,19 +51,19 @@ class RankExit:
 
     @property
     def why_killed(self) -> str:
-        """An explanation of a SIGKILL if memory was low; otherwise an empty string."""
+        """An explanation of a SIGKILL if memory was low; otherwise, an empty string."""
         if self.exit_code != -signal.SIGKILL or not self.memory_kills:
             return ""
         return (
-            " (meanwhile the kernel of its node ended "
-            f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} for want of "
+            " (in this time, the kernel of its node killed "
+            f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} because of low "
             "memory)"
         )
 
 
 SEEN_LATE_S = 0.25
-"""The longest time from the death of a rank without an error until its end is observed. Its peers
-may have reported the loss earlier."""
+"""Maximum time from the death of a rank that leaves no error until its end is observed. Its peers
+might report the loss before that."""
 
 
 def judge(
@@ -72,17 +73,17 @@ def judge(
     under_nccl: bool = False,
     is_script: bool = False,
 ) -> Outcome:
-    """The outcome of a group: the rank that caused its end, and the cause.
+    """Return the outcome of a group: the rank that caused its end, and the cause.
 
-    ended: the ranks that ended by themselves, without ranks that were then stopped.
-    errors: the ERROR frames that ranks left.
-    under_nccl: whether the ranks communicated by NCCL, whose watchdog aborts a process that lost
-    its peers before the process can report an error.
-    is_script: whether the others may fail because a rank ended with 0 before them.
+    `ended` are the ranks that ended on their own, before the other ranks were stopped; `errors` are
+    the ERROR frames that ranks left. `under_nccl` is whether the ranks communicated by NCCL, whose
+    watchdog aborts a process that has lost its peers before the process can report an error.
+    `is_script` is whether ranks can fail because another rank has ended with code 0 before them.
 
     When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
-    so the root cause is a rank that failed for another reason. If several did, it is the rank that
-    failed first, because the program of the others may report the loss of a peer as another error.
+    so the root cause is a rank that failed for a different reason. If several did, it is the rank
+    that failed first, because the programs of the others might report the loss of a peer as a
+    different error.
 
     Raises ValueError if no rank has ended.
     """
@@ -105,8 +106,8 @@ def judge(
     culprit = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
     if not own and is_script and (left := _left_before(ended, culprit, errors)):
         message = (
-            f"rank {left.rank} ended with code 0 while the others went on, and rank "
-            f"{culprit.rank} lost it: {errors[culprit.rank].body['message']}"
+            f"rank {left.rank} ended with code 0 while the others continued, and rank "
+            f"{culprit.rank} lost its connection: {errors[culprit.rank].body['message']}"
         )
         return Outcome.of(Cause.USER_ERROR, message, left.rank, left.exit_code)
     if culprit.rank in errors:
@@ -117,11 +118,11 @@ def judge(
 
 
 def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> dict[int, Frame]:
-    """The ERROR frames that these processes left, by their ranks.
+    """Return the ERROR frames that these processes left, by rank.
 
-    ranks: by seat and incarnation. The name of a spool does not identify the rank: the spool of a
-    process that never got a rank is named after its seat, and an older spool after a rank that
-    another process has now.
+    `ranks` is the rank by seat and incarnation. It can't be derived from the name of a spool: the
+    spool of a process that never got a rank is named after its seat, and the name of an older spool
+    can contain a rank that now belongs to another process.
     """
     found: dict[int, Frame] = {}
     for frame in frames:
@@ -132,14 +133,15 @@ def errors_of(frames: Iterable[Frame], ranks: Mapping[tuple[int, int], int]) -> 
 
 
 def failed_by_echo(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> bool:
-    """Whether all of these ranks failed because they lost a peer."""
+    """Whether all of these ranks failed only because they lost a peer."""
     own = [errors.get(rank.rank) for rank in failed]
     return all(error and error.body["cause"] == Cause.WORKER_LOST for error in own)
 
 
 def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
-    """The time of the failure, by the clock of its node, and whether the rank left no error. A rank
-    states when it raised its error. A time after its report is ignored."""
+    """Return the time of the failure, by the clock of its node, and whether the rank left no error.
+    Errors contain the time at which they were raised, which is ignored if it is after the
+    report."""
     if error is None:
         return ended.ended_at - SEEN_LATE_S, True
     claimed = error.body.get("raised_at")
@@ -151,7 +153,7 @@ def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
 def _left_before(
     ended: Sequence[RankExit], failed: RankExit, errors: Mapping[int, Frame]
 ) -> RankExit | None:
-    """The first rank that ended with code 0, if it ended before `failed` did."""
+    """Return the first rank that ended with code 0, if it ended before `failed`; else None."""
     well = [rank for rank in ended if rank.exit_code == 0]
     first = min(well, key=lambda rank: rank.ended_at, default=None)
     if first is None or failed.rank not in errors:
@@ -161,16 +163,16 @@ def _left_before(
 
 
 def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether the rank was aborted without an error, as NCCL's watchdog aborts a rank whose peers
-    died."""
+    """Whether the rank was aborted without leaving an error, as NCCL's watchdog does when the peers
+    of a rank have died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 def excused(outcome: Outcome, slowness: float) -> Outcome:
-    """Return the outcome, with a note if overloaded machines may be the reason.
+    """Return the outcome, with a note if overloaded machines might be the reason.
 
-    slowness: how many times slower than usual the machines were when the group's start or recovery
-    last took too long; 1 if neither did.
+    `slowness` is how many times slower than usual the machines were when the group's start or
+    recovery last took too long; 1 if neither did.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:
@@ -179,22 +181,23 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """Return the outcome, with the role of the rank at fault, if it has one. names: as from
-    `dray.ranks.role_names`."""
+    """Return the outcome, with the role of the rank that caused it, if it has one. `names` are role
+    names as returned by `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
     note = f" (rank {outcome.rank} is {role})" if role else ""
     return replace(outcome, message=outcome.message + note)
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-"""Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
+"""Signals that are sent from outside, for example by the out-of-memory killer, a node that shuts
+down, or an operator."""
 
 
 def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
     code = ended.exit_code
     assert code is not None
     if code == STORAGE_EXIT_CODE:
-        message = f"rank {ended.rank} found a full or failing disk, and could not report an error"
+        message = f"rank {ended.rank} could not report its error because of a full or failing disk"
         return Cause.INFRASTRUCTURE, message
     if code == -signal.SIGBUS:
         message = f"the process of rank {ended.rank} was killed by SIGBUS: memory that was mapped"

@@ -1,7 +1,7 @@
-"""The decisions about a running group: pure, without ray or torch.
+"""Decisions about a running group. Pure, without Ray or torch.
 
-Each time that the group monitor has observed the group, `GroupPolicy.decide` returns actions, which
-the monitor carries out.
+After each observation of the group, `GroupPolicy.decide` returns actions, which the group monitor
+carries out.
 """
 
 from __future__ import annotations
@@ -31,40 +31,41 @@ class GroupObservation:
     """An observation of a group."""
 
     ranks: Sequence[RankObservation]
-    """The newest processes of the ranks that are in the group and run, by rank, without ranks on
-    nodes that do not answer."""
+    """The latest processes of the ranks in the group that are running, sorted by rank. Ranks on
+    nodes that do not answer are missing."""
     num_running: int
-    """The number of ranks that are in the group and run, observed or not."""
+    """Number of ranks in the group that are running, whether they were observed or not."""
     num_placed: int
-    """The number of ranks that are in the group."""
+    """Number of ranks in the group."""
     recovery: RecoveryState
     through: Mapping[int, RankStatus] = field(default_factory=dict)
-    """Known last statuses of ranks that have ended with code 0, by rank."""
+    """Last statuses, if known, of ranks that have ended with code 0, by rank."""
     num_through: int = 0
-    """The number of ranks that are in the group and have ended with code 0."""
+    """Number of ranks in the group that have ended with code 0."""
     drills: Sequence[Drill] = ()
-    """Faults that are still to be injected."""
+    """Faults that have not been injected yet."""
     is_leaving: bool = False
     """Whether the group was asked to leave its slots."""
     is_ending_hang: bool = False
-    """Whether a rank was killed because it hangs, and its end was not observed yet."""
+    """Whether a rank was killed because it hung, and its end has not been observed yet."""
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank of the group has ended with code 0, or runs and was observed."""
+        """Whether every rank of the group has either ended with code 0, or is running and was
+        observed."""
         return len(self.ranks) == self.num_running == self.num_placed - self.num_through
 
     @property
     def statuses(self) -> dict[int, RankStatus]:
-        """Statuses of ranks that run or have ended with code 0, by rank."""
+        """Statuses of ranks that are running or have ended with code 0, by rank."""
         return {rank.rank: rank.status for rank in self.ranks} | dict(self.through)
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """The state that one decision passes to the next."""
+    """The state that is passed from one decision to the next."""
 
     stray_since: float | None = None
     forming_since: float | None = None
@@ -74,19 +75,19 @@ class GroupMemory:
 
 @dataclass(frozen=True)
 class TakeIn:
-    """Start workers in slots that were granted."""
+    """Start workers in granted slots."""
 
     grant: Grant
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """Report that the group trains again."""
+    """Report that the group has resumed training."""
 
 
 @dataclass(frozen=True)
 class Inject:
-    """Inject a fault. step: the step that the group has done."""
+    """Inject a fault. `step` is the last step that the group has completed."""
 
     drill: Drill
     step: int
@@ -94,19 +95,19 @@ class Inject:
 
 @dataclass(frozen=True)
 class Gather:
-    """Form another round of ranks that lost each other, because they did not reconnect in time."""
+    """Form another round, because ranks lost their connections and did not reconnect in time."""
 
 
 @dataclass(frozen=True)
 class EndHang:
-    """End the ranks that hang for too long."""
+    """End ranks that have been hanging for too long."""
 
     hang: Hang
 
 
 @dataclass(frozen=True)
 class End:
-    """End the attempt, which took too long."""
+    """End the attempt."""
 
     outcome: Outcome
 
@@ -125,7 +126,8 @@ class GroupPolicy:
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """The actions, in order. now: seconds at the machines' usual pace."""
+        """Return the actions to perform, in order, and the new memory. `now` is in seconds at the
+        machines' usual pace."""
         recovery = seen.recovery
         actions: list[Action] = []
         if self.traits.is_script and self.is_elastic and _is_unprepared(seen):
@@ -153,7 +155,7 @@ class GroupPolicy:
         if is_regrouping:
             hang = self._left_behind(seen, memory, now)
         else:
-            # A rank that is missing was lost, or is silent with its node.
+            # A missing rank was lost, or its node is silent.
             if since is not None or seen.is_ending_hang or not seen.is_whole:
                 return actions, memory
             if not seen.num_through:
@@ -168,8 +170,9 @@ class GroupPolicy:
         return actions, memory
 
     def trains_again(self, seen: GroupObservation) -> bool:
-        """Whether a recovering group has taken a step in its new round, or has finished. Workers of
-        parameter servers that were not lost do not notice the loss, and may finish meanwhile."""
+        """Whether a recovering group has taken a step in its new round, or has finished. With
+        parameter servers, workers that were not lost do not notice the loss, and can finish in the
+        meantime."""
         recovery = seen.recovery
         if recovery.regrouping is None or recovery.lacking_since is not None:
             return False
@@ -179,7 +182,7 @@ class GroupPolicy:
         def is_back(status: RankStatus) -> bool:
             return status.generation >= recovery.round and _trains(status)
 
-        # A rank takes its first step, and finishes, together with all other ranks of its round.
+        # All ranks of a round take their first step together, and finish together.
         if any(map(is_back, seen.through.values())):
             return True
         return seen.is_whole and bool(seen.ranks) and all(is_back(r.status) for r in seen.ranks)
@@ -187,9 +190,10 @@ class GroupPolicy:
     def _judge_stopped(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """Judge only stopped processes as hanging. A script may be in any phase for any time, even
-        if it calls `train.prepare`. With parameter servers, no worker waits for a slow worker."""
-        if self.traits.recovers_in_place:  # `_left_behind` needs the step times
+        """Treat only stopped processes as hanging. A script can be in any phase for any length of
+        time, even if it calls `train.prepare`. With parameter servers, no worker waits for a slow
+        worker."""
+        if self.traits.recovers_in_place:  # `_left_behind` uses the step times
             memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
         if not stopped or seen.is_ending_hang:
@@ -202,7 +206,7 @@ class GroupPolicy:
         return actions, replace(memory, suspicion=suspicion)
 
     def _overdue(self, seen: GroupObservation, memory: GroupMemory, now: float) -> str | None:
-        """Why the first round, or a recovery, took too long; None if it did not."""
+        """Return a message if the first round or a recovery is taking too long; else None."""
         recovery, limits = seen.recovery, self.timings
         phases = "; ".join(f"rank {r.rank}: {r.status.phase.name.lower()}" for r in seen.ranks)
         since = memory.forming_since
@@ -213,20 +217,20 @@ class GroupPolicy:
             if grows or now - recovery.lacking_since <= limits.stand_by_limit_s:
                 return None
             return (
-                f"no slots came within {limits.stand_by_limit_s:g} s for {recovery.num_lacking} "
-                "workers that were lost"
+                f"no slots became available within {limits.stand_by_limit_s:g} s for "
+                f"{recovery.num_lacking} lost workers"
             )
         if recovery.regrouping is None or recovery.announced_at is None:
             return None
         if now - recovery.announced_at <= limits.whole_limit_s:
             return None
         if self.traits.state_holders and _newcomers_are(_has_begun, seen):
-            return None  # their first step may take long, or wait for another worker
-        return f"the group was not whole again within {limits.whole_limit_s:g} s ({phases})"
+            return None  # their first step can take long, or wait for another worker
+        return f"the group was not complete again within {limits.whole_limit_s:g} s ({phases})"
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-        """When ranks began to wait for a round though no rank is lost, because their connections
-        broke or a round could not be formed."""
+        """Return when ranks began to wait for a round although no rank was lost, because their
+        connections broke or a round could not be formed; None if they are not waiting."""
         stand_by = any(rank.status.phase is RankPhase.STAND_BY for rank in seen.ranks)
         may_be = self.traits.recovers_in_place and stand_by and seen.num_running == seen.num_placed
         if not may_be or seen.recovery.lacking_since is not None:
@@ -234,7 +238,8 @@ class GroupPolicy:
         return now if memory.stray_since is None else memory.stray_since
 
     def _left_behind(self, seen: GroupObservation, memory: GroupMemory, now: float) -> Hang | None:
-        """A hang of ranks that do not join the round though their older connections were cut."""
+        """Return a hang of ranks that do not join the round although their old connections were
+        cut; None if there is none."""
         announced_at = seen.recovery.announced_at
         if seen.is_ending_hang or announced_at is None:
             return None
@@ -248,13 +253,13 @@ class GroupPolicy:
 
 
 def _is_unprepared(seen: GroupObservation) -> bool:
-    """Whether a script has reported a step without having called `train.prepare`."""
+    """Whether a script has reported a step without calling `train.prepare` first."""
     return any(rank.status.first_at and not rank.status.is_prepared for rank in seen.ranks)
 
 
 def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
-    """When ranks of the attempt's first round began to connect to each other. A later round is
-    judged by the time of its whole recovery."""
+    """Return when the ranks of the attempt's first round began to connect to each other. For later
+    rounds, the time of the whole recovery is limited instead."""
     forming = any(rank.status.phase is RankPhase.FORMING for rank in seen.ranks)
     if not forming or seen.recovery.regrouping is not None:
         return None
@@ -262,14 +267,15 @@ def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> f
 
 
 def _newcomers_are(is_so: Callable[[RankStatus], bool], seen: GroupObservation) -> bool:
-    """Whether `is_so` holds for all ranks that replaced lost ranks in this recovery."""
+    """Whether `is_so` is true for all ranks that replaced lost ranks in this recovery."""
     regrouping = seen.recovery.regrouping
     assert regrouping is not None
     return set(regrouping.ranks) <= {rank for rank, one in seen.statuses.items() if is_so(one)}
 
 
 def _has_begun(newcomer: RankStatus) -> bool:
-    """Whether the newcomer has joined its round, which is later than the attempt's first, 0."""
+    """Whether the newcomer has joined its round. The number of the round is above 0, the attempt's
+    first round."""
     return newcomer.generation > 0
 
 

@@ -1,11 +1,12 @@
-"""Detects that a group hangs, and which ranks cause the hang: pure, without ray or torch.
+"""Detects whether a group hangs, and which ranks cause the hang. Pure, without Ray or torch.
 
-A waiting rank and the rank for which it waits both make no progress. But the waiting rank is
-further on: it has entered a collective that the other rank has not reached. So the rank that is
-furthest behind causes the hang or, if all are at the same point, a rank whose process is stopped.
+Neither a waiting rank nor the rank for which it waits makes progress. But the waiting rank is
+further ahead: it has entered a collective that the other rank has not reached. Therefore the hang
+is caused by the rank that is furthest behind or, if all are at the same point, by a rank whose
+process is stopped.
 
-The limits depend on the job's own step times, because a step of one job may take as long as a
-thousand steps of another.
+The limits depend on the job's step times, because one step of a job can take as long as a thousand
+steps of another job.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.timings import Timings
 
 FACTOR = 10.0
-"""A rank hangs when it has been in a phase for this many times the time of the slowest step."""
+"""A rank counts as hanging when it has been in a phase for this many times the duration of the
+slowest step."""
 REMEMBERED = 100
-"""The number of newest step times of which the slowest counts."""
+"""Number of recent step times among which the slowest is determined."""
 
 PATIENCE = 10.0
-"""Factor on the limits of a group that does not recover in place, and of ranks that are all at the
-same point. A false alarm would cost a return to the checkpoint, repeatedly if a phase just takes
-this long."""
+"""Factor for the limits of groups that do not recover in place, and of ranks that are all at the
+same point. In these cases, each false alarm would send the job back to its checkpoint, again and
+again if a phase simply takes this long."""
 
 STOPPED = ("T", "t")
 
@@ -39,7 +41,7 @@ _PLACE_IN_STEP = {
     RankPhase.UPDATE: 5,
     RankPhase.FINISH: 6,
 }
-"""Orders the phases that follow a committed step."""
+"""The order of the phases after a committed step."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,13 @@ class Hang:
     """A hang of a group."""
 
     culprits: tuple[RankObservation, ...]
-    """The ranks that cause the hang; empty if all are at the same point and none is stopped."""
+    """The ranks that cause the hang; empty if all ranks are at the same point and none is
+    stopped."""
     waited_s: float
     limit_s: float
 
     def outcome(self, phase: str, cause: Cause) -> Outcome:
-        """The outcome of a group that resumes from its checkpoint because the culprits were
+        """Return the outcome of a group that resumes from its checkpoint because these ranks were
         ended."""
         ranks = [observation.rank for observation in self.culprits]
         who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
@@ -67,7 +70,7 @@ class StepTimes:
 
     slow_s: tuple[float, ...] = ()
     last: tuple[int, int, float] | None = None
-    """(round, step, time) when another step was last observed."""
+    """(round, step, time) of the last observation of a new step."""
 
     @property
     def slowest_s(self) -> float:
@@ -76,9 +79,9 @@ class StepTimes:
     def after(
         self, observations: Sequence[RankObservation], now: float, *, at_own_pace: bool = False
     ) -> StepTimes:
-        """Return the step times after another observation. now: seconds at the machines' usual
-        pace. at_own_pace: whether a slow rank may count several steps for one share of work, whose
-        time then counts as one step."""
+        """Return the step times after another observation. `now` is in seconds at the machines'
+        usual pace. `at_own_pace` is whether a slow rank can count several steps for one unit of
+        work; its time then counts as a single step."""
         if not _is_training(observations):
             return replace(self, last=None)
         number = observations[0].status.generation
@@ -93,17 +96,17 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class HangLimits:
-    """How long a rank may keep other ranks waiting."""
+    """Time limits for how long a rank can keep other ranks waiting."""
 
     timings: Timings
     patience: float = 1.0
-    """Factor on the least time limit of each phase."""
+    """Factor for the minimum limit of each phase."""
     slowest_step_s: float = 0.0
     slowness: float = 1.0
     """How many times slower than usual the machines are."""
 
     def limit_s(self, observation: RankObservation) -> float:
-        """The time limit for the phase that the rank is in."""
+        """Return the time limit for the rank's current phase."""
         status = observation.status
         least_s = self.timings.hang_s[status.phase]
         if status.step == status.resumed_step:
@@ -114,9 +117,10 @@ class HangLimits:
 def find_hang(
     observations: Sequence[RankObservation], limits: HangLimits, *, are_last: bool = False
 ) -> Hang | None:
-    """The hang of the ranks' newest processes. are_last: whether other ranks have finished.
+    """Return the hang of the ranks' latest processes, if any. `are_last` is whether other ranks
+    have finished.
 
-    Returns None while a rank joins or waits for a round, which recovery handles.
+    Returns None while a rank joins or waits for a round, because recovery handles that.
     """
     stopped_s = limits.timings.stopped_hang_s
     stopped = [one for one in observations if one.state == "T" and one.age_s > stopped_s]
@@ -126,7 +130,7 @@ def find_hang(
         return None
     culprits = behind = _furthest_behind(observations)
     if are_last:
-        limits = replace(limits, patience=PATIENCE)  # it may be committing a checkpoint
+        limits = replace(limits, patience=PATIENCE)  # it might be committing a checkpoint
     elif len(behind) == len(observations):
         stopped = [one for one in behind if one.state in STOPPED]
         limits = limits if stopped else replace(limits, patience=PATIENCE)
@@ -140,16 +144,16 @@ def find_hang(
 def find_left_behind(
     observations: Sequence[RankObservation], round_number: int, limits: HangLimits
 ) -> Hang | None:
-    """A hang of ranks in an older round than the round to which they are assigned.
+    """Return a hang of ranks that are in an older round than the one to which they are assigned.
 
-    Rarely (about once in 500 kills) gloo does not notice that its connection broke, so that neither
-    the loss of a peer nor cutting the connection ends an operation. And a rank that still connects
-    to a peer that died before it had connected has no connection to cut.
+    Rarely (about once in 500 kills), gloo does not notice that a connection broke, so that neither
+    the loss of the peer nor cutting the connection ends an operation. In addition, a rank that is
+    still connecting to a peer that died before connecting has no connection to cut.
     """
     forming_s = limits.slowness * limits.timings.forming_hang_s
     forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
     if len(forming) == len(observations):
-        forming = []  # they may be on their way into the newest round
+        forming = []  # they might be joining the latest round
     behind = [
         one
         for one in observations
@@ -166,13 +170,13 @@ def find_left_behind(
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The ranks that have been observed to hang without any progress, and since when."""
+    """The ranks that have been observed hanging without any progress, and since when."""
 
     places: tuple[tuple[int, int, float], ...] = ()
     since: float = 0.0
 
     def after(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> Suspicion:
-        """Return the suspicion after another observed hang."""
+        """Return the suspicion after another observation of a hang."""
         blamed = hang.culprits or everyone
         places = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
         return self if places == self.places else Suspicion(places, now)
@@ -181,7 +185,8 @@ class Suspicion:
 def hang_report(
     hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
 ) -> HangReport:
-    """The report of a hang: the ranks that cause it, and the phase and stack of every rank."""
+    """Return the report of a hang, with the ranks that cause it, and the phase and stack of every
+    rank."""
     blamed = hang.culprits or tuple(observations)
     return HangReport(
         culprits=[one.rank for one in hang.culprits],
@@ -204,7 +209,7 @@ def hang_report(
 
 
 def _is_training(observations: Sequence[RankObservation]) -> bool:
-    """Whether all ranks are in the training loop, in the same round."""
+    """Whether all ranks are in the training loop and in the same round."""
     trains = all(one.status.phase in _PLACE_IN_STEP for one in observations)
     return trains and len({one.status.generation for one in observations}) == 1
 
@@ -212,7 +217,8 @@ def _is_training(observations: Sequence[RankObservation]) -> bool:
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def place(observation: RankObservation) -> tuple[int, int, int]:
         status = observation.status
-        # The collective comes first: ranks that step on their own communicate after their update.
+        # Compare collectives before phases: ranks that step independently communicate after their
+        # update.
         return status.step, status.collective, _PLACE_IN_STEP[status.phase]
 
     least = min(map(place, observations))

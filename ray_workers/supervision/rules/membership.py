@@ -1,7 +1,7 @@
-"""The members of a group's next rendezvous round: pure, without ray or torch.
+"""Determines the members of a group's next rendezvous round. Pure, without Ray or torch.
 
-Losses, dead nodes, granted slots and recalled slots are changes of one roster. `next_round` returns
-the round that follows from the roster, and what has to be done before the round can begin.
+Lost workers, dead nodes, granted slots and recalled slots are all changes to a roster. `next_round`
+returns the round that results from the roster, and what must be done before it can begin.
 """
 
 from __future__ import annotations
@@ -14,63 +14,65 @@ from ray_workers.shared.group_traits import GroupTraits
 
 
 class WorkerState(Enum):
-    """The state of one worker, as the supervisor knows it."""
+    """The state of a worker, as known to the supervisor."""
 
     ACTIVE = auto()
-    """It has a rank in the group, and its process runs."""
+    """It has a rank in the group, and its process is running."""
     ENDED = auto()
-    """It has a rank. Its process has ended, and whether it is replaced is not decided yet."""
+    """It has a rank. Its process has ended, and it is not decided yet whether to replace it."""
     LOST = auto()
     """It has a rank. Its process has ended, and will be replaced."""
     STARTING = auto()
-    """It has no rank. A process is being started for it while the others train."""
+    """It has no rank. Its process is being started while the others train."""
     READY = auto()
-    """It has no rank. Its process waits for one."""
+    """It has no rank. Its process is waiting for one."""
 
 
 @dataclass(frozen=True)
 class Worker:
     seat: int
     rank: int
-    """Its rank in the current round, or its last rank."""
+    """The worker's rank in the current round, or its last rank."""
     node_id: str
     state: WorkerState
 
 
 @dataclass(frozen=True)
 class GroupRoster:
-    """The workers of a group at one time."""
+    """The workers of a group at one point in time."""
 
     workers: Sequence[Worker]
     least: int
-    """The fewest workers with which the group trains."""
+    """Minimum number of workers with which the group trains."""
     dead_nodes: Set[str] = frozenset()
     leaving: Set[int] = frozenset()
-    """Seats of workers whose slots are recalled."""
+    """Seats of workers whose slots have been recalled."""
 
 
 @dataclass(frozen=True)
 class NextRound:
-    """The next round. Lists of workers have their seats."""
+    """The next round. Workers are identified by their seats."""
 
     members: tuple[int, ...]
-    """The workers in the round, in the order of their ranks."""
+    """The workers in the round, in rank order."""
     restarted: tuple[int, ...]
-    """Members that get another process before the round begins."""
+    """Members whose processes must be replaced before the round begins."""
     rejoining: tuple[int, ...]
-    """Workers that get another process while the others train, and join a later round."""
+    """Workers whose processes are replaced while the others train, and that join a later round."""
     num_awaited: int
-    """Workers that are missing; the members wait for them before the round begins."""
+    """Number of missing workers for which the members wait before the round begins."""
     is_whole: bool
-    """Whether no worker is awaited and no member has ended. The round is announced only then: a
-    member that has ended is replaced or given up first."""
+    """Whether no worker is missing and no member has ended. Only then is the round announced: a
+    member that has ended is first replaced or given up."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
-    """The round that follows from the roster, or the reason why the group can't go on."""
+    """Return the round that results from the roster, or the reason why the group can't continue."""
     left = [one for one in roster.workers if one.node_id not in roster.dead_nodes]
     if len(left) < len(roster.workers) and traits.keeps_numbers:
-        return "a node is lost, and without its ranks the others would have other numbers and roles"
+        return (
+            "a node is lost, and without its ranks the numbers and roles of the others would change"
+        )
     lost = [one for one in left if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost
     without = {WorkerState.STARTING} if waits_for_lost else {WorkerState.STARTING, WorkerState.LOST}
@@ -81,7 +83,7 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     ]
     num_ended = sum(one.state is WorkerState.ENDED for one in members)
     if num_ended == len(members):
-        return "no rank is left"
+        return "there are no ranks left"
     num_awaited = max(0, roster.least - len(members)) if waits_for_lost else 0
     if num_awaited and traits.is_tied_to_nodes:
         return "a node is lost, and no other node has the data of its ranks"

@@ -1,8 +1,8 @@
-"""The rules of recovery in place: pure, without ray or torch.
+"""The rules for recovery in place. Pure, without Ray or torch.
 
-The survivors hold the whole state of a replicated model, so a killed rank is replaced, and no rank
-repeats a step. A rank that failed with its own error is not replaced: its replacement would fail in
-the same way.
+The survivors hold the complete state of a replicated model, so a killed rank is replaced, and no
+rank repeats a step. A rank that failed with its own error is not replaced, because its replacement
+would fail in the same way.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 
 MOST_WITHOUT_A_STEP = 3
-"""The most recoveries in a row without a step in between."""
+"""Maximum number of consecutive recoveries without a step in between."""
 MOST_STARTS = 3
-"""The most tries to start another process for a lost rank."""
+"""Maximum number of tries to start another process for a lost rank."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
-"""The most restarts of one rank of a script, and the seconds within which they count."""
+"""Maximum number of restarts of one rank of a script, and the period in seconds over which they are
+counted."""
 
 
 @dataclass(frozen=True)
 class Regrouping:
-    """A change of a group to its next rendezvous round."""
+    """The transition of a group to its next rendezvous round."""
 
     ranks: tuple[int, ...]
     """The lost ranks; empty if only the size of the group changes."""
     began_at: float
-    """Unix seconds at which the loss was observed."""
+    """Unix time at which the loss was observed."""
     furthest_step: int
-    """The last step that any rank had committed before."""
+    """The last step that any rank had committed before the loss."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,28 @@ class RecoveryState:
     """The state of a group's recovery."""
 
     round: int = 0
-    """The newest rendezvous round, announced or about to be; `generation` on the wire."""
+    """The latest rendezvous round, whether already announced or not; `generation` in messages."""
     regrouping: Regrouping | None = None
     announced_at: float | None = None
-    """When the round was announced to its ranks, as `MachinePace.time` counts; None before."""
+    """When the round was announced to its ranks, on the clock of `MachinePace.time`; None if it was
+    not announced yet."""
     num_lacking: int = 0
-    """The number of workers for which the others wait."""
+    """Number of missing workers for which the others wait."""
     lacking_since: float | None = None
-    """When workers began to be lacking, as `MachinePace.time` counts; None if none is."""
+    """When the group first became short of workers, on the clock of `MachinePace.time`; None if no
+    worker is missing."""
     without_a_step: int = 0
-    """Recoveries since the group last took a step."""
+    """Number of recoveries since the group last took a step."""
     grants: tuple[Grant, ...] = ()
-    """Grants of slots in which no workers were started yet, oldest first."""
+    """Grants of slots in which no workers have been started yet, oldest first."""
     is_taking_in: bool = False
     batch_size: int | None = None
-    """The global batch size that the service last chose for this attempt. Each round announces it,
-    so that ranks get it even if the round before failed."""
+    """The global batch size that the service last chose for this attempt. It is announced in every
+    round, so that ranks get it even if the previous round failed."""
 
     def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
-        """Return the state of a group that begins to regroup, or begins again after more losses."""
+        """Return the state of a group that starts to regroup, or starts again after further
+        losses."""
         if self.regrouping is not None:
             ranks = sorted({*self.regrouping.ranks, *ranks})
             began_at = self.regrouping.began_at
@@ -72,17 +76,18 @@ class RecoveryState:
         return replace(self, round=self.round + 1, regrouping=regrouping, announced_at=None)
 
     def lack(self, num_workers: int, now: float) -> RecoveryState:
-        """Return the state of a group that waits for `num_workers`; 0 if it has enough."""
+        """Return the state of a group that waits for `num_workers` missing workers (0 if it has
+        enough)."""
         since = now if self.lacking_since is None else self.lacking_since
         return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
-    """Whether the running processes of a script follow their group into the next round. One process
-    that has called `train.prepare` is enough: the others run the same program and will call it,
-    too.
+    """Whether the running processes of a script will follow their group into the next round. One
+    process that has called `train.prepare` is enough: the others run the same program and will call
+    it too.
 
-    observations, running: as in `num_holders`.
+    For `observations` and `running`, see `num_holders`.
     """
     seen = [one for one in observations if (one.rank, one.incarnation) in running]
     return any(one.status.is_prepared for one in seen)
@@ -98,14 +103,14 @@ def refused(
     replicas: Mapping[int, int] = MappingProxyType({}),
     recovering: Iterable[int] = (),
 ) -> str | None:
-    """Why ranks that ended are not replaced; None if they are.
+    """Return why ranks that ended are not replaced; None if they are replaced.
 
-    lost: the ends of these ranks, none with code 0. errors: the ERROR frames that they left.
-    num_holders: the number of other ranks that hold the state.
-    without_a_step: the number of recoveries since the group last took a step.
-    servers: ranks of which each holds a part of the state that no other rank has, except a replica.
-    replicas: maps the rank of a server to the rank that has its replica.
-    recovering: ranks that were lost earlier and have not taken a step since.
+    `lost` are the ends of these ranks (none with code 0), and `errors` the ERROR frames that they
+    left. `num_holders` is the number of other ranks that hold the state, and `without_a_step` the
+    number of recoveries since the group last took a step. `servers` are ranks that each hold a part
+    of the state that no other rank has, except for a replica; `replicas` maps the rank of each
+    server to the rank that has its replica. `recovering` are ranks that were lost earlier and have
+    not taken a step since.
     """
     gone = {*(rank.rank for rank in lost), *recovering}
     for server in sorted(gone & servers):
@@ -123,17 +128,19 @@ def refused(
     for rank in lost:
         frame = errors.get(rank.rank)
         if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
-            return f"rank {rank.rank} ended by an error of its own"
+            return f"rank {rank.rank} failed with its own error"
         if frame is None and rank.exit_code is not None and rank.exit_code > 0:
             return f"rank {rank.rank} exited with code {rank.exit_code}"
     return None
 
 
 def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, int]) -> bool:
-    """Whether these ranks are restarted while the others go on. A rank that ended by itself is not,
-    because it would end again; nor a rank whose actor is gone, because the others know its port.
+    """Whether these ranks are restarted while the others continue. A rank that ended on its own is
+    not restarted, because it would end again; neither is a rank whose actor is gone, because the
+    other ranks know its port.
 
-    lone: ranks for which the others need not wait. earlier: recent restarts of each rank.
+    `lone` are ranks for which the others do not have to wait, and `earlier` is the number of recent
+    restarts of each rank.
     """
     return all(
         end.rank in lone
@@ -147,15 +154,15 @@ def may_restart(lost: Sequence[RankExit], lone: Set[int], earlier: Mapping[int, 
 def num_holders(
     observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
 ) -> int:
-    """The number of running ranks that can hand over the state.
+    """Return the number of running ranks that can pass on the state.
 
-    A replacement has no state until it has joined the group. Without the others it would start from
-    the checkpoint from which the attempt started, and all later steps would be lost. Before the
-    first step of the attempt there is nothing to lose, and every rank counts.
+    A replacement has no state until it has joined the group. Without the other ranks, it would
+    start from the checkpoint from which the attempt started, and all later steps would be lost.
+    Before the attempt's first step there is nothing to lose, so every rank counts.
 
-    observations: of every observable process of the attempt, including ended ones. running: (seat,
-    incarnation) of the processes that are in the group and run. furthest_step: the last step that
-    any rank is known to have committed, observed or not.
+    `observations` must include all observable processes of the attempt, even ended ones. `running`
+    has the (seat, incarnation) of the running processes in the group. `furthest_step` is the last
+    step that any rank, observed or not, is known to have committed.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step
@@ -167,8 +174,9 @@ def num_holders(
 
 
 def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[int]:
-    """Indices of the held slices to release: slices that are recalled, as long as at least `least`
-    workers stay. A slice is released as a whole, like its placement group."""
+    """Return the indices of the held slices to release. These are recalled slices, as long as at
+    least `least` workers remain. Like its placement group, a slice can only be released
+    completely."""
     left, wanted, going = sum(part.num_workers for part in held), list(asked), []
     for at in reversed(range(len(held))):
         part = held[at]
@@ -186,14 +194,14 @@ def loss_report(
     traits: GroupTraits,
     why_slow: str,
 ) -> RegroupingReport:
-    """The report of a loss. lost: empty if ranks lost each other. why_slow: from
-    `MachinePace.why`."""
+    """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
+    is from `MachinePace.why`."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names) for rank in lost)
     else:
-        reason = "ranks lost each other, though all of them live"
+        reason = "ranks lost their connections, although all of them are alive"
     goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
-    others = f"{'the others' if lost else 'they'} {'go on' if goes_on else 'keep their state'}"
+    others = f"{'the others' if lost else 'they'} {'continue' if goes_on else 'keep their state'}"
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],
@@ -203,12 +211,12 @@ def loss_report(
 
 
 def how(lost: RankExit, names: Sequence[str] = ()) -> str:
-    """Describe the end of a rank. names: as from `dray.ranks.role_names`."""
+    """Describe the end of a rank. `names` are role names as returned by `dray.ranks.role_names`."""
     rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
         return f"the worker of {rank} vanished"
     if lost.exit_code >= 0:
-        return f"{rank} lost the others"
+        return f"{rank} lost its connections"
     try:
         name = signal.Signals(-lost.exit_code).name
     except ValueError:

@@ -1,9 +1,8 @@
-"""Makes log lines of an output in which a program redraws lines, as progress bars do: pure,
+"""Converts output in which a program redraws lines, as progress bars do, into log lines. Pure,
 without Ray or torch.
 
-A program redraws a line after a carriage return, backspaces, or a move of the cursor upwards. The
-log gets one state of such a line per second, and the last state. All other lines are logged when
-they end.
+A program redraws a line after a carriage return, backspaces, or moving the cursor up. For such a
+line, one state per second and the last state are logged. All other lines are logged when they end.
 """
 
 from __future__ import annotations
@@ -15,69 +14,71 @@ from typing import NamedTuple
 from ray_workers.shared.secret_files import Masker
 
 PERIOD_S = 1.0
-"""Seconds between two logged states of a line that is redrawn."""
+"""Seconds between logged states of a redrawn line."""
 MAX_ROWS = 64
-"""The number of newest rows to which the cursor can move. Rows further up keep their text."""
+"""Number of the most recent rows to which the cursor can move. Rows further up can't be changed any
+more."""
 LINE_CHARS = 8192
-"""Longer lines are split, so that no line fills a page of the log."""
+"""Maximum length of a line. Longer lines are split, so that a single line can't fill a page of the
+log."""
 _CONTROL = re.compile(r"([\n\r\x08]|\x1b\[[0-9;?]{0,16}[ABDEFGJK])")
 _PART_OF_CONTROL = re.compile(r"\x1b(\[[0-9;?]{0,16})?\Z")
 
 
 class Line(NamedTuple):
     at: float
-    """Unix seconds at which the process wrote it."""
+    """Unix time at which the process wrote the line."""
     text: str
 
 
 class _Row:
-    """A row of the terminal to which the program believes that it writes."""
+    """A row of the terminal to which the program assumes that it is writing."""
 
     def __init__(self) -> None:
         self.text = ""
         self.whole = ""
-        """The newest text that was complete, while the next one is being drawn."""
+        """The last complete text, while the next one is being drawn."""
         self.is_redrawn = False
         self.at = 0.0
         self.logged: str | None = None
 
 
 class Redraws:
-    """Accepts output as it is read, and returns the lines for the log.
+    """Takes output as it is read, and returns the lines to log.
 
-    Each drawn text is also added to `drawn`, even if the log leaves it out; the caller empties the
+    Each drawn text is also added to `drawn`, even if it is not logged. The caller must empty this
     list.
     """
 
     def __init__(self) -> None:
         self.masker = Masker({})
-        """Masks secrets in all returned text."""
+        """Masks secrets in all text that is returned."""
         self.drawn: list[str] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._part = ""
-        """The beginning of a control sequence whose end has not been read yet."""
+        """The start of a control sequence whose end has not been read yet."""
         self._rows = [_Row()]
         self._at = 0
-        """Index of the row that the cursor is in."""
+        """Index of the row with the cursor."""
         self._column = 0
         self._has_returned = False
-        """Whether a carriage return moved the cursor to this column."""
+        """Whether the cursor was moved to this column by a carriage return."""
         self._has_begun = False
-        """Whether the row was written to since the cursor entered it, or last moved back."""
+        """Whether the row has been written to since the cursor entered it or last moved back."""
         self._fed_at = 0.0
         self._waiting_since: float | None = None
-        """Since when a redrawn row has a state that was not logged."""
+        """Since when there has been a redrawn row with a state that is not logged."""
         self._lines: list[Line] = []
 
     @property
     def num_held(self) -> int:
-        """The number of characters in the row that is being written."""
+        """Number of characters in the row that is being written."""
         return len(self._rows[self._at].text)
 
     def feed(self, data: bytes, now: float) -> list[Line]:
         """Return the lines that end in this part of the output, and states that are due.
 
-        now: Unix seconds.
+        `now` is the Unix time.
         """
         self._log_due(now, is_quiet=False)
         text = self._part + self._decoder.decode(data)
@@ -91,12 +92,12 @@ class Redraws:
 
     def due(self, now: float) -> list[Line]:
         """Return states of redrawn rows that have waited long enough. Must be called periodically,
-        because a program may draw nothing for long."""
+        because a program might draw nothing for a long time."""
         self._log_due(now, is_quiet=not 0.0 <= now - self._fed_at < PERIOD_S)
         return self._take()
 
     def finish(self) -> list[Line]:
-        """Return the rest, at the end of the output."""
+        """Return the remaining lines at the end of the output."""
         self._write(self._part + self._decoder.decode(b"", final=True))
         self._complete()
         self._log_waiting(len(self._rows))
@@ -124,8 +125,8 @@ class Redraws:
             self._redrawn(row)
 
     def _cut(self, row: _Row) -> None:
-        """Delete the text right of the cursor. Programs redraw whole lines, so the rest of a longer
-        text is not meant to stay after a shorter one."""
+        """Delete the text to the right of the cursor. Programs redraw whole lines, so the rest of a
+        longer text is not meant to remain after a shorter one."""
         row.text = row.text[: self._column]
         self._redrawn(row)
 
@@ -150,7 +151,7 @@ class Redraws:
             self._has_returned = kind == "\r"
 
     def _leave_row(self, by: int) -> None:
-        """Move the cursor up or down to the beginning of a row, without ending the present row."""
+        """Move the cursor up or down to the beginning of a row, without ending the current row."""
         row = self._rows[self._at]
         self._complete()
         if row.text and row.logged is None:
@@ -159,7 +160,7 @@ class Redraws:
         self._column, self._has_returned = 0, False
 
     def _complete(self) -> None:
-        """Note that the text of the row is complete."""
+        """Record that the text of the row is complete."""
         row = self._rows[self._at]
         if self._has_begun:
             self._has_begun = False
@@ -201,10 +202,10 @@ class Redraws:
     # Logging.
 
     def _log_due(self, now: float, *, is_quiet: bool) -> None:
-        """Log the states that are due. is_quiet: whether the program has written nothing for
-        long."""
+        """Log the states that are due. `is_quiet` is whether the program has not written anything
+        for a while."""
         since = self._waiting_since
-        # The clock may be set back.
+        # The clock can be set back.
         if since is None or 0.0 <= now - since < PERIOD_S:
             return
         self._waiting_since = None
@@ -220,7 +221,7 @@ class Redraws:
                 self._log_state(each, each.text)
 
     def _log_waiting(self, before: int) -> None:
-        """Log the states of the rows before an index."""
+        """Log the states of all rows before an index."""
         if self._waiting_since is None:
             return
         for row in self._rows[:before]:
@@ -237,8 +238,8 @@ class Redraws:
         self._lines.append(Line(row.at, self.masker.text(text)))
 
     def _split(self, row: _Row) -> None:
-        """Log the beginning of a long line. An incomplete secret is not masked, so the end of the
-        line waits."""
+        """Log the beginning of a long line. The end is held back, because an incomplete secret
+        would not be masked."""
         longest = LINE_CHARS + self.masker.longest
         if len(row.text) > longest:
             row.text = self.masker.text(row.text)
@@ -255,6 +256,6 @@ class Redraws:
 
 
 def _number_in(control: str) -> int:
-    """The first number of a control sequence, 0 if it has none."""
+    """Return the first number of a control sequence, or 0 if it has none."""
     digits = control[2:-1].partition(";")[0] if len(control) > 2 else ""
     return min(int(digits), LINE_CHARS) if digits.isdecimal() else 0

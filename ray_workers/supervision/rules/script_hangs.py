@@ -1,10 +1,10 @@
-"""Detects that a script hangs: pure, without ray or torch.
+"""Detects whether a script hangs. Pure, without Ray or torch.
 
-A script reports no phases, and may do one thing for hours. So two of four signs must be observed,
-unless the user has set a limit: the ranks have stopped reporting; all of their processes are idle
-(no CPU time, no bytes read or written); their stacks do not change while some of them are in a
-collective; and torch's flight recorder shows a collective that began long ago while no rank begins
-or ends another.
+A script does not report phases, and can spend hours on a single task. Therefore two of four signs
+must be observed, unless the user has set a limit: the ranks have stopped reporting; all their
+processes are idle (no CPU time, no bytes read or written); their stacks do not change while some of
+them are in a collective; and torch's flight recorder shows a collective that started long ago while
+no rank starts or finishes another.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
 from ray_workers.supervision.rules.timings import Timings
 
 BUSY_CPU = 0.01
-"""Share of a CPU, and bytes per second, above which a rank is busy. They are not 0, because the
-threads of a waiting rank wake up periodically."""
+"""Share of a CPU, and bytes per second, above which a rank counts as busy. They are not 0, because
+the threads of a waiting rank wake up periodically."""
 BUSY_BYTES = 1024.0
 
 
 @dataclass(frozen=True)
 class ScriptLook:
-    """A look at all ranks of a script."""
+    """An observation of all ranks of a script."""
 
     at: float
-    """Seconds at the machines' usual pace."""
+    """Time in seconds at the machines' usual pace."""
     ranks: tuple[RankObservation, ...]
     activity: Mapping[int, Activity]
-    """The work so far of each rank."""
+    """The activity so far of each rank."""
 
 
 @dataclass(frozen=True)
 class ScriptMemory:
-    """The state that one look passes to the next."""
+    """The state that is passed from one look to the next."""
 
     last: ScriptLook | None = None
     begun_at: float | None = None
-    """When the processes were first looked at."""
+    """When the processes were first observed."""
     still_since: float | None = None
     """Since when all ranks have been idle."""
     step: int = 0
     stepped_at: float | None = None
     """When a new step was last observed."""
     slowest_s: float = 0.0
-    """Longest time between two reported steps."""
+    """Longest time between reported steps."""
 
     def after(self, look: ScriptLook) -> ScriptMemory:
         """Return the memory after another look at the same processes."""
@@ -71,14 +71,15 @@ class ScriptMemory:
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a hang: seconds for which each was observed; 0.0 if it is absent."""
+    """The signs of a hang: the number of seconds for which each was observed; 0.0 if it is
+    absent."""
 
     silent_s: float
     still_s: float
     limit_s: float
     mute_s: float = 0.0
-    """Seconds since the start of a script that has reported nothing: no sign, but a reason to look
-    for others."""
+    """Seconds since the start of a script that has not reported anything. This is not a sign, but a
+    reason to look for signs."""
 
     @property
     def is_seen(self) -> bool:
@@ -90,13 +91,13 @@ class Signs:
 
 
 def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
-    """The signs after the last look. limit_s: the limit that the user has set."""
+    """Return the signs after the last look. `limit_s` is the user's limit, if any."""
     look = memory.last
     assert look is not None
     least_s = timings.script_hang_s if limit_s is None else limit_s
     still_s = 0.0 if memory.still_since is None else look.at - memory.still_since
     silent_s = mute_s = 0.0
-    if any(one.status.first_at for one in look.ranks):  # else, silence is no sign
+    if any(one.status.first_at for one in look.ranks):  # otherwise, silence is not a sign
         silent_s = min(one.age_s for one in look.ranks)
         if limit_s is None:
             least_s = max(least_s, FACTOR * memory.slowest_s)
@@ -106,13 +107,13 @@ def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> S
 
 
 def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
-    """Whether the user's limit is exceeded, by the silence or, without any report, the idle
-    time."""
+    """Whether the user's limit is exceeded by the time without reports, or if the script never
+    reports, by the idle time."""
     return (signs.silent_s if has_reported else signs.still_s) > signs.limit_s
 
 
 def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
-    """Whether two signs may be observed some time later."""
+    """Whether a later look might observe two signs."""
     return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
 
 
@@ -123,8 +124,8 @@ def hang_of(
     later: Mapping[int, str],
     idle: Set[int] = frozenset(),
 ) -> Hang | None:
-    """The hang, if two signs are observed. earlier, later: stacks by rank, some time apart. idle:
-    the ranks that were idle in between."""
+    """Return the hang, if two signs are observed. `earlier` and `later` are stacks by rank, some
+    time apart, and `idle` are the ranks that were idle in between."""
     both = [
         (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
     ]
@@ -140,11 +141,12 @@ def hang_of(
 
 
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
-    """The hang, with the ranks that differ from the others as culprits.
+    """Return the hang, with the ranks that differ from the others as culprits.
 
-    By torch's record, these are ranks that have not joined a collective. If there are none, the
-    stacks decide: ranks that are in no collective while others are, or in another collective than
-    most. Otherwise, ranks that are behind in their steps. There are no culprits if no rank differs.
+    These are ranks that, according to torch's flight recorder, have not joined a collective. If
+    there are none, they are ranks whose stacks show no collective while other stacks do, or a
+    different collective than most. Otherwise, they are ranks that are behind in steps. If no rank
+    differs, there are no culprits.
     """
     places = {one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks}
     apart = collective_hangs.absent_ranks(stacks) & places.keys()
@@ -163,18 +165,18 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
 
 
 def main_stack(text: str) -> str:
-    """The stack of the main thread, which a process writes first."""
+    """Return the stack of the main thread, which is written first."""
     return text.split("\n\n")[0].strip()
 
 
 _FRAME = re.compile(r'File "(.+?)", line \d+ in (\S+)')
 _WRAPPERS = ("wrapper", "_object_to_tensor")
 _BACKWARD = "_engine_run_backward"
-"""A backward pass may wait for the gradients of other ranks."""
+"""A function of the backward pass, which can wait for the gradients of other ranks."""
 
 
 def collective_in(stack: str) -> str:
-    """The function of torch.distributed in the stack, or an empty string."""
+    """Return the torch.distributed function in the stack, or an empty string."""
     for path, function in _FRAME.findall(stack):
         if "/torch/distributed/" in path and function not in _WRAPPERS:
             return str(function)
@@ -184,8 +186,8 @@ def collective_in(stack: str) -> str:
 
 
 def with_collectives(report: HangReport) -> HangReport:
-    """The report with the collective that each rank's stack shows. The phase of a script is always
-    `compute`, because a script reports no phases."""
+    """Return the report with the collectives that the stacks of the ranks show. Without them, the
+    phase of a script would always be `compute`, because scripts do not report phases."""
     names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
     names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
     ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]
@@ -195,14 +197,14 @@ def with_collectives(report: HangReport) -> HangReport:
 
 
 def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
-    """Whether all ranks were idle between two looks; False if that is unknown."""
+    """Whether all ranks were idle between two looks; False if this is unknown."""
     return before.activity.keys() == now.activity.keys() == idle_ranks(before, now) and (
         len(now.activity) == len(now.ranks)
     )
 
 
 def idle_ranks(before: ScriptLook, now: ScriptLook) -> set[int]:
-    """Ranks that are known to have been idle between two looks."""
+    """Return the ranks that are known to have been idle between two looks."""
     elapsed_s = now.at - before.at
     idle = set()
     for rank in before.activity.keys() & now.activity.keys():

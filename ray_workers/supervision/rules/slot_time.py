@@ -1,7 +1,7 @@
-"""The use of an attempt's slots, second by second: pure, without ray or torch.
+"""Accounts for every second of an attempt's slots. Pure, without Ray or torch.
 
-The training processes account for most of it themselves, in their heartbeat pages. The rest is
-assigned to what the attempt was doing: starting, recovering, or nothing.
+The training processes account for most of the time themselves, on their heartbeat pages. The rest
+is assigned to what the attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -11,32 +11,33 @@ from collections.abc import Mapping, Sequence
 from ray_workers.shared.heartbeat import TIME_CATEGORIES, RankObservation, RankPhase, TimeCategory
 
 Booked = dict[TimeCategory, float]
-"""Seconds of one process by category."""
+"""Seconds of a process by category."""
 
 
 class SlotTimeLedger:
-    """Slot-seconds of one attempt by category. They add up to the slot-seconds that it held."""
+    """Slot-seconds of one attempt by category. They add up to the slot-seconds for which it held
+    slots."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
         self._num_slots = 0
         self._since = 0.0
         self.held_s = 0.0
-        """Slot-seconds held so far."""
+        """Total slot-seconds held so far."""
         self._seen: dict[tuple[int, int], RankObservation] = {}
 
     def hold(self, num_slots: int, now: float) -> None:
-        """Note that the attempt holds `num_slots` from `now` on, in monotonic seconds."""
+        """Record that the attempt holds `num_slots` from `now` on, in monotonic seconds."""
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
     def account(
         self, observations: Sequence[RankObservation], otherwise: TimeCategory
     ) -> dict[str, float]:
-        """Slot-seconds by category so far.
+        """Return the slot-seconds by category so far.
 
-        observations: of every process that the attempt ever had and whose page still exists.
-        otherwise: the category of time that no process accounts for.
+        `observations` must include all processes of the attempt, past and present, whose pages
+        still exist. `otherwise` is the category for time that no process accounts for.
         """
         self._seen |= {
             (observation.rank, observation.incarnation): observation for observation in observations
@@ -48,8 +49,8 @@ class SlotTimeLedger:
         return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
 
     def _account_rest(self, seconds: float, otherwise: TimeCategory) -> None:
-        """Add seconds that no process accounts for. If they are negative, a process accounts for
-        seconds that were added earlier."""
+        """Add seconds that no process accounts for. If the number is negative, a process now
+        accounts for seconds that were added earlier."""
         if seconds >= 0.0:
             self._unaccounted[otherwise] += seconds
             return
@@ -60,10 +61,10 @@ class SlotTimeLedger:
 
 
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
-    """The seconds that each process has used.
+    """Return the seconds that each process has used, by category.
 
     A rank of a script that has not reported a step is assumed to do the same as the rank that
-    reported first: usually one rank reports for all.
+    reported first, because usually one rank reports for all.
     """
     each = [(observation, _of_one(observation)) for observation in observations]
     reported = [booked for observation, booked in each if observation.status.first_at]
@@ -74,7 +75,8 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """The seconds on the process's page and, while it lives, the seconds of its present use."""
+    """Return the seconds on the process's page plus, while it is alive, the seconds of its current
+    use."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}

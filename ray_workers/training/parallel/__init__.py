@@ -1,4 +1,4 @@
-"""The strategies by which the ranks of a group train one model together."""
+"""Strategies with which the ranks of a group train one model together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["DataPart", "Strategy", "StrategyContext", "calendar_of", "strategy_o
 
 
 def calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
-    """The calendar of the job, whose steps are optimizer steps or rounds."""
+    """Return the calendar of the job, whose steps are optimizer steps or rounds."""
     if spec.federated is not None:
         rounds = rounds_of(spec.federated)
         return Calendar.of_rounds(rounds, spec.federated.evaluate_every, spec.checkpoint)
@@ -37,7 +37,7 @@ def calendar_of(spec: JobSpec, workload: Workload) -> Calendar:
 
 
 def strategy_of(given: StrategyContext) -> Strategy:
-    """The strategy that the job document specifies."""
+    """Create the strategy that the job document specifies."""
     return _class_of(given.spec)(given)
 
 
@@ -47,7 +47,9 @@ def _class_of(spec: JobSpec) -> Callable[[StrategyContext], Strategy]:
     if spec.federated is not None:
         return _of_federated(spec.federated)
     match spec.sync:
-        case None | AllReduce() | AutoSync():  # AutoSync: no service has resolved the document
+        case (
+            None | AllReduce() | AutoSync()
+        ):  # AutoSync: the document was not resolved by a service
             return _all_reduce(spec)
         case Gossip():
             return AsynchronousGossip if spec.sync.mode == "ad_psgd" else SynchronousGossip

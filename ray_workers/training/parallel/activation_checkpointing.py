@@ -31,15 +31,15 @@ _COSTLY = frozenset(
         "_c10d_functional::reduce_scatter_tensor",
     )
 )
-"""Operations whose results `selective` keeps: products, attention and communication."""
+"""Operations whose results are kept by `selective`: products, attention and communication."""
 
 
 def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
-    """Apply recomputation and compilation to the model's blocks in place, as the options specify.
+    """Apply recomputation and compilation to the model's blocks in place, according to the options.
 
-    With recomputation only the inputs of each block are kept (Chen et al. 2016, arXiv:1604.06174),
-    and with `selective` also the results of costly operations. A block is an element of a list of
-    modules that has child modules. Recomputation draws the same random numbers as the first pass.
+    With recomputation, only the inputs of each block are kept (Chen et al. 2016, arXiv:1604.06174)
+    and, with `selective`, the results of costly operations. A block is an element of a module list
+    that has child modules. Recomputation draws the same random numbers as the first pass.
     """
     kept: dict[str, Any] = {"use_reentrant": False}
     if options.recompute == "selective":
@@ -58,7 +58,7 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the elements of the model's lists of modules."""
+    """Iterate over the elements of the model's module lists."""
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             yield from child.children()

@@ -1,12 +1,12 @@
-"""Tensors that are divided among ranks, and the plain tensor with this rank's part of one.
+"""Tensors that are divided among ranks, and plain tensors with this rank's part.
 
-Elementwise operators are given the plain tensor: for a DTensor torch has to derive how the result
-is divided, which the first time takes milliseconds to seconds on a mesh of three axes.
+Elementwise operators are applied to the plain tensors. For a DTensor, torch has to derive how the
+result is divided, which takes milliseconds to seconds the first time on a mesh with three axes.
 
-FSDP over a model whose matrices are divided cuts one dimension twice: first along the tensor axis,
-and then each part again. If the length does not divide evenly, torch's DTensor assumes other
-positions for the parts than FSDP, both when it distributes and when it reassembles a tensor (torch
-2.13); this module uses FSDP's positions.
+If FSDP is applied to a model whose matrices are already divided, one dimension is cut twice: first
+along the tensor axis, and then each part again. If the length is not divisible, torch's DTensor and
+FSDP assume different positions for the parts, both when distributing and when reassembling a tensor
+(torch 2.13). This module uses FSDP's positions.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
-    """One of several cuts of a tensor: into `parts` parts of one size, the last ones smaller."""
+    """One of the cuts of a tensor, into `parts` parts of equal size. The last parts can be
+    smaller."""
 
     axis: int
-    """The axis of the mesh along which the parts are distributed."""
+    """Mesh axis along which the parts are distributed."""
     dim: int
     parts: int
     number: int
     """Index of this rank's part."""
 
     def bounds(self, length: int, number: int) -> tuple[int, int]:
-        """[start, stop) of a part, by the rule of `torch.chunk`."""
+        """Return (start, stop) of a part, according to the rule of `torch.chunk`."""
         size = -(-length // self.parts)
         return min(number * size, length), min((number + 1) * size, length)
 
 
 class Apart(NamedTuple):
-    """A part on another device than its parameter, which a DTensor can't represent."""
+    """A part on a different device than its parameter, which a DTensor can't represent."""
 
     part: Tensor
     parameter: DTensor
@@ -49,12 +50,13 @@ class Apart(NamedTuple):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, in the same memory; a plain tensor is returned unchanged."""
+    """Return this rank's part, which shares memory with the tensor. A plain tensor is returned
+    unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def like(part: Tensor, parameter: Tensor) -> Tensor:
-    """Wrap a rank's part as a DTensor with the parameter's shape and placements."""
+    """Wrap this rank's part as a DTensor with the parameter's shape and placements."""
     if not isinstance(parameter, DTensor):
         return part
     return DTensor.from_local(
@@ -68,7 +70,8 @@ def like(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
-    """This rank's part, divided as the parameter is, of a tensor that every rank has whole."""
+    """Return this rank's part of a tensor that is complete on every rank, divided like the
+    parameter."""
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
     part = whole.detach()
@@ -80,7 +83,7 @@ def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def whole_of(divided: DTensor) -> Tensor:
-    """Return the whole tensor on every rank. A collective."""
+    """Return the complete tensor on every rank. A collective."""
     cuts = cuts_of(divided)
     if len({cut.dim for cut in cuts}) == len(cuts):
         return divided.full_tensor()
@@ -111,7 +114,7 @@ def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tens
 
 
 def cuts_of(divided: DTensor) -> list[Cut]:
-    """The cuts in order: a cut of a part follows the cut that made the part."""
+    """Return the cuts in order: a cut of a part comes after the cut that created the part."""
     mesh = divided.device_mesh
     plain: list[Cut] = []
     of_parts: list[Cut] = []

@@ -1,4 +1,4 @@
-"""One rank's copy of the model, and the gradient that is equal on all ranks."""
+"""A rank's copy of the model, and the gradient, which is equal on all ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class Objective(nn.Module):
-    """The model with its loss, and a slot that carries the loss along with the gradients.
+    """The model with its loss function, and a slot that transports the loss together with the
+    gradients.
 
-    The slot is a parameter that is always 1 and that no optimizer has. The objective is
+    The slot is a parameter that is always 1 and does not belong to an optimizer. The objective is
     `loss * slot`, so the model's gradient is the gradient of the loss, and the slot's gradient is
-    the loss itself: the all-reduce of the gradients sums it as well. A separate all-reduce takes a
-    tenth of the time of a small step on CPU.
+    the loss itself, which is therefore summed by the all-reduce of the gradients. A separate
+    all-reduce would take a tenth of the time of a small step on CPU.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
@@ -42,13 +43,14 @@ class Objective(nn.Module):
 
 
 def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
-    """Yield the gradient at the root of each piece of a share, which is zero for a stand-in."""
+    """Yield the gradient at the root for each piece of a share. It is zero for pieces that don't
+    count."""
     nothing = torch.zeros_like(root)
     return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
 
 class EngineParts(NamedTuple):
-    """The model of a `GradientEngine`, and the computation of its loss."""
+    """The model of a `GradientEngine`, and how its loss is computed."""
 
     model: nn.Module
     loss_sum: LossSum
@@ -57,16 +59,16 @@ class EngineParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Pass:
-    """The work of a backward pass."""
+    """Arguments of a backward pass."""
 
     shares: Sequence[Share]
-    """The shares of this rank."""
+    """This rank's shares."""
     scale: Tensor | None = None
-    """Multiplies the gradients and the carried loss; None for 1."""
+    """Factor for the gradients and the transported loss; None for 1."""
     prepare: Callable[[int], None] = lambda _: None
-    """Called with the number of a share before it is computed."""
+    """Called with the number of a share's batch before the share is computed."""
     before_exchange: Callable[[], None] = lambda: None
-    """Called before the last micro-batch's backward pass, which exchanges the gradients."""
+    """Called before the backward pass of the last micro-batch, which exchanges the gradients."""
 
     @property
     def share(self) -> Share:
@@ -76,16 +78,17 @@ class Pass:
 
 
 class GradientEngine:
-    """Computes the exact gradient of a global batch, equal on every rank.
+    """Computes the exact gradient of a global batch, which is equal on every rank.
 
-    The engine outlives the groups of its rank: `form` wraps the model, and `disband` unwraps it.
+    The engine outlives the groups that its rank joins: `form` wraps the model, and `disband`
+    unwraps it.
     """
 
     uses_ddp = True
     """Whether torch's DDP exchanges the gradients."""
     has_samples = True
-    """Whether the last gradient is of any samples. If not, the rank does no step: momentum and
-    decay would change its weights."""
+    """Whether the last gradient was computed from any samples. If not, the rank skips the step,
+    because momentum and decay would change its weights."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
@@ -95,10 +98,11 @@ class GradientEngine:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
         self._in_backward = False
-        """Whether a pass over a share is unfinished: buffers may be ahead of the weights."""
+        """Whether a pass over a share is unfinished, so that buffers might be ahead of the
+        weights."""
 
     def form(self, world_size: int) -> None:
-        """Join the group that the process is in now."""
+        """Join the current process group."""
         self._world_size = world_size
         if world_size > 1 and self.uses_ddp:
             self._ddp = self._wrapped()
@@ -107,7 +111,7 @@ class GradientEngine:
         return DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
 
     def disband(self) -> None:
-        """Leave a broken group, and discard the unfinished step."""
+        """Leave a broken group and discard the unfinished step."""
         if self._ddp is not None:
             compat_torch.unhook(self._ddp)
             self._ddp = None
@@ -118,8 +122,8 @@ class GradientEngine:
         self.forget_gradients()
 
     def keep_buffers(self) -> None:
-        """Save the state other than gradients that a forward pass changes (running means), so that
-        an interrupted step can be done again."""
+        """Save the state that a forward pass changes, such as running means, so that an interrupted
+        step can be repeated."""
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             kept.copy_(buffer)
         self._in_backward = True
@@ -129,11 +133,11 @@ class GradientEngine:
             buffer.copy_(kept)
 
     def backward(self, work: Pass) -> None:
-        """Write to `.grad` the sum over all shares, on all ranks, of their weight times the
-        gradients of their samples.
+        """Compute `.grad` as the sum, over all shares on all ranks, of the share's weight times the
+        gradients of its samples.
 
-        If the weight is one over the size of the global batch, this is the batch's mean, even if
-        shares differ in size. Gradients are exchanged only with the last micro-batch.
+        If the weight is 1 / global batch size, this is the mean over the batch, even if shares
+        differ in size. Gradients are exchanged only with the last micro-batch.
         """
         mine = work.share
         if self._world_size > 1:
@@ -145,8 +149,8 @@ class GradientEngine:
     def _exchange(
         self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
     ) -> None:
-        # DDP divides by the world size. As the gradient at the root, the factor needs no operation,
-        # and also applies to the slot.
+        # Compensates for DDP, which divides by the world size. As the gradient at the root, the
+        # factor needs no extra operation, and also applies to the slot.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale
@@ -161,9 +165,9 @@ class GradientEngine:
         torch.autograd.backward(loss, next(roots))
 
     def take_loss(self) -> Tensor:
-        """The sum over all ranks of `weight` times the losses: a scalar, once after `backward`.
-
-        The scalar may be in DDP's bucket: read or copy it before the next pass overwrites it.
+        """Return the sum over all ranks of `weight` times the losses, as a scalar. Can be called
+        once after `backward`. The scalar might be in DDP's bucket: read or copy it before the next
+        pass overwrites it.
         """
         carried = self._objective.slot.grad
         assert carried is not None
@@ -172,32 +176,33 @@ class GradientEngine:
 
     @property
     def num_elements(self) -> int:
-        """The number of elements of the gradient."""
+        """Number of elements of the gradient."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def grad_norm(self) -> Tensor:
-        """2-norm of the whole gradient (as `clip_grad_norm_` measures it)."""
+        """Return the 2-norm of the complete gradient, as computed by `clip_grad_norm_`."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         return norm
 
     def step_metrics(self) -> dict[str, float]:
-        """Additional metrics of the step whose gradient was computed last."""
+        """Return additional metrics of the step whose gradient was computed last."""
         return {}
 
     def forget_gradients(self) -> None:
-        """Clear the gradients, in a fifteenth of the time of `zero_grad` for a small model."""
+        """Clear the gradients. For a small model, this is 15 times as fast as `zero_grad`."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
-        """Bring a model that was just wrapped to DDP's state at its second step. A collective.
+        """Bring a model that was just wrapped to the state that DDP has in its second step. A
+        collective.
 
-        After its first backward pass DDP sorts the gradients into new buckets, in the order in
-        which they became ready. In a ring all-reduce of more than two ranks, the position of a
-        gradient decides the order in which the ranks' parts are added. Without this pass, whose
-        gradients are discarded, the first step after a resume would add in another order than an
-        uninterrupted run.
+        After its first backward pass, DDP sorts the gradients into new buckets, in the order in
+        which they became ready. In a ring all-reduce with more than two ranks, the position of a
+        gradient determines the order in which the ranks' parts are added. Without this pass, whose
+        gradients are discarded, the first step after a resume would add in a different order than
+        an uninterrupted run.
         """
         if self._ddp is not None:
             (mine,) = shares()

@@ -1,8 +1,8 @@
-"""The initial values of a model: the same for the same seed, however the model is divided.
+"""The initial values of a model, which depend only on the seed and not on how the model is divided.
 
-A model is described without values, on torch's meta device. Each of its modules draws its own
-values as a whole, from a generator seeded by (seed, the module's name), and a rank keeps its part
-of them. So no rank ever has more than one whole module.
+A model is described without values, on torch's meta device. Each module draws all its values from a
+generator seeded by (seed, module name), and each rank keeps its part. Therefore a rank never holds
+more than one complete module.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ray_workers.training.parallel.dtensor import local, part_of
 
 @torch.no_grad()
 def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Initialise parameters on the meta device with values on `device`, in place.
+    """Initialise parameters that are on the meta device with values on `device`, in place.
 
-    Every module with parameters of its own draws them in its `reset_parameters`, which also fills
-    its buffers on the meta device. Other buffers have their values already.
+    Every module with its own parameters draws them in `reset_parameters`, which also fills its
+    buffers on the meta device. Other buffers already have values.
 
-    A user's own model, which has its values already, is only moved.
+    A user's own model, which already has values, is only moved.
     """
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.to(device)

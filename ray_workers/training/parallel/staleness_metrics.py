@@ -1,4 +1,4 @@
-"""The staleness of updates, as metrics with the same names for every kind of `sync` that has it."""
+"""Staleness metrics, with the same names for every kind of `sync` with stale updates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ray_workers.shared.contracts import STALENESS_COUNT, STALENESS_MAX, STALENE
 
 PERCENTILES = (50, 95, 99)
 TOPS = (0, *(2**power for power in range(8)))
-"""The largest staleness of each bucket of the histogram, without the last bucket, which is open."""
+"""Upper bounds of the histogram's buckets, except the last bucket, which is unbounded."""
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
-    """Return mean, percentiles, maximum and histogram of the staleness; empty without updates.
+    """Return the mean, percentiles, maximum and histogram of the staleness. Empty if there are no
+    updates.
 
-    counts: the number of updates by their staleness.
+    counts: number of updates by staleness.
     """
     found = sorted(item for item in counts.items() if item[1])
     total = sum(count for _, count in found)
@@ -38,7 +39,7 @@ def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
 
 
 def _bucket(staleness: int) -> str:
-    """The name of the bucket of a staleness. Leading zeros make names sort by number."""
+    """Return the name of the bucket for a staleness. Leading zeros make names sort numerically."""
     at = bisect.bisect_left(TOPS, staleness)
     low = TOPS[at - 1] + 1 if at else 0
     if at == len(TOPS):

@@ -1,4 +1,4 @@
-"""The interface between the training loop and a way to train a model on several ranks."""
+"""The interface between the training loop and the ways to train a model on several ranks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from ray_workers.training.loop.trainer import Trainer
 
 Numbers = NDArray[np.int64]
-"""Numbers of samples in a split."""
+"""Indices of samples in a split."""
 TrainingLoop: TypeAlias = "Callable[[Trainer, RendezvousHandler], None]"
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of a forward pass."""
+    """Return the context manager for a forward pass in the given precision."""
     dtype = AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """The job that a strategy trains, and the rank that it runs on."""
+    """The job that a strategy trains, and the rank on which it runs."""
 
     spec: JobSpec
     workload: Workload
@@ -52,15 +52,15 @@ class StrategyContext:
     rounds_url: str
     """`RankTask.rounds_url`."""
     seat: int = 0
-    """The worker's index, which it keeps for the whole attempt: its first rank."""
+    """Index of the worker, which is its first rank and does not change during the attempt."""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision of the forward pass."""
+        """Return the context manager for the forward pass."""
         return autocast(self.spec.train.precision, self.device)
 
     def engine_parts(self, model: nn.Module | None = None) -> EngineParts:
-        """Initialise a model, by default the workload's, on the device, prepare its blocks as the
-        document specifies, and return it with its loss."""
+        """Initialise a model (by default the workload's) on the device, prepare its blocks
+        according to the document, and return it with its loss function."""
         model = self.workload.model if model is None else model
         materialise(model, self.device, self.spec.train.seed)
         prepare_blocks(model, self.spec.train)
@@ -69,50 +69,51 @@ class StrategyContext:
 
 @dataclass(frozen=True)
 class DataPart:
-    """The part of every global batch, and of an evaluation, that a rank computes."""
+    """A rank's part of every global batch and of evaluations."""
 
     shares: range
-    """Indices of the rank's shares, out of `num_shares`."""
+    """Indices of the rank's shares among `num_shares`."""
     num_shares: int
     is_on_demand: bool = False
-    """Whether these shares only apply to an evaluation, and the rank gets its shares of a global
-    batch during the step (`Strategy.turns`)."""
+    """Whether the rank gets its shares of a global batch during the step (`Strategy.turns`). The
+    given shares then only apply to evaluations."""
     is_even: bool = False
-    """Whether ranks compute their pieces together, so that all need the same number."""
+    """Whether ranks compute their pieces together, so that all ranks need the same number of
+    pieces."""
     micro_batch_size: int | None = None
-    """Limit of the samples in a piece; None for the document's limit."""
+    """Maximum number of samples in a piece; None for the document's limit."""
     weight: float = 1.0
-    """The weight of this rank's losses in the sum over all ranks: the weights of ranks that
-    evaluate the same samples together add up to 1."""
+    """Weight of this rank's losses in the sum over all ranks. The weights of ranks that evaluate
+    the same samples add up to 1."""
 
 
 class Update(Protocol):
-    """Does the optimizer step: an `OptimizerStep`, or servers that have the optimizer."""
+    """Performs the optimizer step: an `OptimizerStep`, or servers that have the optimizer."""
 
     @property
     def weights(self) -> nn.Module:
-        """The model to evaluate and to store."""
+        """The model to evaluate and store."""
 
     def loss_scale(self) -> Tensor | None:
-        """The factor of the loss in the backward pass; None for 1."""
+        """Return the factor of the loss in the backward pass; None for 1."""
 
     def step(self, lr: float) -> Tensor:
-        """Do one optimizer step, and return the gradient norm before clipping."""
+        """Perform an optimizer step, and return the gradient norm before clipping."""
 
 
 class Strategy(ABC):
     """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
-    In each group that the rank joins, the loop calls `join_group`, `sync_progress`, possibly
-    `load`, and `prepare`; these, `after_step`, `consolidate`, `judging` and `predict` are
-    collectives. `leave_group` follows when the group breaks.
+    In each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
+    necessary, and `prepare`. These methods, `after_step`, `consolidate`, `judging` and `predict`
+    are collectives. When the group breaks, the loop calls `leave_group`.
 
-    A subclass overrides what it does differently, and calls the method of its base class."""
+    Subclasses override methods as needed, and call the methods of the base class."""
 
     saves_alone = True
-    """Whether rank 0 has all of a checkpoint without the other ranks."""
+    """Whether rank 0 can save a complete checkpoint without the other ranks."""
     clients: Sequence[Numbers] | None = None
-    """The validation samples of each client, if clients are evaluated separately."""
+    """Validation samples of each client, if clients are evaluated separately."""
     gradients: GradientEngine
     update: Update
     model: nn.Module
@@ -120,7 +121,7 @@ class Strategy(ABC):
     rank = 0
     world_size = 1
     place: tuple[int, ...] = ()
-    """The rank's index among the ranks that have a model together: random numbers depend on it."""
+    """The rank's position among the ranks that share a model, on which random numbers depend."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -128,24 +129,24 @@ class Strategy(ABC):
         self.device = given.device
 
     def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
-        """Train to the end of the job. train: the loop of ranks that meet in groups. Raises
-        Preempted if the rank was asked to leave, and left."""
+        """Train until the job ends. train: the loop for ranks that train in groups. Raises
+        Preempted if the rank was asked to leave and has left."""
         train(trainer, rendezvous)
 
     def join_group(self, rank: int, world_size: int) -> None:
-        """Join a group that was just formed."""
+        """Join a group that has just been formed."""
         self.rank, self.world_size = rank, world_size
 
     @abstractmethod
     def data_part(self) -> DataPart:
-        """The part of each global batch for this rank."""
+        """Return this rank's part of each global batch."""
 
     def evaluated_part(self) -> DataPart:
-        """The part of an evaluation for this rank."""
+        """Return this rank's part of an evaluation."""
         return self.data_part()
 
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
-        """Return the loader of this rank's part of each step."""
+        """Return the loader for this rank's part of each step."""
         options, part = self.options, self.data_part()
         batches = DistributedBatchSampler(
             len(samples),
@@ -169,48 +170,51 @@ class Strategy(ABC):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Bring all ranks to the furthest progress among them. Return this progress, and its state
-        on a rank that lacks it. The progress is `progress.NOTHING` if no rank has a state yet.
+        """Agree on the furthest progress among all ranks. Return this progress and, on ranks that
+        have not reached it, its state. The progress is `progress.NOTHING` if no rank has a state
+        yet.
 
-        state: returns the state that such a rank needs for `load`.
+        state: returns the state that those ranks need for `load`.
         """
 
     def compare_copies(self) -> None:  # noqa: B027
-        """Raise CopiesDifferError if, after a transfer, ranks that should have equal weights and
-        optimizer states differ. A collective. Does nothing if each rank has its own weights."""
+        """Raise CopiesDifferError if weights or optimizer states that should be equal differ
+        between ranks after a transfer. A collective. Does nothing if each rank has its own
+        weights."""
 
     def prepare(self, feed: Feed, step: int) -> None:
-        """Prepare for the step after `step`; all ranks have the state after `step`."""
+        """Prepare for the step after `step`. All ranks have the state after `step`."""
         self.gradients.form(self.world_size)
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def turns(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         """Iterate over the shares that this rank computes in a step, grouped by the optimizer step
-        that follows: one group, unless ranks train at their own speed."""
+        that follows them. There is only one group, unless ranks train at their own speed."""
         yield shares
 
     def leave_group(self) -> None:
-        """Leave a broken group, and discard the unfinished step."""
+        """Leave a broken group and discard the unfinished step."""
         self.gradients.disband()
 
     def after_step(self, step: int) -> None:
-        """Do what all ranks must do together after the optimizer step."""
+        """Perform work that all ranks must do together after the optimizer step."""
         return
 
     @property
     def preemption_requested(self) -> bool:
-        """Whether this rank must leave now with a checkpoint, because a rank was asked to leave."""
+        """Whether this rank must save a checkpoint and leave, because some rank was asked to
+        leave."""
         return self.given.page.is_asked_to_leave
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """The outputs of the model that is evaluated; None on a rank without outputs."""
+        """Return the outputs of the evaluated model; None on a rank without outputs."""
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Put the model into evaluation mode, so that `predict` may be called. A collective."""
+        """Switch the model to evaluation mode, so that `predict` can be called. A collective."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -220,27 +224,28 @@ class Strategy(ABC):
             judged.train(was_training)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """Additional metrics of the last evaluation."""
+        """Return additional metrics of the last evaluation."""
         return {}
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """This rank's part of (inputs, targets) of samples that several ranks compute together."""
+        """Return this rank's part of (inputs, targets) of samples that several ranks compute
+        together."""
         return samples
 
     def consolidate(self) -> None:
-        """Gather the parts of the state that other ranks have on rank 0."""
+        """Gather the parts of the state from other ranks on rank 0."""
         return
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, on rank 0 after `consolidate`."""
+        """Return the state for a checkpoint, on rank 0 after `consolidate`."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a whole state, as `state` returned it."""
+        """Load a complete state, as returned by `state`."""
 
     def peer_state_dict(self) -> dict[str, Any]:
-        """The state for a rank that joins the group and has the same parts."""
+        """Return the state for a rank that joins the group and has the same parts."""
         return self.state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
@@ -249,12 +254,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
-        """Begin with these weights, which have the names and shapes of `whole`."""
+        """Start with the given weights, which have the names and shapes of `whole`."""
 
     def whole(self) -> Mapping[str, Tensor]:
-        """The whole model's tensors by name; only their shapes matter."""
+        """Return the tensors of the complete model by name. Only their shapes matter."""
         return self.model.state_dict()
 
     def trained(self) -> nn.Module | None:
-        """The whole model for the result, on rank 0. A collective."""
+        """Return the complete model for the result, on rank 0. A collective."""
         return self.update.weights

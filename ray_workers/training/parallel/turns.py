@@ -1,8 +1,9 @@
-"""Assigns shares of global batches to ranks of different speed: a free rank gets the next share.
+"""Assign shares of global batches to ranks of different speeds: a free rank gets the next share.
 
-The shares of all steps are numbered consecutively. A rank draws the next number from a counter at
-the store of its group. So every share is computed once, a slow rank computes fewer of them, and all
-ranks pass the same steps: a rank has passed a step when it draws a share of a later step.
+The shares of all steps are numbered consecutively. A rank draws the next number from a counter in
+the store of its group. Therefore every share is computed exactly once, and slow ranks compute fewer
+shares. All ranks pass the same steps: a rank has passed a step when it draws a share of a later
+step.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ from ray_workers.training.data.prefetcher import Share
 _DRAWN: Final = "shares-drawn"
 _LEAVES_AFTER: Final = "leaves-after"
 _LEAVING: Final = 1 << 48
-"""Added to the counter when the ranks must leave, so that every later draw shows it."""
+"""Added to the counter when the ranks must leave, so that every later draw reveals it."""
 
 
 class SharedTurns:
-    """The draws of one rank in one group."""
+    """The draws of a rank in a group."""
 
     def __init__(self, store: Store, rank: int, num_ranks: int, last_step: int) -> None:
-        """last_step: the step that was done when the group was formed."""
+        """last_step: last completed step when the group was formed."""
         self._store = store
         self._num_ranks = num_ranks
         self._first = last_step * num_ranks
-        """The number of the first share of the group, from 0."""
+        """Number of the group's first share, starting from 0."""
         self._next = self._first + rank
-        """The share that this rank drew last and has not computed; at first, its own."""
+        """The share that this rank has drawn last and not yet computed. Initially, this is its own
+        share."""
         self.leaves_after: int | None = None
-        """The step after which all ranks leave, if one of them was asked to leave."""
+        """The step after which all ranks leave, if a rank was asked to leave."""
 
     def of_step(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
-        """Yield the shares that this rank draws, one at a time, until the step has none left."""
+        """Yield the shares that this rank draws, one at a time, until no shares of the step are
+        left."""
         start = (step - 1) * self._num_ranks
         while self._next < start + self._num_ranks:
             number = self._next - start
@@ -50,8 +53,8 @@ class SharedTurns:
         return self._first + self._num_ranks + drawn
 
     def leave(self) -> None:
-        """Make all ranks leave after the step whose shares are being drawn. A rank draws a share
-        before it passes that step, and so learns of it."""
+        """Make all ranks leave after the step whose shares are being drawn. Every rank draws a
+        share before it passes this step, and therefore notices the request."""
         if self.leaves_after is None:
             drawn = self._store.add(_DRAWN, _LEAVING) - _LEAVING
             last = self._first + self._num_ranks + drawn - 1

@@ -1,1 +1,1 @@
-"""The only code of the service that drives Ray: embedded Ray, the gateway process, the driver."""
+"""The only code of the service that uses Ray: the embedded Ray, the gateway process, the driver."""

@@ -1,4 +1,4 @@
-"""Makes the port's nodes from the entries of Ray and the node agents."""
+"""Creates the port's nodes from the data of Ray and of the node agents."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def described(
 ) -> ClusterNode:
     """Return the node for the port.
 
-    `node` is its entry in `ray.nodes()`. `available` are the resources that no job holds, by Ray.
-    `joined` is None if no process of dray runs on the node.
+    `node` is its entry in `ray.nodes()`. `available` contains the resources that no job holds,
+    according to Ray. `joined` is None if no process of dray runs on the node.
     """
     node_id = node["NodeID"]
     refused = RELEASED if joined is None else joined.refused
@@ -52,7 +52,7 @@ def is_head_or_control(node: Mapping[str, Any]) -> bool:
 
 
 def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources without Ray's internal ones, such as the object store."""
+    """Return the resources, except for internal resources of Ray such as the object store."""
     return {
         name: amount
         for name, amount in resources.items()
@@ -61,14 +61,14 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]:
-    """Return Ray's labels of a node without its id, and `SILO_LABEL` if it has a silo's source."""
+    """Return a node's Ray labels, except for its id, and `SILO_LABEL` if it has a silo's source."""
     labels = {SILO_LABEL: "true"} if has_silo_source else {}
     labels |= node.get("Labels") or {}
     return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
 
 
 def _leaving(drained_by: float) -> str:
-    reason = "it is drained: Ray was asked to remove the node"
+    reason = "it is being drained: Ray was asked to remove the node"
     try:
         return f"{reason} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):  # such as `math.inf`

@@ -1,6 +1,6 @@
-"""The port's methods, by a Ray driver in this process.
+"""Implements the port's methods with a Ray driver in this process.
 
-It runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+This runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from service.config.node_types import labels_in, without_labels
 logger = logging.getLogger(__name__)
 
 AGENT_WAIT_S = 20.0
-"""How long the driver waits for an agent's answer before it skips the agent until later."""
+"""How long the driver waits for an agent's answer before it skips the agent for now."""
 SLIVER = 0.001
-"""Amount of a marker resource that ties an actor to the nodes that have it."""
+"""Amount of a marker resource that ties an actor to the nodes with this resource."""
 SUPERVISOR_SLACK_S = 10.0
-"""Time for a supervisor to ask its nodes, in addition to the wait of a poll."""
+"""Time for a supervisor to ask its nodes, in addition to the poll's own waiting time."""
 ANSWER_LIMIT_S = 5.0
 """How long the driver waits for any other process that may be suspended."""
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
-"""Errors of a call to an actor that may be suspended. A new driver has no connection to it yet, and
-from the second call on Ray immediately fails to connect."""
+"""Errors of calls to an actor that may be suspended. A new driver has no connection to it yet, and
+from the second call on, Ray fails immediately because it can't connect."""
 EXPECTED = (RayError, ClusterUnavailable, OSError)
-"""Failures of calls that a faulty cluster explains; a TimeoutError is an OSError."""
+"""Errors of calls that can be explained by a faulty cluster. A TimeoutError is an OSError."""
 _logged: set[str] = set()
 
 
@@ -83,7 +83,7 @@ class RayCluster:
         self._looking_since: dict[tuple[str, int], float] = {}
         """When the search for an attempt's frames from dead nodes began, by `time.monotonic`."""
         self._ended: dict[tuple[str, int], float] = {}
-        """The slowness of the machines of attempts whose silent supervisor was ended."""
+        """How slow the machines were, for attempts whose silent supervisor was ended."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -105,7 +105,7 @@ class RayCluster:
         await asyncio.to_thread(ray.shutdown)
 
     async def ping(self) -> None:
-        """Answer; a suspended gateway does not."""
+        """Answer, which a suspended gateway can't do."""
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -156,7 +156,8 @@ class RayCluster:
             spec,
             rank_actor_code,
         )
-        # The creation goes on if the caller gives up. A missing actor does not matter until then.
+        # The creation continues even if the caller gives up. Until it is done, the actor may be
+        # missing.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -200,20 +201,20 @@ class RayCluster:
         return replace(reply, silent=silent)
 
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
-        """Return the reply for an attempt whose supervisor does not answer.
+        """Return the reply for an attempt whose supervisor doesn't answer.
 
-        A supervisor that was silent for longer than its limit, times the slowness of its machines,
-        is ended while Ray itself answers. Its ranks end with it.
+        A supervisor is ended if it was silent for longer than its limit, multiplied by the slowness
+        of its machines, while Ray itself answers. Its ranks end with it.
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
-        has_started = key in self._heard or cursor  # or another gateway has
+        has_started = key in self._heard or cursor  # or it has answered another gateway
         limit_s = self._limits.replace_s if has_started else self._limits.start_s
         slowness = await self._slowness(ref)
         if silent_s > limit_s * slowness:
             await self.snapshot()
             logger.warning(
-                "the supervisor of %s attempt %d was silent for %.0f s: ended", *key, silent_s
+                "ending the supervisor of %s attempt %d, silent for %.0f s", *key, silent_s
             )
             self._ended[key] = slowness
             await asyncio.to_thread(end_actor, await self._supervisor(ref))
@@ -222,7 +223,8 @@ class RayCluster:
         return _nothing_new(cursor, None, shown)
 
     async def _slowness(self, ref: AttemptRef) -> float:
-        """Return how many times slower than usual the machines are, by the agents that answer."""
+        """Return how many times slower than usual the machines are, according to the agents that
+        answer."""
         asked = [
             result_within(ANSWER_LIMIT_S, agent.slowness.remote(ref.job_id, ref.attempt))
             for agent in self._agents.of(ref.node_ids).values()
@@ -237,7 +239,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """Return the handle of the attempt's supervisor. Raises ValueError if it does not exist."""
+        """Return the handle of the attempt's supervisor. Raises ValueError if it doesn't exist."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(
@@ -248,10 +250,10 @@ class RayCluster:
     async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
-        """Return the reply for an attempt without a supervisor: its unread frames, and then its end
-        once all of its processes are known to be gone."""
+        """Return the reply for an attempt without a supervisor: first its unread frames, and then
+        its end, once all of its processes are known to be gone."""
         attempt = (ref.job_id, ref.attempt)
-        await self.snapshot()  # to know the live nodes and their agents
+        await self.snapshot()  # to learn the live nodes and their agents
         agents = self._agents.of(ref.node_ids)
         self._agents.look_again(ref.node_ids)
         if not await self._unowned.are_released(attempt, ref.node_ids):
@@ -260,7 +262,7 @@ class RayCluster:
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
-        # A node still copies. A node that does not answer is handled below.
+        # A node is still copying. Nodes that don't answer are handled below.
         if any(isinstance(end, str) for end in kept):
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
@@ -293,11 +295,11 @@ class RayCluster:
         for node_id in ref.node_ids:
             self._silence.answered((ref, node_id))
         if is_lost:
-            lost = Outcome.unseen(Cause.NODE_LOST, "a node that carried it is gone")
+            lost = Outcome.unseen(Cause.NODE_LOST, "a node on which it ran is gone")
             return _ended(cursor, lost)
         slowness = self._ended.get(attempt, USUAL)
         if attempt in self._ended:
-            how = "it did not answer, and was ended"
+            how = "it did not answer and was ended"
         message = f"its supervisor is gone: {how}{overload_note(slowness)}"
         slowness = slowness if slowness >= OVERLOADED else USUAL
         return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))
@@ -305,11 +307,11 @@ class RayCluster:
     async def _left_of(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
     ) -> PollReply | None:
-        """Return the reply with the last frames of dead nodes, which other nodes of their machines
-        find; None if there are no more.
+        """Return a reply with the last frames of dead nodes, which other nodes on the same machines
+        can find; None if there are no more.
 
-        Waits, up to a limit, for nodes that start or do not answer: if a machine's Ray was
-        restarted, the new node has the frames. If no node is alive, Ray must restart first.
+        Waits, up to a limit, for nodes that are starting or don't answer: if Ray was restarted on a
+        machine, the new node has the frames. If no node is alive, Ray must restart first.
         """
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
@@ -363,7 +365,7 @@ class RayCluster:
         except (ValueError, RayActorError):
             await self.snapshot()
             agents = list(self._agents.of(ref.node_ids).values())
-            if len(agents) < len(ref.node_ids):  # others may have the frames of dead nodes
+            if len(agents) < len(ref.node_ids):  # other nodes may have the frames of dead nodes
                 agents = [node.agent for node in self._agents.joined]
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
@@ -393,7 +395,7 @@ class RayCluster:
     ) -> None:
         each = [bundle for bundle, number in bundles for _ in range(number)]
         selectors = [labels_in(bundle) for bundle in each]
-        # Without labels, older releases of Ray accept the call, too.
+        # Without labels, older releases of Ray accept this call, too.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
         asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
         await asyncio.to_thread(request_resources, **asked)
@@ -438,10 +440,10 @@ def _nothing_new(
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
     """Convert a failure of Ray to the port's error. An unexpected failure is logged once, with its
-    traceback: it may be a bug of dray."""
+    traceback, because it may be a bug in dray."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     message = f"{kind}: {brief(error)}"
     if not isinstance(error, EXPECTED) and message not in _logged:
         _logged.add(message)
-        logger.error("a call of Ray failed", exc_info=error)
+        logger.error("a call to Ray failed", exc_info=error)
     return ClusterUnavailable(message)

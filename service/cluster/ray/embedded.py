@@ -1,9 +1,10 @@
-"""The embedded Ray: a one-node cluster that dray starts, as a daemon that outlives the service.
+"""The embedded Ray: a one-node cluster that dray starts as a daemon, and that outlives the service.
 
-A Ray that `ray.init()` starts dies with a SIGKILLed parent, and so does the training. So
-`ray start --block` starts the embedded Ray in its own session. A restarted service finds it by the
-record in the home directory, and joins it again. Each of its processes has an instance mark in its
-environment, by which processes that a crash left behind are found and ended.
+If Ray is started by `ray.init()`, it dies together with a SIGKILLed parent, and so does the
+training. Therefore the embedded Ray is started by `ray start --block` in its own session. A
+restarted service finds it through the record in the home directory and joins it again. Each of its
+processes has an instance mark in its environment, which makes it possible to find and end processes
+that a crash left behind.
 """
 
 from __future__ import annotations
@@ -38,22 +39,23 @@ CODE_ROOT = Path(__file__).resolve().parents[3]
 RAY_START = "ray_workers.node.worker_forks.ray_start"
 """The module that replaces the command `ray` and forks the workers."""
 WORKER_NICENESS = "RAY_worker_niceness"
-"""Ray's setting of its workers' niceness, which is 15 by default."""
+"""Ray's setting for the niceness of its workers, which is 15 by default."""
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's setting whether other machines can reach its nodes, which has an effect on every system:
-false keeps a node at 127.0.0.1."""
+"""Ray's setting for whether other machines can reach its nodes. Despite its name, it has an effect
+on every operating system: false keeps a node at 127.0.0.1."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
-"""The largest timeout: it doubles after each start that timed out, since the machine is slow."""
+"""Maximum timeout. The timeout is doubled after each start that timed out, because the machine is
+slow."""
 STOP_TIMEOUT_S = 6.0
 KILL_LIMIT_S = 30.0
-"""How long to wait for the ends of killed processes. A process that waits for a GPU driver, or for
-a file of a missing server, may never end."""
+"""How long to wait for killed processes to end. A process that waits for a GPU driver, or for a
+file on an unavailable server, may never end."""
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 INSTANCE_BYTES = 3
-"""Length of the random mark of an embedded Ray. Its folder is named by the mark, and paths of
-sockets must be short (`ray_workers.shared.paths`)."""
+"""Length of the random mark of an embedded Ray. The mark is part of its folder's name, and the
+paths of sockets must be short (`ray_workers.shared.paths`)."""
 MEMORY_LIMITS = {
     "RAY_maximum_gcs_destroyed_actor_cached_count": "300",
     "RAY_maximum_gcs_dead_worker_cached_count": "200",
@@ -61,15 +63,15 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
-"""How many dead actors, workers and nodes, and finished calls, Ray remembers. With Ray's defaults,
-such as 100,000 actors, the GCS grows for months; the dashboard shows the newest. Ray has no such
-limit for removed placement groups, a few kB each."""
+"""Numbers of dead actors, workers and nodes, and of finished calls, that Ray remembers. With Ray's
+defaults, such as 100,000 actors, the GCS would keep growing for months; the dashboard shows the
+latest ones. Ray has no such limit for removed placement groups, which take a few kB each."""
 PLACE = "place"
-"""File in the temp-dir of a Ray with the host and the container on which it runs."""
+"""File in Ray's temp-dir that contains the host and the container on which it runs."""
 
 
 class EmbeddedRayError(RuntimeError):
-    """The embedded Ray could not be started or ended; the message has the reason."""
+    """Raised if the embedded Ray could not be started or ended. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Daemon:
 
     pid: int
     started_ticks: int
-    """Start time of the process in clock ticks since boot: pids are reused."""
+    """Start time of the process in clock ticks since boot, because pids are reused."""
     instance: str
     address: str
     dashboard_url: str
@@ -90,7 +92,8 @@ class EmbeddedRay:
     def __init__(
         self, home: Path, num_slots: int, deployment_id: str, rank_env: Collection[str] = ()
     ) -> None:
-        """Pass the variables `rank_env` to ranks, besides the variables of the allow-list."""
+        """rank_env: variables that are passed to ranks in addition to the variables on the
+        allowlist."""
         self._directory = home / "ray"
         self._num_slots = num_slots
         self._deployment_id = deployment_id
@@ -104,8 +107,8 @@ class EmbeddedRay:
     def ensure(self) -> Daemon:
         """Return the running daemon, or start one after ending the processes of a dead daemon.
 
-        Raises EmbeddedRayError if it does not start, if the dead daemon's processes do not end, or
-        after `stop`.
+        Raises EmbeddedRayError if it doesn't start, if the dead daemon's processes don't end, or
+        after `stop` was called.
         """
         with self._lock:
             if self._stopping:
@@ -123,8 +126,8 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and every process with its mark, and start no other. The next service's
-        `ensure` ends the processes that take too long here."""
+        """End the daemon and every process with its mark, and don't start another daemon. Processes
+        that take too long to end are ended by the next service's `ensure`."""
         self._stopping = True
         try:
             self.end()
@@ -132,21 +135,21 @@ class EmbeddedRay:
             logger.error("%s", error)
 
     def end(self) -> None:
-        """End the daemon and every process with its mark, or raise EmbeddedRayError. The next
-        `ensure` starts another."""
+        """End the daemon and every process with its mark, or raise EmbeddedRayError. The next call
+        of `ensure` starts another daemon."""
         with self._lock:
             known = self._read_record()
             if known is not None:
                 self._end(known)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that a driver needs to join."""
+        """Return the environment variables that a driver needs in order to connect."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-            # The GCS of a single machine does not come back, so the driver gives up on it soon.
+            # The GCS of a single machine doesn't come back, so the driver should give up quickly.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-            # Otherwise Ray replaces 127.0.0.1 by the machine's address, and all of its servers
+            # Otherwise Ray replaces 127.0.0.1 with the machine's address, and all of its servers
             # listen on all interfaces.
             ON_LOOPBACK: "false",
         }
@@ -172,12 +175,13 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # The monitor reads every worker's log ten times a second, for drivers that print them.
+            # The monitor would read every worker's log ten times per second, for drivers that print
+            # logs.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
             "--disable-usage-stats",
-            "--log-color=false",  # by default Ray colours files, too
+            "--log-color=false",  # by default, Ray also colours files
         ]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -191,7 +195,8 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Written after the process exists: a folder without processes counts as a dead Ray's.
+            # Write this when the process exists: a folder without processes counts as left by a
+            # dead Ray.
             (temp_dir / PLACE).write_text(place())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -207,8 +212,8 @@ class EmbeddedRay:
     def _await_start(
         self, process: subprocess.Popen[bytes], log_path: Path, temp_dir: Path
     ) -> None:
-        """Wait until Ray is up. Raises EmbeddedRayError, with Ray's message, if it ends or takes
-        too long."""
+        """Wait until Ray is running. Raises EmbeddedRayError, with Ray's message, if it ends or
+        takes too long."""
         limit_s = self._start_timeout_s
         deadline = time.monotonic() + limit_s
         while not _has_started(log_path):
@@ -222,7 +227,8 @@ class EmbeddedRay:
                 self._start_timeout_s = min(2 * limit_s, MAX_START_TIMEOUT_S)
                 why = start_failure.reason(log_path, temp_dir) or "it reported no error"
                 raise EmbeddedRayError(
-                    f"the embedded Ray was not up after {limit_s:.0f} s: {why} (see {log_path})"
+                    f"the embedded Ray was not running after {limit_s:.0f} s: {why} (see "
+                    f"{log_path})"
                 )
             time.sleep(CHECK_S)
 
@@ -233,37 +239,39 @@ class EmbeddedRay:
             **rank_environment.of_node(os.environ, self._rank_env),
             **self.environment(),
             RAY_INSTANCE: instance,
-            # With Ray's default, training would wait for all other work of the machine. So would
-            # supervisors and agents, which use little CPU time but need it at once.
+            # With Ray's default, training would wait for all other work on the machine. So would
+            # supervisors and agents, which need little CPU time, but need it immediately.
             WORKER_NICENESS: "0",
             # A worker that leads a process group could not lead a session
-            # (`ray_workers.supervision.preload_minimal`). Ray ends the children of dead workers by
-            # their groups, but our workers have none: the forkserver starts all processes.
+            # (`ray_workers.supervision.preload_minimal`). Ray would use the groups to end the
+            # children of dead workers, but our workers have no children: the forkserver starts all
+            # processes.
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, "0"),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
             # The temporary files of Ray's own processes are deleted with this folder.
             "TMPDIR": str(_temp_dir(instance)),
             "PYTHONPATH": os.pathsep.join(code_path),
-            # One thread for each rank: several ranks share this machine's cores.
+            # One thread per rank, because several ranks share this machine's cores.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             NODE_ADDRESS: LOOPBACK,
             "RAY_metrics_report_interval_ms": "2000",
             # Ray's dashboard overwrites an actor's id with the id that its process had in the last
-            # statistics. A job's actors start in processes that were idle then and had no id, so
-            # their pages open only after the next statistics: by default, up to 30 s later.
+            # statistics. A job's actors start in processes that were idle at that time and had no
+            # id, so their pages only work after the next statistics: by default, up to 30 s later.
             "NODE_STATS_UPDATE_INTERVAL_SECONDS": "1",
             "RAY_DASHBOARD_STATS_UPDATING_INTERVAL": "1",
-            # Draining is for nodes that others may move to; ours is the only one.
+            # Draining only makes sense if there are other nodes, but this is the only node.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            # When memory runs out, Ray would end its own workers, such as the node agent, and so
-            # every job of the node. The kernel ends the largest process, the rank at fault.
+            # When memory runs out, Ray would end its own workers, such as the node agent, and
+            # thereby every job on the node. The kernel ends the largest process, which is the rank
+            # at fault.
             "RAY_memory_monitor_refresh_ms": "0",
-            # By default a raylet starts one worker process per CPU at a time, and forgets further
-            # requests (`service.cluster.ray.prestart`).
+            # By default, a raylet starts only one worker process per CPU at a time, and forgets
+            # further requests (`service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            # Each worker would leave a file of events that no process needs, and Ray's dashboard
-            # would open the files of all earlier workers every 2 seconds.
+            # Otherwise each worker would leave a file of events that no process needs, and Ray's
+            # dashboard would open the files of all earlier workers every 2 seconds.
             "RAY_event_log_reporter_enabled": "false",
             "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
@@ -271,8 +279,8 @@ class EmbeddedRay:
         }
 
     def _end(self, daemon: Daemon) -> None:
-        """Send SIGTERM, and later SIGKILL, to the processes with the mark until all are gone. If
-        that takes too long, keep the record and raise EmbeddedRayError."""
+        """Send SIGTERM and then SIGKILL to the processes with the mark until all of them are gone.
+        If that takes too long, keep the record and raise EmbeddedRayError."""
         if _is_alive(daemon):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(daemon.pid, signal.SIGTERM)
@@ -285,7 +293,7 @@ class EmbeddedRay:
                         os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline + KILL_LIMIT_S:
                 raise EmbeddedRayError(
-                    "these processes of the embedded Ray do not end although they were killed: "
+                    "these processes of the embedded Ray were killed but do not end: "
                     f"{', '.join(map(str, pids))}; `cat /proc/PID/stack` shows what each waits for"
                 )
             time.sleep(CHECK_S)
@@ -294,16 +302,17 @@ class EmbeddedRay:
         self._record.unlink(missing_ok=True)
 
     def _remove_nodes(self) -> None:
-        """Delete the files of the Ray's nodes on this machine, once no process of their records
-        runs. A process that was started with an empty environment does not have the Ray's mark.
+        """Delete the files of this Ray's nodes on this machine, once none of their recorded
+        processes is running. Processes that were started with an empty environment don't have the
+        mark.
 
-        Spools stay until the service has read them, through the node of the next Ray.
+        Spools are kept until the service has read them through the node of the next Ray.
         """
         root = paths.deployment_root(self._deployment_id)
         nodes = list(session_records.nodes_of(root))
         if not orphans.reap_within(nodes, STOP_TIMEOUT_S):
             orphans.remove_folders(nodes)
-            with contextlib.suppress(OSError):  # it does not exist, or contains spools
+            with contextlib.suppress(OSError):  # it doesn't exist, or contains spools
                 root.rmdir()
 
     def _read_record(self) -> Daemon | None:
@@ -325,17 +334,17 @@ def _temp_dir(instance: str) -> Path:
 
 
 def remove_dead_sessions() -> None:
-    """Delete the folders of embedded Rays without processes, such as after a power cut.
+    """Delete the folders of embedded Rays that have no processes, for example after a power cut.
 
-    A folder without the name of this host and container is kept: its processes are not visible
-    here.
+    A folder that doesn't name this host and container is kept, because its processes are not
+    visible here.
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:
             is_ours = (folder / PLACE).read_text() == place()
         except OSError:
             continue
-        # The name is written after the first process has started, so a starting Ray is kept.
+        # This name is written after the first process has started, so a starting Ray is kept.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -345,7 +354,7 @@ def _has_started(log_path: Path) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat (proc(5)), or None if no such process is alive."""
+    """Return field 22 of /proc/PID/stat (proc(5)), or None if there is no such live process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -373,7 +382,7 @@ def _accepts(address: str) -> bool:
 
 
 def _marked(instance: str) -> Iterator[int]:
-    """Return the pids of the live processes with the instance's mark in their environment."""
+    """Yield the pids of live processes with the instance's mark in their environment."""
     mark = f"{RAY_INSTANCE}={instance}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -387,7 +396,7 @@ def _marked(instance: str) -> Iterator[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return different ports that are free at the moment."""
+    """Return distinct ports that are currently free."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

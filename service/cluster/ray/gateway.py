@@ -1,9 +1,9 @@
 """The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
 
-A Ray driver ends its process when Ray's GCS is lost, so it must not run in the service's process.
-Parent and child exchange pickled messages with a length prefix over a socket pair. They are one
-program, so pickle crosses no trust boundary. When the child dies, every open call fails with
-ClusterUnavailable, and a new child is started, with growing pauses.
+A Ray driver exits when Ray's GCS is lost, so it must not run in the service's process. Parent and
+child exchange length-prefixed pickled messages over a socket pair. They are the same program, so
+pickle crosses no trust boundary. When the child dies, every open call fails with
+ClusterUnavailable, and a new child is started, with increasing pauses.
 
     parent -> child   (call number, method, arguments)
     child -> parent   (call number, True, answer) or (call number, False, message)
@@ -41,20 +41,20 @@ logger = logging.getLogger(__name__)
 
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
-"""Longest wait for an answer, in addition to the call's own wait."""
+"""Time limit for an answer, in addition to the call's own waiting time."""
 CHILD_CALL_LIMIT_S = 60.0
-"""When the child gives up a call; the parent gives it up earlier."""
+"""Time after which the child gives up a call. The parent gives it up earlier."""
 PING_S = 2.0
-"""How long the driver may take to answer a ping, and the pause before the next ping."""
+"""Time limit for the driver's answer to a ping, and the pause before the next ping."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
 """Keys of the silences that the parent measures: of the child, of Ray, and of Ray while the child
-joins."""
+is connecting."""
 _LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
 class RayTarget:
-    """The Ray to use: the embedded Ray, or a cluster with an address."""
+    """The Ray to use: the embedded Ray, or the cluster at an address."""
 
     deployment_id: str
     storage_url: str
@@ -63,13 +63,13 @@ class RayTarget:
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
-    """Format of the child's log, which goes to the service's stderr."""
+    """Format of the child's log, which is written to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 
 
 class GatewayCluster:
-    """Implements the port `Cluster` with a child process that contains the Ray driver."""
+    """Implements the port `Cluster` with a child process that runs the Ray driver."""
 
     def __init__(self, target: RayTarget) -> None:
         self._target = target
@@ -95,14 +95,14 @@ class GatewayCluster:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child, or None while it does not run."""
+        """The process id of the child, or None while it is not running."""
         return self._child.pid if self._child is not None else None
 
     async def snapshot(self) -> ClusterSnapshot:
         if self._writer is not None:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
-        # To Ray, a suspended raylet is a dead node, and an embedded Ray has no other node.
+        # To Ray, a suspended raylet is a dead node, and an embedded Ray has no other nodes.
         if not answer.nodes and self._target.embedded is not None:
             raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
         self._silence.answered(RAY)
@@ -162,7 +162,7 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            # Not wait_for, which drops a cancellation that arrives together with the answer.
+            # Not wait_for, which loses a cancellation that arrives together with the answer.
             async with asyncio.timeout(limit_s + waits_s):
                 return await answer
         except TimeoutError:
@@ -186,7 +186,8 @@ class GatewayCluster:
             await asyncio.sleep(next(pauses, RESTART_PAUSES_S[-1]))
 
     async def _serve_calls(self, reader: asyncio.StreamReader) -> str:
-        """Serve until the child ends, or the child or Ray is silent for too long; return why."""
+        """Serve until the child ends, or until the child or Ray has been silent for too long.
+        Returns the reason."""
         answers = asyncio.ensure_future(self._read_answers(reader))
         silence = asyncio.ensure_future(self._until_silent())
         try:
@@ -212,15 +213,16 @@ class GatewayCluster:
             await asyncio.sleep(PING_S)
 
     async def _start_child(self) -> asyncio.StreamReader:
-        """Start the embedded Ray, if it is used, and the driver; return when it is connected.
+        """Start the embedded Ray, if it is used, and the driver. Returns when the driver is
+        connected.
 
-        An embedded Ray that was silent, or that no driver could join, for too long is ended first:
-        its processes may be suspended.
+        An embedded Ray that has been silent for too long, or that no driver could join for too
+        long, is ended first, because its processes may be suspended.
         """
         target, daemon = self._target, None
         if target.embedded is not None:
             if self._is_ray_given_up():
-                logger.warning("the embedded Ray does not answer, and is restarted")
+                logger.warning("the embedded Ray does not answer and is being restarted")
                 await asyncio.to_thread(target.embedded.end)
                 self._silence.answered(JOIN)
             daemon = await asyncio.to_thread(target.embedded.ensure)
@@ -248,7 +250,7 @@ class GatewayCluster:
         return reader
 
     async def _receive_in_time(self, reader: asyncio.StreamReader) -> tuple[bool, str]:
-        """Return whether the child is connected, and the problem if it is not."""
+        """Return whether the child is connected and, if not, the problem."""
         self._silence.answered(DRIVER)
         self._silence.asked(DRIVER)
         receiving = asyncio.ensure_future(_receive(reader))
@@ -268,8 +270,8 @@ class GatewayCluster:
         return asked > self._limits.ray_s or joining > self._limits.join_s
 
     def _config(self, daemon: Daemon | None) -> dict[str, Any]:
-        """Return the fields of GatewayConfig. This process does not import ray, which its class
-        needs."""
+        """Return the fields of GatewayConfig. Its class requires ray, which this process doesn't
+        import."""
         target = self._target
         return {
             "deployment_id": target.deployment_id,
@@ -286,7 +288,7 @@ class GatewayCluster:
         return [sys.executable, "-m", module, str(fd), self._target.log_format]
 
     def _child_environment(self) -> dict[str, str]:
-        # Ray prints messages about its nodes with colour codes; the service's log has none.
+        # Without this, Ray prints messages about its nodes with colour codes.
         environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
         if self._target.embedded is not None:
             environment |= self._target.embedded.environment()
@@ -315,7 +317,7 @@ class GatewayCluster:
             if not waiting.done():
                 waiting.set_exception(ClusterUnavailable(self._problem))
         if self._child is not None:
-            # Not Process.kill(): that may reap the child itself, behind asyncio's back.
+            # Not Process.kill(), which may reap the child without asyncio noticing.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, signal.SIGKILL)
             await self._child.wait()
@@ -365,8 +367,8 @@ async def _serve(fd: int) -> None:
 
 if __name__ == "__main__":
     logging_setup.configure("json" if sys.argv[2] == "json" else "text")
-    # The child ends when the parent closes the socket, not by a Ctrl-C in the parent's terminal.
+    # The child ends when the parent closes the socket, not when Ctrl-C is pressed in its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(int(sys.argv[1])))
-    # An ordinary exit would wait for Ray's own threads.
+    # A normal exit would wait for Ray's own threads.
     os._exit(0)

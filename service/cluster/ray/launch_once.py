@@ -1,9 +1,10 @@
-"""Ensures that an attempt is either launched or given up, whichever comes first, never both.
+"""Ensures that an attempt is either launched or given up, whichever comes first, but never both.
 
-A service that was suspended during a launch may send it long after another service has given the
-attempt up and started the next. So a process that launches an attempt, or gives it up, first writes
-a value for the attempt to Ray's own key-value store, which accepts only the first value. Keys
-disappear with the Ray cluster, as the attempts do; each needs about a hundred bytes.
+A service that was suspended during a launch may send the launch long after another service has
+given up the attempt and started the next one. Therefore, a process that launches an attempt or
+gives it up first writes a value for the attempt to Ray's own key-value store, which only accepts
+the first value. The keys disappear together with the Ray cluster and its attempts. Each key takes
+about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from ray_workers.shared.names import namespace, supervisor_name
 
 
 class LaunchedBefore(Exception):
-    """The attempt was launched before, or given up."""
+    """Raised if the attempt was already launched or given up."""
 
 
 def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
     """Reserve the launch of the attempt. Raises LaunchedBefore if it is no longer allowed."""
     if _has_value(deployment_id, job_id, attempt, "launched"):
-        raise LaunchedBefore(f"attempt {attempt} of {job_id} was launched before, or given up")
+        raise LaunchedBefore(f"attempt {attempt} of {job_id} was already launched or given up")
 
 
 def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
-    """Prevent the launch of the attempt from now on."""
+    """Prevent any later launch of the attempt."""
     _has_value(deployment_id, job_id, attempt, "given up")
 
 
 def _has_value(deployment_id: str, job_id: str, attempt: int, value: str) -> bool:
-    """Set the attempt's value unless it has one; return whether it had one."""
+    """Set the attempt's value, unless it already has one. Returns whether it had one."""
     key = supervisor_name(job_id, attempt)
     return compat_ray.put_once(key, value, namespace(deployment_id))

@@ -1,4 +1,4 @@
-"""The gateway's records of the node agents: which may start ranks, and which are silent."""
+"""The gateway's records about node agents: which can start ranks, and which are silent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RELEASED = "it is idle and released to Ray's autoscaler; it is used again when a
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The configuration that the gateway gets when it starts."""
+    """The configuration that is passed to the gateway when it starts."""
 
     deployment_id: str
     address: str
@@ -48,7 +48,7 @@ class GatewayConfig:
 
 @dataclass
 class JoinedNode:
-    """The agent of a node and its last answers."""
+    """The agent of a node, and its latest answers."""
 
     agent: Any
     asked: asyncio.Future[NodeReport]
@@ -59,16 +59,18 @@ class JoinedNode:
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
-    """Unix seconds; set once the agent has been silent for `SilenceLimits.report_s`."""
+    """Unix time in seconds. Set once the agent has been silent for `SilenceLimits.report_s`."""
     forkserver_silent_since: float | None = None
-    """Unix seconds since when the node's forkserver is silent, as the agent reports."""
+    """Unix time in seconds since when the node's forkserver has been silent, as reported by the
+    agent."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """Ends an agent that was silent for too long; the reference prevents garbage collection."""
+    """The task that ends an agent that was silent for too long. The reference prevents its garbage
+    collection."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
     has_silo_source: bool = False
-    """`NodeReport.has_silo_source`; no rank is placed on a node before its first report."""
+    """`NodeReport.has_silo_source`. No rank is placed on a node before its first report."""
 
     @property
     def is_starting(self) -> bool:
@@ -76,13 +78,13 @@ class JoinedNode:
 
     @property
     def is_dead(self) -> bool:
-        """Whether Ray has given up the agent, such as when its constructor fails; false during a
-        restart."""
+        """Whether Ray has given up the agent, for example because its constructor failed. False
+        during a restart."""
         return self.asked.done() and isinstance(self.asked.exception(), ActorDiedError)
 
     @property
     def refused(self) -> str | None:
-        """Why the node may not carry ranks now."""
+        """Why ranks currently can't run on the node."""
         if self.silent_since is not None:
             return _silence("node agent", self.silent_since)
         if self.forkserver_silent_since is not None:
@@ -103,10 +105,11 @@ class JoinedNode:
 
 
 class NodeAgents:
-    """Creates an agent for each node, asks it for reports, and ends it when it is silent.
+    """Creates an agent for each node, asks it for reports, and ends it if it is silent.
 
-    Ray restarts an agent that was ended for its silence; the new agent finds the spools of its
-    node. The ranks of the node end with the forkserver, and are recovered as after any loss.
+    Ray restarts an agent that was ended because it was silent, and the new agent finds the spools
+    of its node. The ranks on the node end together with the forkserver, and are recovered as after
+    any other loss.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -129,7 +132,7 @@ class NodeAgents:
         return self._nodes.values()
 
     def of(self, node_ids: Collection[str]) -> dict[str, Any]:
-        """Return the agents of these nodes, by node, without dead nodes."""
+        """Return the agents of these nodes by node id, except for dead nodes."""
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
     def meet(
@@ -139,9 +142,9 @@ class NodeAgents:
         *,
         wants_news: Callable[[float], bool],
     ) -> None:
-        """Create agents for these nodes, and forget others. Released nodes count only if they are
-        heads. `wants_news`: whether to ask an agent again that was last asked at this time, by
-        `time.monotonic`."""
+        """Create agents for these nodes, and forget all other nodes. Released nodes are included
+        only if they are heads. `wants_news`: whether to ask an agent again, given the time at which
+        it was last asked, by `time.monotonic`."""
         self._heads = frozenset(heads)
         self._nodes = {
             node_id: self._met(node_id, wants_news)
@@ -150,8 +153,8 @@ class NodeAgents:
         }
 
     async def release(self, node_ids: Collection[str]) -> None:
-        """End the agents on these nodes, until a later call does not name them. An agent is a used
-        worker to Ray, which considers only nodes without used workers idle."""
+        """End the agents on these nodes until a later call doesn't include them. To Ray, an agent
+        is a worker in use, and only nodes without such workers are idle."""
         leaving = frozenset(node_ids) - self._released - self._heads
         self._released = frozenset(node_ids)
         ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)
@@ -163,7 +166,7 @@ class NodeAgents:
         return self._nodes[node_id]
 
     def silent_forkservers(self, node_ids: Collection[str]) -> tuple[SilentProcess, ...]:
-        """Return the silent forkservers of these nodes whose agents answer."""
+        """Return the silent forkservers on these nodes, except where the agent is silent."""
         known = ((node, self._nodes[node]) for node in node_ids if node in self._nodes)
         return tuple(
             SilentProcess(ProcessKind.FORKSERVER, node, one.forkserver_silent_since)
@@ -172,7 +175,8 @@ class NodeAgents:
         )
 
     def look_again(self, node_ids: Collection[str]) -> None:
-        """Ask these nodes again: an attempt that ended may have left slots in quarantine."""
+        """Ask these nodes again, because an attempt that ended may have left slots in
+        quarantine."""
         for node_id in node_ids:
             if node_id in self._nodes:
                 self._nodes[node_id].asked_at = -math.inf
@@ -199,7 +203,7 @@ class NodeAgents:
         return known
 
     def _listen(self, node_id: str, known: JoinedNode) -> None:
-        """Check whether an agent answers. Report a silent agent, and finally replace it."""
+        """Check whether an agent answers. Report a silent agent, and eventually replace it."""
         if known.ping.done():
             if known.ping.exception() is None:
                 known.has_answered, known.silent_since = True, None
@@ -209,13 +213,14 @@ class NodeAgents:
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
         if known.has_answered and silent_s > self._limits.report_s:
-            # Also after it was ended, until its successor answers, so that late readers see it.
+            # This stays set after the agent was ended, until its successor answers, for late
+            # readers.
             known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
-            logger.warning("the agent of node %s was silent for %.0f s: ended", node_id, silent_s)
+            logger.warning("ending the agent of node %s, silent for %.0f s", node_id, silent_s)
             ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)
             known.ending = asyncio.ensure_future(ending)
-            known.has_answered = False  # the next agent has the time of a start
+            known.has_answered = False  # the next agent gets the time for a start
             self._silence.answered(node_id)
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
@@ -227,7 +232,8 @@ class NodeAgents:
 
 
 def _end_agent(node_id: str, known: JoinedNode | None) -> None:
-    """End the node's agent (blocking). `known` is None if another gateway may have created it."""
+    """End the node's agent (blocking). `known` is None if another gateway may have created the
+    agent."""
     with contextlib.suppress(ValueError):  # it does not exist
         end_actor(ray.get_actor(agent_name(node_id)) if known is None else known.agent)
 
@@ -238,12 +244,12 @@ def _silence(process: str, since: float) -> str:
 
 
 def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
-    """Return why the node with this report may not carry ranks, or None."""
+    """Return why ranks can't run on the node with this report, or None if they can."""
     if report.problem:
         return report.problem
     if report.version != dray.__version__:
         return (
-            f"it runs dray {report.version}, the service {dray.__version__}: "
+            f"it runs dray {report.version}, but the service runs {dray.__version__}: "
             "start its Ray from the same checkout or image"
         )
     if nonce_path(config.storage_url) and report.storage_nonce != config.storage_nonce:
@@ -255,5 +261,5 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
 
 
 async def result(ref: Any) -> Any:
-    """Await an object ref as a coroutine, which is what asyncio's functions take."""
+    """Await an object ref as a coroutine, as asyncio's functions require."""
     return await ref

@@ -1,13 +1,13 @@
-"""Keeps Ray worker processes idle, so that an actor starts in 50 ms instead of 500.
+"""Keeps idle Ray worker processes available, so that an actor starts in 50 ms instead of 500 ms.
 
-Unless the raylet has an idle Python process, a new actor waits for a process that has to import ray
-first. The raylet starts such processes by its RPC PrestartWorkers, which Ray's own startup uses.
-They hold no resources. This only saves time: if the RPC is missing or fails, actors start more
-slowly.
+Unless the raylet has an idle Python process, a new actor waits for a process that first has to
+import ray. The raylet starts such processes with its RPC PrestartWorkers, which Ray also uses at
+startup. They hold no resources. This only saves time: if the RPC is missing or fails, actors start
+more slowly.
 
-The raylet starts as many processes as are requested, even if others are idle, and keeps them for an
-hour. So only the processes that a node agent's count lacks are requested: another gateway may have
-requested some before.
+The raylet starts the requested number of processes even if others are idle, and keeps them for an
+hour. Therefore only as many processes are requested as are missing according to the node agent's
+count: another gateway may already have requested some.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ray_workers.node import compat_ray
 logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 6
-"""Idle processes per node: the supervisors and the ranks of two small jobs, so that a job that is
-submitted right after another also finds some. Each takes 20 MB, or 45 MB if it is not forked
-(`ray_workers.node.worker_forks`)."""
+"""Number of idle processes per node: enough for the supervisors and ranks of two small jobs, so
+that a job that is submitted right after another finds some as well. Each takes 20 MB, or 45 MB if
+it is not forked (`ray_workers.node.worker_forks`)."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
-"""Seconds after a launch before more processes are started: importing ray takes half a second of a
+"""Seconds after a launch before more processes are started. Importing ray takes half a second of a
 core, which the starting job needs."""
 APPEARS_S = 3.0
-"""Seconds that requested processes may take to start and be counted."""
+"""Seconds until requested processes have started and are counted."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Count:
     """Address of the node's raylet, host:port."""
     idle_workers: int
     asked_at: float
-    """A time of `time.monotonic`; the count is not older."""
+    """Time of the request by `time.monotonic`; the count is at least as new."""
 
 
 class Prestarter:
-    """Requests the idle workers that each node lacks."""
+    """Requests the idle workers that are missing on each node."""
 
     def __init__(self) -> None:
         self._asked_at: dict[str, float] = {}
@@ -60,11 +60,12 @@ class Prestarter:
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a count is older than `CALM_S` after the last launch, and this time is over."""
+        """Whether `CALM_S` has passed since the last launch, and a count requested at this time is
+        older than that."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
-        """Request the workers that a node lacks, without waiting for them."""
+        """Request the workers that are missing on a node, without waiting for them."""
         if self._refused or self._is_stale(node_id, count.asked_at):
             return
         missing = IDLE_WORKERS - count.idle_workers

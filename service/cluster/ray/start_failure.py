@@ -1,4 +1,4 @@
-"""Finds out why a Ray did not start: the last error in the logs of its processes."""
+"""Finds the reason why Ray did not start: the last error in the logs of its processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""Logs of Ray's processes, each before the processes whose end it may cause. `dashboard.log` and
-`monitor.log` are omitted: both complain of a used port that no process depends on."""
+"""Logs of Ray's processes. Each comes before the processes that may end because of it.
+`dashboard.log` and `monitor.log` are omitted: both report a used port on which no process
+depends."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 
@@ -19,20 +20,21 @@ _PYTHON = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?
 _FATAL = re.compile(r"^\[[^\]]* [CF] \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<text>.*)$")
 _ERROR = re.compile(r"^\[[^\]]* E \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<text>.*)$")
 _NOISE = re.compile(r"An unexpected system state has occurred\. .* fix it\. ?")
-"""The text that Ray puts before each failed check."""
+"""The text with which Ray prefixes each failed check."""
 
 
 def reason(daemon_log: Path, temp_dir: Path) -> str | None:
-    """Return the program that failed and its error line, or None if no log has an error.
+    """Return the program that failed with its error line, or None if no log contains an error.
 
-    `daemon_log` is the output of `ray start`, and `temp_dir` the temp-dir of the Ray with its logs.
+    `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains its
+    logs.
     """
-    sessions = temp_dir.glob("session_2*/logs")  # one; session_latest is a link to it
+    sessions = temp_dir.glob("session_2*/logs")  # only one; session_latest is a link to it
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
     # Without its GCS, `ray start` only reports that the GCS is missing.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # Errors that a program survives often mean only that another program is missing.
+    # Errors that a program survives often only mean that another program is missing.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):

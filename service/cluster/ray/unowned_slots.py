@@ -1,4 +1,4 @@
-"""Releases the slots that attempts still hold in Ray after their supervisor is gone."""
+"""Releases slots that attempts still hold in Ray after their supervisor is gone."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ Key = tuple[str, int]
 """A job id and the number of its attempt."""
 
 WAIT_S = 1.0
-"""How long `are_released` waits for a release to end."""
+"""How long `are_released` waits for a release to complete."""
 
 
 class UnownedSlots:
-    """Releases the slots of attempts without a supervisor, one release at a time for each."""
+    """Releases the slots of attempts without a supervisor, with only one release at a time for
+    each."""
 
     def __init__(self) -> None:
         self._releases: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._released: set[Key] = set()
         self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._found: set[Key] = set()
-        """Attempts without an owner that held slots when `keys` looked."""
+        """Attempts without an owner that held slots at the last call of `keys`."""
 
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
         """Whether the attempt's slots are free or in quarantine.
 
-        The first call begins the release, and later calls check it. `node_ids` are the live nodes
-        that may run a process of the attempt.
+        The first call starts the release, and later calls check it. `node_ids` are the live nodes
+        on which a process of the attempt may run.
         """
         if key in self._released:
             return True
@@ -51,11 +52,11 @@ class UnownedSlots:
     async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
         """Release slots that a forgotten attempt may still hold, without waiting for the release.
 
-        An attempt whose release fails is found again by `keys`.
+        If the release fails, `keys` finds the attempt again.
         """
         self._released.discard(key)
         if key not in self._found:
-            # Most attempts hold no slots now, which is quick to check; `keys` finds the others.
+            # Most attempts no longer hold slots, which is quick to check; `keys` finds the others.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)
@@ -72,7 +73,7 @@ class UnownedSlots:
             logger.warning("the slots of %s attempt %d are still held: %s", *key, done.exception())
 
     async def keys(self, quarantined: Collection[Key]) -> set[Key]:
-        """Return the attempts that hold slots outside of quarantine."""
+        """Return the attempts that hold slots that are not in quarantine."""
         held = {(each.job_id, each.attempt) for each in await placement_groups.held_slots()}
         self._found = held - set(quarantined)
         return set(self._found)

@@ -1,4 +1,4 @@
-"""The tables. `repositories` has the statements that read and write them."""
+"""The database tables. The statements that read and write them are in `repositories`."""
 
 from service.db.models.attempts import *
 from service.db.models.base import *

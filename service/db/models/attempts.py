@@ -1,4 +1,4 @@
-"""Attempts of jobs, events of jobs, hangs, and drills."""
+"""Tables of attempts, events, hangs and drills."""
 
 from __future__ import annotations
 
@@ -33,65 +33,64 @@ class AttemptRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
-    """The slots that the attempt holds, and the slots of its newest grant."""
+    """The slots that the attempt holds, including the slots of its latest grant."""
     carriers: Mapped[list[Any] | None]
-    """Ids of all nodes on which the attempt ever had slots: they may have its files or processes.
-    Unset if the attempt never changed its size."""
+    """Ids of all nodes on which the attempt ever had slots, and which can therefore have its files
+    or processes. Unset if the attempt never changed its size."""
     held: Mapped[dict[str, Any] | None]
-    """Maps a node id to the node's `labels` when the attempt got slots on it, and to the
-    `slot_seconds` for which it held these up to `held_until`."""
+    """For each node id, the node's `labels` at the time when the attempt got slots on it, and the
+    `slot_seconds` for which it held them until `held_until`."""
     held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
     roles: Mapped[list[Any] | None]
-    """Equal to `JobRow.roles`."""
+    """Copy of `JobRow.roles`."""
     silo_round: Mapped[dict[str, Any] | None]
-    """A round of silos that has been open for long: its `number`, the indices of the `missing`
+    """A round of silos that has been open for a long time: its `number`, the indices of `missing`
     silos, `quorum` and `closes_at`."""
     world_size: Mapped[int]
     cluster_session: Mapped[str]
     cursor: Mapped[dict[str, Any]]
     resume_step: Mapped[int | None]
-    """Steps already done when training began; unset until a rank reported the number."""
+    """Number of steps already completed when training began; unset until a rank has reported it."""
     first_metric_step: Mapped[int | None]
     first_metric_at: Mapped[datetime | None]
     last_metric_step: Mapped[int | None]
-    """The highest step whose metrics rank 0 reported."""
+    """The highest step for which rank 0 reported metrics."""
     generation: Mapped[int] = mapped_column(server_default=text("0"))
-    """The rendezvous round of the group: above 0 once the group was formed again."""
+    """The rendezvous round of the group; above 0 once the group has been re-formed."""
     slot_seconds: Mapped[dict[str, Any] | None]
     """Slot-seconds of the attempt so far, by `TimeCategory`."""
     ledger_at: Mapped[datetime | None]
     """When the supervisor reported `slot_seconds`, by its clock."""
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
-    """Workers that the group waits for, because it can't train on without them. A gossip group
-    trains meanwhile."""
+    """Number of missing workers that the group waits for, because it can't continue without them.
+    (A gossip group continues in the meantime.)"""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """The number of grants and recalls of slots so far, which is the number of the newest one."""
+    """Total number of grants and recalls of slots so far; also the number of the latest one."""
     granted: Mapped[list[Any] | None]
-    """The slices of the newest grant, until the group has reported the slots that it then holds."""
+    """The slices of the latest grant, until the group reports the slots that it holds after it."""
     recalled: Mapped[list[Any] | None]
-    """The slices of the newest recall, until the group has reported the slots that it then
-    holds."""
+    """The slices of the latest recall, until the group reports the slots that it holds after it."""
     recalled_at: Mapped[datetime | None]
     """When these slots were recalled."""
     batch_size: Mapped[int | None]
-    """Global batch size of the newest grant or recall, if the document gives a range."""
+    """Global batch size of the latest grant or recall, if the document specifies a range."""
     batch_at: Mapped[datetime | None]
-    """When a batch size was last chosen for the attempt."""
+    """When the attempt's batch size was last chosen."""
     grow_after: Mapped[datetime | None]
-    """No slots are granted or recalled before this time."""
+    """Slots are neither granted nor recalled before this time."""
     recall_after: Mapped[datetime | None]
-    """No slots are recalled before this time, because the group did not release the last ones."""
+    """Slots are not recalled before this time, because the group did not release the last ones."""
     grown_at: Mapped[datetime | None]
-    """When the attempt was last granted slots beyond the slots on which it trained."""
+    """When the attempt was last granted more slots than it was training on."""
     shrunk_at: Mapped[datetime | None]
-    """When slots were last recalled because other jobs gain more from them."""
+    """When slots were last recalled because other jobs would gain more from them."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
     """When the attempt was asked to leave its slots."""
     silent: Mapped[list[Any] | None]
-    """Processes of the attempt that do not answer, each with `kind`, `node_id` and `since`."""
+    """Processes of the attempt that do not respond, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
@@ -100,12 +99,12 @@ class AttemptRow(Base):
     exit_code: Mapped[int | None]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
-    """When the slots were given, by the supervisor's clock."""
+    """When the attempt got its slots, by the supervisor's clock."""
     running_at: Mapped[datetime | None]
-    """When the attempt was first observed to train or, for a script, to run."""
+    """When the attempt was first observed to be training or, for a script, running."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """The state that the attempt restored (`service.ingest.resume_reports`); unset if it restored
+    """The state that the attempt restored (`service.ingest.resume_reports`); unset if there was
     none."""
 
 
@@ -124,7 +123,7 @@ class EventRow(Base):
 
 
 class HangRow(Base):
-    """A hang of a group: which ranks stood still, and where each rank was."""
+    """A hang of a group: which ranks made no progress, and where each rank was."""
 
     __tablename__ = "hangs"
     job_id: Mapped[str] = job_key()
@@ -132,11 +131,11 @@ class HangRow(Base):
     attempt: Mapped[int]
     time: Mapped[datetime]
     body: Mapped[dict[str, Any]]
-    """`views.Hang`, without the fields that are columns here."""
+    """`views.Hang`, without the fields that have their own columns."""
 
 
 class DrillRow(Base):
-    """A fault that the user injected, and its effect on the job."""
+    """A fault that a user injected, and its effect on the job."""
 
     __tablename__ = "drills"
     __table_args__ = (
@@ -155,7 +154,7 @@ class DrillRow(Base):
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether the drill is to end the attempt, so that the next one shows its effect."""
+    """Whether the drill ends the attempt, so that its effect shows in the next attempt."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]

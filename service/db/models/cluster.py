@@ -1,5 +1,5 @@
-"""The deployment, its cluster and storage as last observed, the lease of the loops, and sums of
-metrics."""
+"""Tables of the deployment, the observed state of its cluster and storage, the lease of the loops,
+and the service's metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.db.models.base import Base
 
 
 class DeploymentRow(Base):
-    """The id of this deployment; one row."""
+    """The id of this deployment; a single row."""
 
     __tablename__ = "deployment"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -21,7 +21,7 @@ class DeploymentRow(Base):
 
 
 class ClusterRow(Base):
-    """The cluster as it was last observed; one row."""
+    """The last observed state of the cluster; a single row."""
 
     __tablename__ = "cluster"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -34,30 +34,32 @@ class ClusterRow(Base):
 
 
 class AutoscalingRow(Base):
-    """The newest request to Ray's autoscaler; one row."""
+    """The latest request to Ray's autoscaler; a single row."""
 
     __tablename__ = "autoscaling"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     num_nodes: Mapped[int]
-    """The number of requested nodes that have not joined yet."""
+    """Number of requested nodes that have not joined yet."""
     bundles: Mapped[list[Any]]
-    """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty for none."""
+    """The requested minimum size of the cluster, as `[bundle, number]` pairs; empty if none was
+    requested."""
     asked_at: Mapped[datetime | None]
     """When the nodes that have not joined yet were requested; unset if there are none."""
 
 
 class StorageStateRow(Base):
-    """The use of the storage when it was last measured; one row."""
+    """The last measured usage of the storage; a single row."""
 
     __tablename__ = "storage_state"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     used_bytes: Mapped[int | None]
-    """Bytes of checkpoints, artifacts and logs by their rows; unset if no setting limits them."""
+    """Bytes of checkpoints, artifacts and logs, according to their rows; unset if no setting limits
+    them."""
     free_bytes: Mapped[int | None]
     """Free bytes on the disk of the storage or of the database, whichever has less; unset for an
     object store."""
     problem: Mapped[str | None]
-    """Why no job is accepted or started; unset while there is free space."""
+    """Why jobs are neither accepted nor started; unset while there is enough free space."""
     updated_at: Mapped[datetime]
 
 
@@ -71,20 +73,20 @@ class NodeRow(Base):
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """Ray's labels of the node, such as `ray.io/market-type`."""
+    """The node's Ray labels, such as `ray.io/market-type`."""
     quarantined: Mapped[list[Any]]
-    """`ray_workers.shared.quarantine.Quarantined`, as JSON."""
+    """A list of `ray_workers.shared.quarantine.Quarantined` as JSON."""
     updated_at: Mapped[datetime]
 
 
 class LeaseRow(Base):
-    """Which process may run the loops, and until when by the database's clock; one row."""
+    """Which process runs the loops, and until when by the database's clock; a single row."""
 
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str]
     term: Mapped[int]
-    """The fencing token of the loops' writes; increases each time the lease is taken."""
+    """Fencing token for the writes of the loops; increases each time the lease is acquired."""
     expires_at: Mapped[datetime]
 
 

@@ -1,4 +1,4 @@
-"""Uploaded code, and the packs that hold its parts."""
+"""Tables of uploaded code and of the packs that contain its parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.db.models.base import Base
 
 
 class CodeRow(Base):
-    """Code that was uploaded completely; its manifest is in the storage."""
+    """Completely uploaded code, whose manifest is in the storage."""
 
     __tablename__ = "code"
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -19,15 +19,15 @@ class CodeRow(Base):
     num_files: Mapped[int]
     size_bytes: Mapped[int]
     manifest_key: Mapped[str]
-    """The key, in the storage, of the manifest, which has the position of each part."""
+    """Storage key of the manifest, which contains the position of each part."""
     manifest_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     used_at: Mapped[datetime]
-    """When the code was last uploaded or submitted; code that no job uses is deleted later."""
+    """When the code was last uploaded or submitted. Code that no job uses is eventually deleted."""
 
 
 class CodePackRow(Base):
-    """One object of the storage: the parts of one request, or a manifest."""
+    """A storage object: the parts uploaded by one request, or a manifest."""
 
     __tablename__ = "code_packs"
     __table_args__ = (Index("ix_code_packs_owner", "owner"),)
@@ -36,11 +36,11 @@ class CodePackRow(Base):
     size_bytes: Mapped[int]
     used_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
-    """Set while the object is being deleted; its rows of parts are deleted already."""
+    """Set while the object is being deleted. The rows of its parts are already deleted."""
 
 
 class CodePartRow(Base):
-    """The position of a part. Only its owner can find out by its hash that it exists."""
+    """The position of a part. Only the owner can find out, by its hash, whether it exists."""
 
     __tablename__ = "code_parts"
     __table_args__ = (Index("ix_code_parts_pack", "pack"),)
@@ -52,7 +52,7 @@ class CodePartRow(Base):
 
 
 class CodeUseRow(Base):
-    """A pack that holds parts of some code."""
+    """The use of a pack by some code."""
 
     __tablename__ = "code_uses"
     __table_args__ = (

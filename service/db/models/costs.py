@@ -1,4 +1,4 @@
-"""How slots were used, and their cost."""
+"""Tables of slot usage and costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.db.models.base import Base
 
 
 class SlotSecondsRow(Base):
-    """Slot-seconds of all jobs, including deleted ones, by category; they only grow."""
+    """Total slot-seconds of all jobs, including deleted jobs, by category. They only grow."""
 
     __tablename__ = "slot_seconds"
     slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -20,7 +20,7 @@ class SlotSecondsRow(Base):
 
 
 class AttemptCostRow(Base):
-    """The cost of an attempt so far; the row stays when its job is deleted."""
+    """The cost of an attempt so far. The row remains when the job is deleted."""
 
     __tablename__ = "attempt_costs"
     __table_args__ = (
@@ -34,17 +34,17 @@ class AttemptCostRow(Base):
     since: Mapped[datetime]
     """When the attempt got its slots."""
     until: Mapped[datetime]
-    """The end of the counted time: the attempt's newest report, or its end."""
+    """End of the counted time: the attempt's latest report, or its end."""
     currency: Mapped[str] = mapped_column(String(16))
     slot_seconds: Mapped[float]
     total: Mapped[float]
     useful: Mapped[float]
     unreported: Mapped[float]
-    """The cost of time whose use is unknown. The rest of the total is wasted."""
+    """Cost of time whose use is unknown. The rest of the total was wasted."""
 
 
 class DeletedAttemptRow(Base):
-    """The slots of an ended attempt whose job was deleted. They count as used by its user."""
+    """The slots of an ended attempt whose job was deleted. They still count as the user's usage."""
 
     __tablename__ = "deleted_attempts"
     __table_args__ = (Index("ix_deleted_attempts_finished_at", "finished_at"),)

@@ -1,4 +1,4 @@
-"""The rounds of federated jobs with clients outside of the cluster, and these clients."""
+"""Tables of the clients outside the cluster, and of the rounds of their jobs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from service.db.models.base import Base, job_key
 
 
 class FederatedRoundRow(Base):
-    """The newest round of a job, as reported by the rank that aggregates."""
+    """The latest round of a job, as reported by the aggregating rank."""
 
     __tablename__ = "federated_rounds"
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int]
     number: Mapped[int]
     name: Mapped[str] = mapped_column(String(64))
-    """The name of the round's folder in the storage."""
+    """Name of the round's folder in the storage."""
     is_open: Mapped[bool]
     clients: Mapped[list[Any] | None]
-    """The clients that are asked for an update; None means all."""
+    """The clients that are asked for an update; None means all clients."""
     quorum: Mapped[int]
     closes_at: Mapped[datetime]
-    """From this time on, a quorum ends the round."""
+    """After this time, the round ends as soon as it has a quorum."""
     num_elements: Mapped[int]
     awaits: Mapped[str] = mapped_column(String(32))
-    """The kind of message that clients must send: `round_files.UPDATE`, or with secure aggregation
-    the answer of this phase."""
+    """Kind of message that clients must send: `round_files.UPDATE`, or with secure aggregation, the
+    answer expected in this phase."""
     update_bytes: Mapped[int]
-    """The size of an update, which clients send in parts."""
+    """Size of an update, which clients send in parts."""
     model_sha256: Mapped[str] = mapped_column(String(64))
     model_size_bytes: Mapped[int]
     form_sha256: Mapped[str] = mapped_column(String(64))
@@ -39,22 +39,22 @@ class FederatedRoundRow(Base):
 
 
 class FederatedClientRow(Base):
-    """An invited client. The row has only a hash of the client's token, so that a reader of the
-    database can't join as the client."""
+    """An invited client. Only a hash of its token is stored, so that a reader of the database can't
+    impersonate the client."""
 
     __tablename__ = "federated_clients"
     __table_args__ = (UniqueConstraint("job_id", "number"),)
     token_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     number: Mapped[int]
-    """The client's number in its job, from 0; its name in rounds, logs and files."""
+    """The client's number in its job, starting at 0; used as its name in rounds, logs and files."""
     invited_by: Mapped[str] = mapped_column(String(255))
     created_at: Mapped[datetime]
     joined_at: Mapped[datetime | None]
     """When the token was first used."""
     sent_round: Mapped[str | None] = mapped_column(String(64))
-    """The name of the round of the client's newest update. With secure aggregation, a slash and the
-    phase of its newest answer follow."""
+    """Name of the round of the client's latest update. With secure aggregation, followed by a slash
+    and the phase of its latest answer."""
     sent_sha256: Mapped[str | None] = mapped_column(String(64))
     sent_at: Mapped[datetime | None]
     num_sent: Mapped[int]

@@ -1,4 +1,4 @@
-"""Jobs, with their labels, dependencies and idempotency keys; arrays and sweeps."""
+"""Tables of jobs, their labels, dependencies and idempotency keys, arrays and sweeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.db.models.base import Base, job_key
 from service.db.types import BigId
 
 FIRST_POSITIONS = "position <= 20"
-"""The jobs that an explanation names as jobs ahead. Only these are indexed by position, because
-each start changes the positions of all jobs."""
+"""Condition for the jobs that explanations list as jobs ahead. Only these are indexed by position,
+because each start of a job changes the positions of all others."""
 
 _LISTED_BY = ("name", "owner", "project", "queue", "state")
 
@@ -74,7 +74,7 @@ class JobRow(Base):
     )
 
     number: Mapped[int] = mapped_column(BigId, primary_key=True)
-    """Order of submission; never used twice."""
+    """Order of submission; numbers are never reused."""
     id: Mapped[str] = mapped_column(String(64), unique=True)
     name: Mapped[str]
     owner: Mapped[str] = mapped_column(String(255))
@@ -82,58 +82,61 @@ class JobRow(Base):
     queue: Mapped[str] = mapped_column(String(64))
     priority: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default=text("0"))
-    """Orders jobs of equal priority, lowest first. A move to the front takes the next lower
-    rank."""
+    """Order among jobs of equal priority, lowest first. A job that is moved to the front gets the
+    next lower rank."""
     held_by: Mapped[str | None] = mapped_column(String(255))
-    """Name of the caller who holds the waiting job, so that it does not start."""
+    """Name of the user who put the waiting job on hold, so that it does not start."""
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
     min_workers: Mapped[int | None]
-    """The fewest workers with which an elastic job starts and trains; unset if it is not
+    """Minimum number of workers with which an elastic job starts and trains; unset if it is not
     elastic."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
     roles: Mapped[list[Any] | None]
     """`role`, `first_rank`, `number` and `bundle` of each role that has its own resources."""
     required_topology: Mapped[str | None] = mapped_column(String(63))
-    """The topology level of which one domain must hold the whole job; unset if none must."""
+    """Topology level: a single domain of this level must hold the whole job. Unset if there is no
+    such requirement."""
     homes: Mapped[list[Any] | None]
-    """The labels of the node of each worker but the first: `placement.homes.Homes`."""
+    """The labels of each worker's node, except for the first worker: `placement.homes.Homes`."""
     silo_sources: Mapped[list[Any] | None]
-    """URLs of the data of federated silos, in their order; null if the silo's node names it. The
-    document lacks them, and each is sent only to the rank of its silo."""
+    """URLs of the data of federated silos, in order; null for a silo whose node defines the URL.
+    They are not part of the stored document, and each is sent only to the rank of its silo."""
     init_from: Mapped[dict[str, Any] | None]
-    """The checkpoint that `spec.init_from` meant when the job was submitted:
+    """The checkpoint that `spec.init_from` referred to when the job was submitted:
     `init_from.InitFromCheckpoint`."""
     init_from_job: Mapped[str | None] = mapped_column(String(64))
     code: Mapped[str | None] = mapped_column(String(64))
-    """The id of the uploaded code that the job runs; unique only for one owner."""
+    """Id of the uploaded code that the job runs; unique only per owner."""
     array_id: Mapped[str | None] = mapped_column(String(64))
-    """The array that the job belongs to; unset if it belongs to none."""
+    """Id of the job's array; unset if the job is not part of an array."""
     array_index: Mapped[int | None]
     array_head: Mapped[str | None] = mapped_column(String(64))
-    """Equal to `array_id` in the one job that represents its array in lists; else unset."""
+    """Equal to `array_id` for the one job that represents its array in lists; otherwise unset."""
     array_max_running: Mapped[int | None]
-    """The most jobs of the array that may have slots at a time; unset means any number."""
+    """Maximum number of jobs of the array that can have slots at the same time; if unset, there is
+    no limit."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
     reason_message: Mapped[str]
     position: Mapped[int | None]
-    """The position of a waiting job in the newest plan, from 1."""
+    """Position of a waiting job in the latest plan, starting at 1."""
     blocked_by: Mapped[list[Any]]
     kept_back_s: Mapped[float] = mapped_column(server_default=text("0"))
-    """Seconds for which the waiting job was held, or waited for other jobs or for its array."""
+    """Number of seconds for which the waiting job was held, or waited for other jobs or for its
+    array."""
     kept_back_since: Mapped[datetime | None]
-    """When the present such period began."""
+    """When the current such period began."""
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
     yields: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether the job saves its state when it is asked to leave its slots, and resumes from it."""
+    """Whether the job saves its state when asked to leave its slots, and later resumes from it."""
     event_seq: Mapped[int]
-    """Number of the newest event."""
+    """Number of the latest event."""
 
     user_failures: Mapped[int]
     infra_failures: Mapped[int]
@@ -141,25 +144,26 @@ class JobRow(Base):
     preemptions: Mapped[int]
     max_user_retries: Mapped[int]
     max_infra_retries: Mapped[int]
-    """The service's setting when the job was submitted, like `log_limit_bytes`."""
+    """Like `log_limit_bytes`, the value of the service's setting when the job was submitted."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often a group of the job recovered in place."""
+    """Number of times that the job recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """Sum over all attempts of the job, by `TimeCategory`; unset until an attempt reported it."""
+    """Sum over all attempts of the job, by `TimeCategory`; unset until an attempt has reported
+    it."""
     cost: Mapped[dict[str, Any] | None]
     """Sum over all attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
-    slots of the job were priced."""
+    slots of the job have been priced."""
 
     progress: Mapped[dict[str, Any] | None]
     step_times: Mapped[dict[str, Any] | None]
     """Step times of an elastic recipe (`service.ingest.step_times`): `alike`, the current
-    `batch_size`, `micro_batch_size`, and `times`, each [workers, nodes, batch size, seconds]. If
-    the document has a range for the batch, also `batch_range`, and `noise_scale` once measured."""
+    `batch_size`, `micro_batch_size`, and `times`, a list of [workers, nodes, batch size, seconds].
+    If the document has a batch range, also `batch_range` and, once measured, `noise_scale`."""
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
-    """Warnings that are shown with the job, each with a code and a message."""
+    """Warnings to show with the job, each with a code and a message."""
     num_metric_keys: Mapped[int]
     log_bytes: Mapped[int]
     log_limit_bytes: Mapped[int]
@@ -170,7 +174,7 @@ class JobRow(Base):
     first_step_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
-    """Set while the job is being deleted; it is no longer shown."""
+    """Set while the job is being deleted. It is then no longer visible."""
 
 
 class JobLabelRow(Base):
@@ -182,18 +186,18 @@ class JobLabelRow(Base):
 
 
 class JobDependencyRow(Base):
-    """A job or array that has not ended, and a job or array that starts after it.
+    """A dependency of a job or array on a job or array that has not ended.
 
-    The row is deleted in the transaction that settles it. So `waiter` has never started, and
-    `after_id` has not ended."""
+    The row is deleted in the transaction that settles the dependency. Therefore `waiter` has never
+    started, and `after_id` has not ended."""
 
     __tablename__ = "job_dependencies"
     __table_args__ = (Index("ix_job_dependencies_after_id", "after_id"),)
     waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Id of a job, or of an array for all its jobs."""
+    """Id of the waiting job, or of an array whose jobs all wait."""
     after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     on_success: Mapped[bool]
-    """Whether `after_id` must succeed; otherwise it must only end."""
+    """Whether `after_id` must succeed, rather than only end."""
 
 
 class IdempotencyRow(Base):
@@ -206,26 +210,26 @@ class IdempotencyRow(Base):
         ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
         index=True,
     )
-    """Checked at the commit: the key is reserved before its job is written."""
+    """Checked on commit, because the key is reserved before its job is written."""
     drill_id: Mapped[str | None] = mapped_column(String(64))
-    """Set if the request was for a drill of that job."""
+    """Set if the request was for a drill of this job."""
     created_at: Mapped[datetime]
 
 
 class SweepRow(Base):
-    """A sweep: the array of its trials, each of which has a document without `sweep`."""
+    """A sweep, which is an array of trials. The documents of the trials do not contain `sweep`."""
 
     __tablename__ = "sweeps"
     array_id: Mapped[str] = mapped_column(String(64), primary_key=True)
     sweep: Mapped[dict[str, Any]]
     """`dray.spec.Sweep`"""
     base: Mapped[dict[str, Any]]
-    """The document as the user wrote it, into which the values of each trial are put."""
+    """The document as written by the user, into which the values of each trial are inserted."""
     num_trials: Mapped[int]
 
 
 class TrialRow(Base):
-    """A job of a sweep. Numbers that are not finite are unset here and in `trial_rungs`."""
+    """A job of a sweep. Non-finite numbers are stored as unset, both here and in `trial_rungs`."""
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -235,16 +239,16 @@ class TrialRow(Base):
     array_id: Mapped[str] = mapped_column(String(64))
     array_index: Mapped[int]
     parameters: Mapped[dict[str, Any] | None]
-    """The trial's values by name; unset until the sampler was asked for them."""
+    """The trial's values by name; unset until the sampler has chosen them."""
     value: Mapped[float | None]
-    """The value of the metric, chosen by the sweep's `by`."""
+    """The value of the metric, selected by the sweep's `by`."""
     value_step: Mapped[int | None]
     last_step: Mapped[int | None]
     rung: Mapped[int | None]
 
 
 class TrialRungRow(Base):
-    """The value by which a trial was compared on a rung of successive halving."""
+    """The value with which a trial was compared at a rung of successive halving."""
 
     __tablename__ = "trial_rungs"
     array_id: Mapped[str] = mapped_column(String(64), primary_key=True)

@@ -1,4 +1,4 @@
-"""Queues, forecasts, and decisions of the scheduler."""
+"""Tables of queues, forecasts and scheduling decisions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class QueueRow(Base):
 
 
 class ForecastRow(Base):
-    """When an attempt was expected to start or to end, and when it did.
+    """When an attempt was expected to start or end, and when it actually did.
 
-    `came_at` is unset until the attempt has started, or ended.
+    `came_at` is unset until the attempt has started or ended.
     """
 
     __tablename__ = "forecasts"
@@ -54,48 +54,49 @@ class ForecastRow(Base):
     )
     job_id: Mapped[str] = job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """The attempt that starts or ends; for a waiting job, the attempt after its newest."""
+    """The attempt that starts or ends; for a waiting job, its next attempt."""
     of: Mapped[str] = mapped_column(String(8), primary_key=True)
     """`start` or `end`."""
     expected_at: Mapped[datetime | None]
     earliest_at: Mapped[datetime | None]
     latest_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]
-    """If no time is known, the end of the time that the forecast covered."""
+    """If no time is known, the end of the period that the forecast covered."""
     code: Mapped[str | None] = mapped_column(String(64))
-    """Why no time is known, like `message`."""
+    """Code for why no time is known; `message` is the explanation."""
     message: Mapped[str | None]
     num_assumed: Mapped[int]
-    """The number of jobs for which the forecast assumed a length."""
+    """Number of jobs whose duration the forecast had to assume."""
     made_at: Mapped[datetime]
     first_expected_at: Mapped[datetime | None]
-    """The first forecast time, whose error is measured."""
+    """The first forecast of this time, used to measure the forecast error."""
     first_made_at: Mapped[datetime | None]
     came_at: Mapped[datetime | None]
 
 
 class OutlookRow(Base):
-    """The situation with which the newest forecast began, and errors of earlier forecasts; one
-    row."""
+    """The situation from which the latest forecast started, and errors of earlier forecasts; a
+    single row."""
 
     __tablename__ = "outlook"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     made_at: Mapped[datetime]
     situation: Mapped[bytes]
-    """`service.outlook.codec`; if many jobs wait, only the first ones."""
+    """Encoded by `service.outlook.codec`. If many jobs are waiting, it contains only the first
+    ones."""
     errors: Mapped[dict[str, Any]]
     """`views.ForecastErrors`."""
 
 
 class DecisionRow(Base):
-    """A round of the scheduler that changed something; kept for some hours."""
+    """A round of the scheduler that changed something. Kept for some hours."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_made_at", "made_at"), {"sqlite_autoincrement": True})
     number: Mapped[int] = mapped_column(BigId, primary_key=True)
     made_at: Mapped[datetime]
     summary: Mapped[dict[str, Any]]
-    """The jobs that started, grew and left, and the number of waiting jobs."""
+    """The jobs that started, grew or left, and the number of waiting jobs."""
     size_bytes: Mapped[int]
     record: Mapped[bytes]
-    """The situation and the decisions: `service.outlook.codec`."""
+    """The situation and the decisions, encoded by `service.outlook.codec`."""

@@ -1,4 +1,4 @@
-"""Reports of attempts, files of attempts, and links to download a file."""
+"""Tables of metrics, logs, files and download links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from service.db.types import BigId
 
 
 class MetricChunkRow(Base):
-    """Up to `series.CHUNK_POINTS` points of one series of one attempt, by rising step."""
+    """Up to `series.CHUNK_POINTS` points of one series of one attempt, in ascending order of
+    steps."""
 
     __tablename__ = "metric_chunks"
     __table_args__ = (
@@ -31,11 +32,11 @@ class MetricChunkRow(Base):
     attempt: Mapped[int]
     rank: Mapped[int]
     is_open: Mapped[bool]
-    """Whether this is the newest chunk of its series: later points must have a higher step."""
+    """Whether this is the latest chunk of its series. Later points must have a higher step."""
     count: Mapped[int]
     first_step: Mapped[int]
     first_value: Mapped[float | None]
-    """Unset means NaN, here and in `last_value`: SQLite has no NaN."""
+    """Unset means NaN, also in `last_value`, because SQLite has no NaN."""
     last_step: Mapped[int]
     last_value: Mapped[float | None]
     min_step: Mapped[int | None]
@@ -44,14 +45,16 @@ class MetricChunkRow(Base):
     max_value: Mapped[float | None]
     nan_step: Mapped[int | None]
     outline: Mapped[bytes | None]
-    """Extremes of each `series.BLOCK_POINTS` points; unset if an older dray wrote the chunk."""
+    """Extremes of each block of `series.BLOCK_POINTS` points; unset if the chunk was written by an
+    older version of dray."""
     points: Mapped[bytes]
 
 
 class RecentMetricsRow(Base):
-    """The newest points of all series of an attempt, from one reply, until they move to chunks.
+    """The latest points of all series of an attempt, from one reply, until they are moved to
+    chunks.
 
-    The first points of a series are always in a chunk. Rows are in the order of `id`.
+    The first points of a series are always in a chunk. Rows are ordered by `id`.
     """
 
     __tablename__ = "recent_metrics"
@@ -62,31 +65,32 @@ class RecentMetricsRow(Base):
     last_step: Mapped[int]
     """The highest step of these points."""
     points: Mapped[bytes]
-    """`service.domain.series`"""
+    """Encoded by `service.domain.series`."""
 
 
 class SystemMetricsRow(Base):
-    """Samples of the system metrics of some ranks of a job, over all of its attempts."""
+    """Samples of the system metrics of several ranks of a job, over all of its attempts."""
 
     __tablename__ = "system_metrics"
     __table_args__ = (Index("ix_system_metrics_job_id_first_rank", "job_id", "first_rank"),)
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     first_rank: Mapped[int]
-    """The first rank that the row may have (`service.domain.system_metrics.RANKS_OF_ROW`)."""
+    """The first rank that the row can contain (`service.domain.system_metrics.RANKS_OF_ROW`)."""
     is_lone: Mapped[bool]
-    """Whether the row has one original sample, and will be joined with others."""
+    """Whether the row contains a single original sample, and will be merged with others."""
     mean_of: Mapped[int]
-    """The number of original samples of which each sample is the mean."""
+    """Number of original samples of which each sample is the mean."""
     num_samples: Mapped[int]
     last_time: Mapped[int]
-    """Unix seconds of the newest sample."""
+    """Unix time of the latest sample, in seconds."""
     points: Mapped[bytes]
-    """`service.domain.system_metrics.pack`"""
+    """Encoded by `service.domain.system_metrics.pack`."""
 
 
 class LogChunkRow(Base):
-    """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
+    """Consecutive log lines of one rank, stored in `text` while the chunk is open, and then in the
+    storage."""
 
     __tablename__ = "log_chunks"
     __table_args__ = (
@@ -104,22 +108,22 @@ class LogChunkRow(Base):
     num_lines: Mapped[int]
     size_bytes: Mapped[int]
     incarnation: Mapped[int]
-    """The incarnation of the process that wrote the last line."""
+    """Incarnation of the process that wrote the last line."""
     next_number: Mapped[int]
-    """The number that this process gives its next line. A higher number means that lines were
+    """The number that this process assigns to its next line. A higher number means that lines were
     lost."""
     text: Mapped[str | None]
-    """JSON arrays, one per line: `[time, line]`, or `[time, note, lost]` where lines were lost."""
+    """JSON arrays, one per line: `[time, line]`, or `[time, note, lost]` if lines were lost."""
     storage_key: Mapped[str | None]
     left_out: Mapped[int | None]
-    """The number of lines left out before the rank's newest lines, which are kept once the job's
-    log has reached its limit. None for the lines before the limit."""
+    """Once the job's log has reached its limit, only the rank's latest lines are kept; this is the
+    number of lines that were dropped before them. None for lines before the limit."""
     refused_at: Mapped[datetime | None]
-    """When the storage refused the chunk. The chunk is closed, and stays in `text` until the
+    """When the storage refused the chunk. The chunk is closed, and remains in `text` until the
     storage accepts it."""
     dropped_bytes: Mapped[int | None]
-    """The bytes of lines that were dropped from this refused chunk, and from earlier ones, because
-    no space was free; `text` is a note about it."""
+    """Bytes of lines that were dropped from this refused chunk and from earlier ones, because there
+    was no free space; `text` is then a note about this."""
 
 
 class CheckpointRow(Base):
@@ -147,17 +151,17 @@ class ArtifactRow(Base):
 
 
 class DownloadLinkRow(Base):
-    """A link that has not been used. The row has only a hash of the link's secret, so that a reader
-    of the database can't download the file."""
+    """An unused download link. Only a hash of its secret is stored, so that a reader of the
+    database can't download the file."""
 
     __tablename__ = "download_links"
     secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     job_id: Mapped[str] = mapped_column(String(64), ForeignKey("jobs.id", ondelete="CASCADE"))
     owner: Mapped[str] = mapped_column(String(255))
-    """The name of the caller who requested the link."""
+    """Name of the user who requested the link."""
     token_id: Mapped[str | None] = mapped_column(String(64))
-    """The id of the caller's token; empty on a server without tokens. None if the token was removed
-    since, which makes the link useless."""
+    """Id of the user's token; empty on a server without tokens. None if the token has been removed,
+    which invalidates the link."""
     target: Mapped[dict[str, Any]]
     """The `DownloadRequest`."""
     expires_at: Mapped[datetime]

@@ -1,4 +1,4 @@
-"""Tags, notes, experiments, exports to MLflow, and the values that searches use."""
+"""Tables of tags, notes, experiments, exports to MLflow, and values for searches."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class JobTagRow(Base):
 
 
 class JobAnnotationRow(Base):
-    """Notes about a job, and the user who last changed them or the job's tags."""
+    """A job's notes, and the user who last changed the notes or the tags."""
 
     __tablename__ = "job_annotations"
     job_id: Mapped[str] = job_key()
     notes: Mapped[str]
-    """Markdown"""
+    """Notes in Markdown."""
     revision: Mapped[int]
-    """The number of changes of notes and tags so far."""
+    """Number of changes to notes and tags so far."""
     updated_at: Mapped[datetime]
     updated_by: Mapped[str] = mapped_column(String(255))
 
 
 class ExperimentRow(Base):
-    """The baseline of an experiment. The experiment's jobs have its label."""
+    """An experiment with a baseline. The jobs of an experiment are identified by their label."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -45,11 +45,11 @@ class ExperimentRow(Base):
 
 
 class DocumentValueRow(Base):
-    """A value of a document and its JSON pointer, for searches.
+    """A value of a document with its JSON pointer, for searches.
 
-    A job shares the values of another holder, and has rows only where its document differs, so that
-    an array of ten thousand jobs needs few more rows than one job.
-    `service.domain.tracking.document_values` defines how a value is stored.
+    Jobs share the values of another holder, and have their own rows only for values that differ, so
+    that an array of ten thousand jobs needs few more rows than a single job.
+    `service.domain.tracking.document_values` defines how values are stored.
     """
 
     __tablename__ = "document_values"
@@ -58,17 +58,17 @@ class DocumentValueRow(Base):
         {"sqlite_with_rowid": False},
     )
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Id of a job, of an array, or of defaults that jobs share."""
+    """Id of a job, of an array, or of shared defaults."""
     pointer: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """Empty in the row of a job whose `text` is the holder of the shared values."""
+    """Empty in the row of a job whose `text` names the holder of the values that it shares."""
     number: Mapped[float | None]
     text: Mapped[str | None] = mapped_column(String(255))
 
 
 class MetricSummaryRow(Base):
-    """The newest value of a series of rank 0 and its extremes, over all steps that count.
+    """The last value and the extremes of a series of rank 0, over all steps that count.
 
-    While the job runs, the rows may be some seconds older than its newest points.
+    While the job is running, rows can be some seconds behind its latest points.
     """
 
     __tablename__ = "metric_summaries"
@@ -91,7 +91,7 @@ class MetricSummaryRow(Base):
 
 
 class MlflowExportRow(Base):
-    """The progress of a job's export to MLflow (`service.tracking.mlflow`)."""
+    """Progress of a job's export to MLflow (`service.tracking.mlflow`)."""
 
     __tablename__ = "mlflow_exports"
     __table_args__ = (
@@ -105,23 +105,23 @@ class MlflowExportRow(Base):
     )
     job_id: Mapped[str] = job_key()
     number: Mapped[int]
-    """`JobRow.number`, by which jobs without a row are found."""
+    """`JobRow.number`, used to find jobs without a row."""
     run_id: Mapped[str | None] = mapped_column(String(255))
-    """Unset until the run and its parameters exist."""
+    """Unset until the run and its parameters have been created."""
     event_seq: Mapped[int] = mapped_column(server_default=text("0"))
-    """The newest event whose state the run shows."""
+    """Number of the latest event whose state has been exported."""
     revision: Mapped[int] = mapped_column(server_default=text("0"))
-    """The revision of the job's tags and notes that the run shows."""
+    """Revision of the job's tags and notes that has been exported."""
     after_step: Mapped[int] = mapped_column(server_default=text("-1"))
-    """Points of higher steps are read next."""
+    """Points with higher steps have not been exported yet."""
     last_steps: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """Maps the name of a metric to the last step that the run has."""
+    """The last exported step of each metric, by name."""
     artifacts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
-    """Maps the id of each artifact that the run has to its SHA-256."""
+    """SHA-256 of each exported artifact, by artifact id."""
     failures: Mapped[int] = mapped_column(server_default=text("0"))
-    """The number of failures in a row."""
+    """Number of consecutive failures."""
     not_before: Mapped[datetime | None]
-    """The earliest time of the next try after a failure."""
+    """Earliest time of the next try after a failure."""
     problem: Mapped[str | None]
     is_complete: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether the job has ended and the run has all of it. A change of tags or notes unsets it."""
+    """Whether the job has ended and is completely exported. Reset when tags or notes change."""

@@ -1,4 +1,4 @@
-"""Webhooks, and the messages for them."""
+"""Tables of webhooks and their messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.db.types import BigId
 
 
 class WebhookRow(Base):
-    """An address that is notified when jobs enter certain states."""
+    """A URL that is notified when jobs enter certain states."""
 
     __tablename__ = "webhooks"
     __table_args__ = (
@@ -33,26 +33,26 @@ class WebhookRow(Base):
     queue: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, Any]]
     all_users: Mapped[bool]
-    """Whether it is notified of the jobs of all users, not only of its owner's."""
+    """Whether it is notified about the jobs of all users, instead of only its owner's jobs."""
     secret: Mapped[str]
-    """The key with which its messages are signed."""
+    """Key for signing messages."""
     failures: Mapped[int]
-    """The number of tries in a row that the receiver did not accept."""
+    """Number of consecutive tries that the receiver did not accept."""
     failing_since: Mapped[datetime | None]
     paused_until: Mapped[datetime | None]
     disabled_at: Mapped[datetime | None]
     disabled_code: Mapped[str | None] = mapped_column(String(64))
     disabled_message: Mapped[str | None]
     enabled_by: Mapped[str | None] = mapped_column(String(255))
-    """The admin who enabled it, if that was not its owner."""
+    """Name of the admin who enabled it, if not its owner."""
     created_at: Mapped[datetime]
 
 
 class WebhookDeliveryRow(Base):
-    """A message for a webhook, written in the transaction of the change that it reports.
+    """A message for a webhook, written in the same transaction as the change that it reports.
 
-    The webhook is no foreign key, so that a change of a job never waits for a deletion of the
-    webhook, nor fails because of it. Messages without a webhook are deleted periodically.
+    `webhook_id` is not a foreign key, so that changes to jobs neither wait for the deletion of a
+    webhook nor fail because of it. Messages without a webhook are deleted periodically.
     """
 
     __tablename__ = "webhook_deliveries"
@@ -69,15 +69,16 @@ class WebhookDeliveryRow(Base):
     number: Mapped[int] = mapped_column(BigId, primary_key=True)
     webhook_id: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str | None] = mapped_column(String(64))
-    """Unset for a test message."""
+    """Unset for test messages."""
     type: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]]
-    """The content of the message; the job itself may change or be deleted meanwhile."""
+    """Content of the message. It is stored because the job can change or be deleted in the
+    meantime."""
     status: Mapped[str] = mapped_column(String(16))
     tries: Mapped[int]
     created_at: Mapped[datetime]
     next_try_at: Mapped[datetime | None]
-    """Set while the message waits to be sent."""
+    """Set while the message is waiting to be sent."""
     tried_at: Mapped[datetime | None]
     answer_status: Mapped[int | None]
     answer_body: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""All SQL of the service: one module for each group of tables, functions that take a Session.
+"""All SQL of the service: functions that take a Session, with one module per group of tables.
 
-They contain no rules: callers decide what may change and when.
+They contain no rules: callers decide what can change and when.
 """

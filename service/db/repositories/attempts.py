@@ -1,4 +1,4 @@
-"""SQL on attempts, and on their checkpoints and artifacts."""
+"""SQL for attempts, checkpoints and artifacts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DeletedAtt
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 MAX_ENDED = 1000
-"""The most ended attempts that a query returns."""
+"""Maximum number of ended attempts that a query returns."""
 
 
 def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
@@ -31,7 +31,7 @@ def _one() -> Select[AttemptRow]:
 
 
 def insert(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """rows: the columns of each attempt."""
+    """Insert attempts. `rows` has the columns of each attempt."""
     if rows:
         session.connection().execute(_insert(), list(rows))
 
@@ -42,7 +42,7 @@ def _insert() -> Insert:
 
 
 def live_of(session: Session, job_ids: Collection[str]) -> dict[str, AttemptRow]:
-    """The live attempt of each of these jobs, by job."""
+    """Return the live attempt of each of these jobs, by job."""
     found: dict[str, AttemptRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
         found.update((row.job_id, row) for row in session.scalars(_live_of(), {"job_ids": some}))
@@ -61,7 +61,7 @@ def of_job(session: Session, job_id: str) -> list[AttemptRow]:
 
 
 def beginnings(session: Session, job_id: str) -> Sequence[Row[Any, Any, Any]]:
-    """(attempt, resume_step, first_metric_step) of each of the job's attempts."""
+    """Return (attempt, resume_step, first_metric_step) of each of the job's attempts."""
     return session.connection().execute(_beginnings(), {"job_id": job_id}).all()
 
 
@@ -73,7 +73,7 @@ def _beginnings() -> Select[Any, Any, Any]:
 
 
 def num_diverged(session: Session, job_id: str) -> int:
-    """The number of the job's attempts that ended because training diverged."""
+    """Return the number of the job's attempts that ended because training diverged."""
     query = select(func.count()).where(
         AttemptRow.job_id == job_id, AttemptRow.reason_code == Cause.DIVERGED
     )
@@ -81,7 +81,7 @@ def num_diverged(session: Session, job_id: str) -> int:
 
 
 def live(session: Session) -> list[AttemptRow]:
-    """All live attempts (not yet seen to be gone), oldest first."""
+    """Return all live attempts, which have not been observed to end, oldest first."""
     query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
 
@@ -93,11 +93,11 @@ _HELD = (
     *("grown_at", "shrunk_at"),
     *("batch_size", "batch_at", "preempt_asked_at", "created_at", "started_at", "running_at"),
 )
-"""Columns of an attempt that planning reads."""
+"""The columns of attempts that planning reads."""
 
 
 def live_columns(session: Session) -> Sequence[Row[Any]]:
-    """The columns `_HELD` of the attempts that `live` returns."""
+    """Return the columns `_HELD` of the attempts that `live` returns."""
     return session.connection().execute(_live_columns()).all()
 
 
@@ -115,7 +115,7 @@ _FOLLOWED = (
 
 
 def followed_columns(session: Session) -> Sequence[Row[Any]]:
-    """The columns `_FOLLOWED` and `job_state` of the attempts that `live` returns."""
+    """Return the columns `_FOLLOWED` and `job_state` of the attempts that `live` returns."""
     return session.connection().execute(_followed_columns()).all()
 
 
@@ -128,7 +128,8 @@ def _followed_columns() -> Select[Any]:
 
 
 def cursors(session: Session, job_ids: Collection[str]) -> dict[tuple[str, int], dict[str, int]]:
-    """How far the reports of these jobs' live attempts are stored, by (job, attempt)."""
+    """Return the cursors of these jobs' live attempts by (job, attempt): how far their reports have
+    been stored."""
     return {
         (job_id, attempt): cursor
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -144,8 +145,8 @@ def _cursors() -> Select[Any]:
 
 
 def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
-    """(job_id, world_size, started_at, finished_at, reason_code, reason_message) of attempts that
-    ran and ended after `since`, the newest first, at most MAX_ENDED."""
+    """Return (job_id, world_size, started_at, finished_at, reason_code, reason_message) of at most
+    MAX_ENDED attempts that were started and that ended after `since`, newest first."""
     table = AttemptRow.__table__
     query = (
         select(
@@ -160,8 +161,8 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
 
 
 def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Row[Any]]:
-    """The columns `_ENDED` of the newest attempts, also of deleted jobs, that ended after `since`,
-    oldest first."""
+    """Return the columns `_ENDED` of the latest attempts that ended after `since`, including
+    attempts of deleted jobs, oldest first."""
     both = union_all(
         *(each.where(each.selected_columns.finished_at > since) for each in _ended_slots())
     ).subquery()
@@ -170,7 +171,8 @@ def ended_slots(session: Session, *, since: datetime, limit: int) -> Sequence[Ro
 
 
 def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> Iterator[Row[Any]]:
-    """The columns `_ENDED` of these attempts (job, number), as far as they have ended."""
+    """Yield the columns `_ENDED` of these attempts (job, number), skipping attempts that are
+    live."""
     by_number: dict[int, list[str]] = {}
     for job_id, attempt in sorted(attempts):
         by_number.setdefault(attempt, []).append(job_id)
@@ -183,7 +185,7 @@ def ended_slots_of(session: Session, attempts: Collection[tuple[str, int]]) -> I
 
 @cache
 def _ended_slots_of() -> tuple[Select[Any], ...]:
-    """`_ended_slots` of some jobs' attempts with one number."""
+    """Return `_ended_slots`, restricted to attempts of some jobs that have the same number."""
     return tuple(
         query.where(
             query.selected_columns.job_id.in_(bindparam("job_ids", expanding=True)),
@@ -201,7 +203,8 @@ _ENDED = (
 
 @cache
 def _ended_slots() -> tuple[Select[Any], Select[Any]]:
-    """Queries for `_ENDED` of ended attempts, and for the attempts of deleted jobs."""
+    """Return queries for the columns `_ENDED` of ended attempts, and of attempts of deleted
+    jobs."""
     table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
     columns = (jobs[name] if name in ("queue", "owner") else table[name] for name in _ENDED)
     query = select(*columns).join(JobRow.__table__, jobs.id == table.job_id)
@@ -211,18 +214,18 @@ def _ended_slots() -> tuple[Select[Any], Select[Any]]:
 
 
 def keep_ended(session: Session, job_ids: Sequence[str]) -> None:
-    """Keep the slots of these jobs' attempts, before the jobs are deleted."""
+    """Preserve the slots of these jobs' attempts before the jobs are deleted."""
     of_jobs = _ended_slots()[0].where(AttemptRow.__table__.c.job_id.in_(job_ids))
     session.execute(sql_insert(DeletedAttemptRow).from_select(list(_ENDED), of_jobs))
 
 
 def forget_ended(session: Session, before: datetime) -> None:
-    """Forget slots of deleted jobs whose attempts ended before this time."""
+    """Delete the slots of attempts of deleted jobs that ended before this time."""
     session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """The job's checkpoints, newest first: by attempt, then by step."""
+    """Return the job's checkpoints, newest first: by attempt, then by step."""
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)
@@ -232,7 +235,7 @@ def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def put_checkpoint(session: Session, row: CheckpointRow) -> None:
-    """Add a checkpoint, or replace the same attempt's checkpoint of the same step."""
+    """Add a checkpoint, or replace the checkpoint of the same attempt and step."""
     session.merge(row)
 
 
@@ -260,9 +263,9 @@ def put_artifact(session: Session, row: ArtifactRow) -> None:
 
 
 def furthest_step(session: Session, job_id: str, *, before_attempt: int | None = None) -> int:
-    """The most optimizer steps that an attempt of the job has reported.
+    """Return the highest optimizer step that an attempt of the job has reported.
 
-    before_attempt: consider only attempts before this one.
+    If `before_attempt` is given, only earlier attempts are considered.
     """
     query = select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
     if before_attempt is not None:

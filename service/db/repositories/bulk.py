@@ -1,4 +1,4 @@
-"""Statements on many rows, in chunks of bounded size, and without an object for each row."""
+"""Helpers for statements on many rows, in chunks of bounded size and without ORM objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Table
 from service.db.models import Base
 
 CHUNK = 500
-"""Ids in one statement; SQLite accepts 32,766 values, PostgreSQL twice as many."""
+"""Number of ids per statement. SQLite accepts 32,766 values, PostgreSQL twice as many."""
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def change(row: Base, **columns: Any) -> None:
-    """Set the columns that differ: setting a column is slower than comparing it."""
+    """Set the columns that differ. Setting a column is slower than comparing it."""
     for name, value in columns.items():
         if getattr(row, name) != value:
             setattr(row, name, value)

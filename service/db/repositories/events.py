@@ -1,4 +1,4 @@
-"""SQL on events of jobs."""
+"""SQL for events of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
 def count_event(session: Session, row: JobRow) -> int:
-    """Number the job's next event. The row stays locked, so that numbers have no gap."""
+    """Return the number of the job's next event. The row remains locked, so that there are no
+    gaps."""
     if not jobs.is_locked(session, row.id):
         jobs.lock(session, row.id)
     row.event_seq += 1
@@ -32,7 +33,7 @@ def has_event(session: Session, job_id: str, type_: str, attempt: int | None = N
 
 
 def with_event(session: Session, job_ids: Collection[str], type_: str) -> set[tuple[str, int]]:
-    """(job, attempt) of these jobs' events of this type."""
+    """Return (job, attempt) of all events of this type of these jobs."""
     return {
         (job_id, attempt)
         for some in in_chunks(sorted(job_ids), CHUNK)

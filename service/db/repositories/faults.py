@@ -1,4 +1,4 @@
-"""SQL on hangs, drills, and slot-seconds."""
+"""SQL for hangs, drills and slot-seconds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OPEN = (DrillState.WAITING.value, DrillState.STRUCK.value)
 
 
 def hangs(session: Session, job_id: str) -> list[HangRow]:
-    """The job's hangs, oldest first."""
+    """Return the job's hangs, oldest first."""
     return list(
         session.scalars(select(HangRow).where(HangRow.job_id == job_id).order_by(HangRow.seq))
     )
 
 
 def has_hung(session: Session, job_id: str, attempt: int) -> bool:
-    """Whether a hang of this attempt is stored."""
+    """Whether a hang of this attempt has been stored."""
     found = select(HangRow.seq).where(HangRow.job_id == job_id, HangRow.attempt == attempt)
     return session.scalar(found.limit(1)) is not None
 
@@ -40,7 +40,8 @@ def add_hang(
     body: Mapping[str, Any],
     keep: int,
 ) -> int:
-    """Add a hang, delete all but the job's newest `keep` hangs, and return the hang's number."""
+    """Add a hang, delete all but the job's latest `keep` hangs, and return the number of the
+    hang."""
     newest = session.scalar(select(func.max(HangRow.seq)).where(HangRow.job_id == job_id))
     seq = (newest or 0) + 1
     session.add(HangRow(job_id=job_id, seq=seq, attempt=attempt, time=time, body=dict(body)))
@@ -62,19 +63,19 @@ def drill(session: Session, job_id: str, drill_id: str) -> DrillRow | None:
 
 
 def drills(session: Session, job_id: str) -> list[DrillRow]:
-    """The job's drills, in the order of their requests."""
+    """Return the job's drills, in the order of their requests."""
     query = select(DrillRow).where(DrillRow.job_id == job_id)
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
 def open_drills(session: Session, job_id: str) -> list[DrillRow]:
-    """The job's drills that are not over, in the order of their requests."""
+    """Return the job's drills that have not finished, in the order of their requests."""
     query = select(DrillRow).where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
 def with_open_drills(session: Session, job_ids: Collection[str]) -> set[str]:
-    """The ids among `job_ids` of jobs with drills that are not over."""
+    """Return the ids of the given jobs that have unfinished drills."""
     return {
         job_id
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -90,7 +91,8 @@ def _with_open_drills() -> Select[str]:
 
 
 def waiting_drills(session: Session) -> Sequence[Row[Any]]:
-    """(job_id, attempt, id, kind, rank, at_step) of all drills whose fault is not injected yet."""
+    """Return (job_id, attempt, id, kind, rank, at_step) of all drills whose fault has not been
+    injected yet."""
     return session.connection().execute(_waiting_drills()).all()
 
 
@@ -98,12 +100,12 @@ def waiting_drills(session: Session) -> Sequence[Row[Any]]:
 def _waiting_drills() -> Select[Any]:
     c = DrillRow.__table__.c
     query = select(c.job_id, c.attempt, c.id, c.kind, c.rank, c.at_step)
-    waiting = text("drills.state = 'waiting'")  # the condition of the index
+    waiting = text("drills.state = 'waiting'")  # must match the condition of the index
     return query.where(waiting).order_by(c.job_id, c.id)
 
 
 def fail_drills(session: Session, job_ids: Sequence[str], message: str, now: datetime) -> None:
-    """Mark the drills of these jobs that are not over as failed."""
+    """Mark the unfinished drills of these jobs as failed."""
     for some in in_chunks(job_ids, CHUNK):
         asked = {"job_ids": some, "new_message": message, "new_finished_at": now}
         session.execute(_fail_drills(), asked)
@@ -124,9 +126,9 @@ def _fail_drills() -> Update:
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
-    """Add to the slot-seconds of all jobs.
+    """Add to the total slot-seconds of all jobs.
 
-    Rows are always locked in the same order, so that transactions never deadlock.
+    Rows are always locked in the same order, so that transactions can't deadlock.
     """
     if not grown:
         return
@@ -142,5 +144,6 @@ def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
 
 
 def slot_seconds(session: Session) -> dict[str, float]:
-    """Slot-seconds of all jobs ever, by category; a category without slot-seconds is missing."""
+    """Return the total slot-seconds of all jobs, by category. Categories without slot-seconds are
+    omitted."""
     return {row.slot_class: row.seconds for row in session.scalars(select(SlotSecondsRow))}

@@ -1,4 +1,4 @@
-"""SQL on the rounds of federated jobs, and on their clients outside of the cluster."""
+"""SQL for the rounds of federated jobs and for their clients outside the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.db.models import FederatedClientRow, FederatedRoundRow, JobRow
 
 
 def add_clients(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """rows: the columns of each client."""
+    """Insert clients. `rows` has the columns of each client."""
     session.execute(insert(FederatedClientRow), rows)
 
 
@@ -37,10 +37,11 @@ def remove_client(session: Session, job_id: str, number: int) -> bool:
 
 
 def standing(session: Session, job_id: str, token_sha256: str) -> Row[Any] | None:
-    """The facts for a client with this token; None if the job has no client with this token.
+    """Return the state of a client as (client, sent_round, sent_sha256, joined_at, state,
+    job_attempt, and the columns of the job's latest round).
 
-    (client, sent_round, sent_sha256, joined_at, state, job_attempt, and the columns of the job's
-    newest round, which are None if there was no round)
+    The columns of the round are None if there was no round. Returns None if the job has no client
+    with this token.
     """
     values = {"job_id": job_id, "token": token_sha256}
     return session.connection().execute(_standing(), values).first()
@@ -82,9 +83,9 @@ def note_sent(
     *,
     is_update: bool,
 ) -> bool:
-    """Record a client's update of a round, or its answer in a phase of secure aggregation.
+    """Record a client's update for a round, or its answer in a phase of secure aggregation.
 
-    Returns False if the client has already sent one.
+    Returns False if the client has already sent it.
     """
     row = FederatedClientRow
     counted = {"sent_at": now, "num_sent": row.num_sent + 1} if is_update else {}
@@ -101,7 +102,8 @@ def note_sent(
 
 
 def forget_sent(session: Session, job_id: str, round_name: str, received: Collection[int]) -> None:
-    """Let clients send their updates of a round again if the storage has not received them."""
+    """Allow clients to send their updates for a round again if the storage has not received
+    them."""
     row, kept = FederatedClientRow, set(received)
     query = select(row).where(row.job_id == job_id, row.sent_round == round_name)
     for client in session.scalars(query):
@@ -111,7 +113,7 @@ def forget_sent(session: Session, job_id: str, round_name: str, received: Collec
 
 
 def senders(session: Session, job_id: str, sent_name: str) -> set[int]:
-    """The numbers of the clients whose newest answer has this name."""
+    """Return the numbers of the clients whose latest answer has this name."""
     row = FederatedClientRow
     query = select(row.number).where(row.job_id == job_id, row.sent_round == sent_name)
     return set(session.scalars(query))

@@ -1,4 +1,4 @@
-"""SQL on jobs and their labels."""
+"""SQL for jobs and their labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get(session: Session, job_id: str) -> JobRow | None:
 
 
 def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
-    """The ids among `job_ids` of jobs that exist and are not being deleted."""
+    """Return the ids among `job_ids` of jobs that exist and are not being deleted."""
     query = select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
     return set(session.scalars(query))
 
@@ -33,7 +33,8 @@ _LOCKED = "locked_jobs"
 
 
 def lock(session: Session, job_id: str) -> JobRow | None:
-    """Return the current row, locked: no other transaction changes it before this one ends."""
+    """Lock the job and return its current row. No other transaction can change it until this one
+    ends."""
     row: JobRow | None = session.scalar(_locking(), {"job_id": job_id})
     if row is not None:
         _locked(session).add(job_id)
@@ -43,7 +44,7 @@ def lock(session: Session, job_id: str) -> JobRow | None:
 def lock_all(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
     """Lock several jobs, and return their rows by id.
 
-    All transactions lock jobs in the order of their ids, so that they never deadlock.
+    All transactions lock jobs in the order of their ids, so that they can't deadlock.
     """
     found: dict[str, JobRow] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -89,7 +90,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 
 
 def tags(session: Session, job_ids: Sequence[str]) -> dict[str, list[str]]:
-    """The sorted tags of each of these jobs."""
+    """Return the sorted tags of each of these jobs."""
     found: dict[str, list[str]] = {job_id: [] for job_id in job_ids}
     query = select(JobTagRow.job_id, JobTagRow.tag).where(JobTagRow.job_id.in_(job_ids))
     for job_id, tag in session.execute(query):
@@ -104,12 +105,13 @@ _STATUS = (
     *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
-"""Columns of a job that its answer consists of."""
+"""The columns of a job that its view is built from."""
 
 
 @cache
 def _status_query(dialect: str) -> Select[Any]:
-    """A query for all columns of a job's answer: labels are an object, tags separated by spaces."""
+    """Return a query for all columns of a job's view, with labels as a JSON object and tags
+    separated by spaces."""
     as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
     job_labels = (
         select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
@@ -134,13 +136,14 @@ def _status_query(dialect: str) -> Select[Any]:
 
 
 def status(session: Session, job_id: str) -> Row[Any] | None:
-    """The columns of the job's answer; None if the job does not exist. No ORM object is made."""
+    """Return the columns of a job's view without creating ORM objects; None if the job does not
+    exist."""
     query = _status_query(session.get_bind().dialect.name)
     return session.connection().execute(query, {"job_id": job_id}).one_or_none()
 
 
 def state_of(session: Session, job_id: str) -> JobState | None:
-    """The job's state, without the rest of its row; None if the job does not exist."""
+    """Return only the state of a job; None if the job does not exist."""
     found = session.connection().execute(_state_query(), {"job_id": job_id})
     state: JobState | None = found.scalar()
     return state
@@ -155,14 +158,15 @@ def _state_query() -> Select[Any]:
 
 
 def unstored(**columns: Any) -> JobRow:
-    """A read-only object with these columns, which is in no session and calls no listener."""
+    """Return a read-only object with these columns that belongs to no session and triggers no
+    listeners."""
     row = JobRow()
     vars(row).update(columns)
     return row
 
 
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
-    """Store the columns of `row` that are set, without adding `row` to the session."""
+    """Insert the columns of `row` that are set, without adding `row` to the session."""
     values = {name: value for name, value in vars(row).items() if name in _columns()}
     session.connection().execute(_insert(), [values])
     if job_labels:
@@ -181,8 +185,8 @@ def _columns() -> frozenset[str]:
 
 
 def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
-    """(id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of the
-    newest jobs that have reported step times, newest first. Ended jobs are included."""
+    """Return (id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of
+    the latest jobs that have reported step times, including ended jobs, newest first."""
     return session.connection().execute(_step_times(), {"most": most}).all()
 
 
@@ -199,7 +203,8 @@ def _step_times() -> Select[Any]:
 
 
 def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """(owner, name, num_workers, runtime_used_s) of the last succeeded jobs, newest first."""
+    """Return (owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest
+    first."""
     c = JobRow.__table__.c
     query = (
         select(c.owner, c.name, c.num_workers, c.runtime_used_s)
@@ -211,7 +216,7 @@ def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
-    """(document, owner) of each of these jobs, by id; jobs that do not exist are left out."""
+    """Return (document, owner) of each of these jobs, by id; jobs that do not exist are omitted."""
     return {
         row.id: (row.spec, row.owner)
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -227,7 +232,7 @@ def _documents() -> Select[Any]:
 
 
 def starting_from(session: Session, job_id: str) -> list[str]:
-    """Ids of jobs that have not ended and start from a checkpoint of this job."""
+    """Return the ids of unfinished jobs that start from a checkpoint of this job."""
     query = select(JobRow.id).where(
         JobRow.init_from_job == job_id, JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
     )
@@ -235,7 +240,7 @@ def starting_from(session: Session, job_id: str) -> list[str]:
 
 
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
-    """Ids of jobs whose deletion has begun, before this time if one is given."""
+    """Return the ids of jobs whose deletion has begun (before this time, if given)."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
     if before is not None:
         query = query.where(JobRow.deleted_at < before)
@@ -243,7 +248,8 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_ids: Sequence[str]) -> None:
-    """Delete the jobs and, by foreign keys, all that belongs to them except their past slots."""
+    """Delete the jobs and, through foreign keys, everything that belongs to them except their past
+    slots."""
     attempts.keep_ended(session, job_ids)
     document_values.drop(session, job_ids)
     found = session.scalars(
@@ -256,13 +262,13 @@ def erase(session: Session, job_ids: Sequence[str]) -> None:
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:
-    """(id, document) of succeeded jobs, the newest first."""
+    """Return (id, document) of succeeded jobs, the newest first."""
     query = select(JobRow.id, JobRow.spec).where(JobRow.state == JobState.SUCCEEDED)
     return session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
 
 
 def count_by_state(session: Session) -> dict[JobState, int]:
-    """The number of jobs in each state; states without a job are left out."""
+    """Return the number of jobs in each state; states without jobs are omitted."""
     query = (
         select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
     )

@@ -1,4 +1,4 @@
-"""SQL on the use of the storage, on jobs that may be deleted, and on download links."""
+"""SQL for the usage of the storage, for jobs that can be deleted, and for download links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BYTES = 2**63 - 1
 
 
 def state(session: Session) -> StorageStateRow | None:
-    """The storage's last known state; None before the first check."""
+    """Return the storage's last known state; None before the first check."""
     return session.get(StorageStateRow, THE_STORAGE)
 
 
@@ -31,9 +31,10 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Bytes of checkpoints, artifacts and logs, summed from their rows without walking the storage.
+    """Return the total bytes of checkpoints, artifacts and logs according to their rows, without
+    listing the storage.
 
-    The sum is of floats, because a job may report false sizes whose sum exceeds 64 bits.
+    Floats are summed, because a job can report false sizes whose sum exceeds 64 bits.
     """
     total = 0
     for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
@@ -42,7 +43,7 @@ def used_bytes(session: Session) -> int:
 
 
 def projects(session: Session) -> Iterator[str]:
-    """Yield each project that has a job, with one step along the index for each project."""
+    """Yield each project that has jobs, using one index lookup per project."""
     name = session.scalar(select(func.min(JobRow.project)))
     while name is not None:
         yield name
@@ -50,13 +51,14 @@ def projects(session: Session) -> Iterator[str]:
 
 
 def finished_before(session: Session, time: datetime, limit: int) -> list[tuple[str, str]]:
-    """(id, project) of disposable jobs that ended before `time`, the oldest first."""
+    """Return (id, project) of disposable jobs that ended before `time`, oldest first."""
     query = _disposable().where(JobRow.finished_at < time)
     return _pairs(session, query.order_by(JobRow.finished_at).limit(limit))
 
 
 def finished_beyond(session: Session, project: str, keep: int, limit: int) -> list[tuple[str, str]]:
-    """(id, project) of disposable jobs beyond the project's `keep` newest, the newest first."""
+    """Return (id, project) of disposable jobs beyond the `keep` newest jobs of a project, newest
+    first."""
     finished = and_(
         JobRow.project == project, JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None)
     )
@@ -75,7 +77,7 @@ def _disposable() -> Select[str, str]:
 
 
 def _needed() -> ColumnElement[bool]:
-    """Whether a job that has not ended starts from this job."""
+    """Whether an unfinished job starts from this job."""
     user = aliased(JobRow)
     return (
         select(user.id)
@@ -94,12 +96,12 @@ def _pairs(session: Session, query: Select[str, str]) -> list[tuple[str, str]]:
 
 
 def add(session: Session, row: DownloadLinkRow) -> None:
-    """Add a link; repeating this is harmless."""
+    """Add a link. Repeating this is harmless."""
     session.merge(row)
 
 
 def take(session: Session, secret_sha256: str) -> DownloadLinkRow | None:
-    """Delete and return the link: of several callers with the same secret, only one gets it."""
+    """Delete and return a link. If several callers use the same secret, only one gets the link."""
     statement = (
         delete(DownloadLinkRow)
         .where(DownloadLinkRow.secret_sha256 == secret_sha256)

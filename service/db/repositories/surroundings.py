@@ -1,4 +1,4 @@
-"""SQL on facts that nearly every change of a job reads: few rows, in one query."""
+"""A single query for facts that nearly every change of a job needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FOUND = "surroundings"
 
 
 def seen(session: Session) -> Row[Any]:
-    """Return the facts, which this transaction reads once.
+    """Return the facts, which are read once per transaction:
 
-    connected: whether the cluster is connected; None before the first connection.
-    ray_dashboard: the dashboard's address.
-    storage_problem: why no job is accepted or started; None while the storage has space.
-    webhook: the id of an enabled webhook; None if there is none.
+    - connected: whether the cluster is connected; None before the first connection
+    - ray_dashboard: the address of the dashboard
+    - storage_problem: why jobs are neither accepted nor started; None while there is enough space
+    - webhook: the id of any enabled webhook; None if there is none
     """
     found: Row[Any] | None = session.info.get(_FOUND)
     if found is None:

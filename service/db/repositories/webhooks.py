@@ -1,4 +1,4 @@
-"""SQL on webhooks and their messages."""
+"""SQL for webhooks and their messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _WAITING: ColumnElement[bool] = WebhookDeliveryRow.next_try_at.is_not(None)
 
 
 def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]:
-    """(id, owner, all_users, states, queue, labels) of enabled webhooks for these owners' jobs."""
+    """Return (id, owner, all_users, states, queue, labels) of the enabled webhooks that apply to
+    jobs of these owners."""
     c = WebhookRow.__table__.c
     names = ("id", "owner", "all_users", "states", "queue", "labels")
     query = select(*(c[name] for name in names)).where(
@@ -40,7 +41,7 @@ def enabled_for(session: Session, owners: Collection[str]) -> Sequence[Row[Any]]
 
 
 def places_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """(id, owner, queue) of these jobs, by id."""
+    """Return (id, owner, queue) of these jobs, by id."""
     return _of_jobs(session, job_ids, ("id", "owner", "queue"))
 
 
@@ -51,7 +52,7 @@ _REPORTED = (
 
 
 def columns_of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """The columns of these jobs that messages contain, by id."""
+    """Return the columns of these jobs that are needed for messages, by id."""
     return _of_jobs(session, job_ids, _REPORTED)
 
 
@@ -92,7 +93,7 @@ def get(session: Session, webhook_id: str, *, lock: bool = False) -> WebhookRow 
 
 
 def every(session: Session, owner: str | None) -> Sequence[WebhookRow]:
-    """The owner's webhooks, or all if `owner` is None, oldest first."""
+    """Return the owner's webhooks, or all if `owner` is None, oldest first."""
     query = select(WebhookRow).order_by(WebhookRow.id)
     if owner is not None:
         query = query.where(WebhookRow.owner == owner)
@@ -105,12 +106,14 @@ def count_of(session: Session, owner: str) -> int:
 
 
 def remove(session: Session, webhook_id: str) -> None:
-    """Delete a webhook. `surplus` finds its messages, which may be many, to be deleted later."""
+    """Delete a webhook. Its messages, of which there can be many, are deleted later (see
+    `surplus`)."""
     session.execute(delete(WebhookRow).where(WebhookRow.id == webhook_id))
 
 
 def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int]:
-    """The number of messages that wait for each of these webhooks; 0 is left out."""
+    """Return the number of waiting messages of each of these webhooks. Webhooks without any are
+    omitted."""
     query = (
         select(WebhookDeliveryRow.webhook_id, func.count())
         .where(_WAITING, WebhookDeliveryRow.webhook_id.in_(webhook_ids))
@@ -120,14 +123,15 @@ def num_waiting(session: Session, webhook_ids: Collection[str]) -> dict[str, int
 
 
 def enabled(session: Session) -> Sequence[Row[str, str, str | None, bool]]:
-    """(id, owner, enabled_by, all_users) of the enabled webhooks."""
+    """Return (id, owner, enabled_by, all_users) of all enabled webhooks."""
     hook = WebhookRow
     query = select(hook.id, hook.owner, hook.enabled_by, hook.all_users)
     return session.execute(query.where(hook.disabled_at.is_(None))).all()
 
 
 def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | None]]:
-    """(id, paused_until, due_at of the first message) of enabled webhooks with waiting messages."""
+    """Return (id, paused_until, due_at of the first message) of the enabled webhooks that have
+    waiting messages."""
     due = (
         select(func.min(WebhookDeliveryRow.next_try_at))
         .where(_WAITING, WebhookDeliveryRow.webhook_id == WebhookRow.id)
@@ -140,7 +144,7 @@ def with_due(session: Session) -> Sequence[Row[str, datetime | None, datetime | 
 
 
 def next_due(session: Session, webhook_id: str, now: datetime) -> WebhookDeliveryRow | None:
-    """The due message with the earliest time."""
+    """Return the message that has been due for the longest time, if any is due."""
     query = select(WebhookDeliveryRow).where(
         WebhookDeliveryRow.webhook_id == webhook_id,
         _WAITING,
@@ -160,7 +164,7 @@ def delivery(session: Session, webhook_id: str, number: int) -> WebhookDeliveryR
 def deliveries(
     session: Session, webhook_id: str, before: int | None, limit: int
 ) -> Sequence[WebhookDeliveryRow]:
-    """The webhook's messages with numbers below `before`, newest first."""
+    """Return up to `limit` messages of the webhook with numbers below `before`, newest first."""
     query = select(WebhookDeliveryRow).where(WebhookDeliveryRow.webhook_id == webhook_id)
     if before is not None:
         query = query.where(WebhookDeliveryRow.number < before)
@@ -168,7 +172,7 @@ def deliveries(
 
 
 def drop_waiting(session: Session, webhook_id: str) -> int:
-    """Drop all waiting messages, and return how many there were."""
+    """Drop all waiting messages of the webhook, and return their number."""
     dropped = session.execute(
         update(WebhookDeliveryRow)
         .where(WebhookDeliveryRow.webhook_id == webhook_id, _WAITING)
@@ -180,7 +184,7 @@ def drop_waiting(session: Session, webhook_id: str) -> int:
 
 
 def overfull(session: Session, most: int) -> Sequence[str]:
-    """Ids of enabled webhooks with more than `most` waiting messages."""
+    """Return the ids of enabled webhooks with more than `most` waiting messages."""
     query = (
         select(WebhookDeliveryRow.webhook_id)
         .join(WebhookRow, WebhookRow.id == WebhookDeliveryRow.webhook_id)
@@ -192,10 +196,10 @@ def overfull(session: Session, most: int) -> Sequence[str]:
 
 
 def surplus(session: Session, before: datetime, keep: int, limit: int) -> list[int]:
-    """Numbers of messages to delete.
+    """Return the numbers of messages to delete.
 
-    These are settled messages from before this time, settled messages beyond the webhook's newest
-    `keep`, and all messages of deleted webhooks.
+    These are settled messages that were created before this time, settled messages beyond the
+    `keep` newest of each webhook, and all messages of deleted webhooks.
     """
     table = WebhookDeliveryRow
     place = func.row_number().over(partition_by=table.webhook_id, order_by=table.number.desc())
@@ -217,8 +221,9 @@ def delete_deliveries(session: Session, numbers: Sequence[int]) -> None:
 def summary(session: Session) -> tuple[int, int, int, int, datetime | None]:
     """Return (working, failing, disabled, waiting, oldest).
 
-    The first three count webhooks, of which only enabled ones work or fail. waiting: the number of
-    waiting messages. oldest: when the oldest waiting message was made.
+    The first three are numbers of webhooks; only enabled webhooks count as working or failing.
+    `waiting` is the number of waiting messages, and `oldest` is when the oldest of them was
+    created.
     """
     is_enabled = WebhookRow.disabled_at.is_(None)
     is_failing = WebhookRow.failing_since.is_not(None)

@@ -1,1 +1,1 @@
-"""Attempts: retries, the use of their time, and drills."""
+"""Attempts: retries, how their time is used, and drills."""

@@ -1,4 +1,5 @@
-"""Pure rules for drills, the faults that a user injects: which are possible, and their states."""
+"""Pure rules for drills, which are faults that users inject: when they are possible, and their
+states."""
 
 from __future__ import annotations
 
@@ -15,20 +16,21 @@ _ORDER = {
 
 
 def is_news(state: DrillState, reported: DrillState) -> bool:
-    """Whether the report advances the drill. A drill never goes back, and its end is final."""
+    """Whether the report advances the drill. A drill never goes back to an earlier state, and its
+    end is final."""
     return _ORDER[reported] > _ORDER[state]
 
 
 @dataclass(frozen=True)
 class Running:
-    """The facts about a running job that decide whether a drill makes sense."""
+    """The facts about a running job that determine whether a drill makes sense."""
 
     world_size: int
     step: int
-    """Known number of optimizer steps done."""
+    """Number of completed optimizer steps, as far as it is known."""
     total_steps: int | None
     has_steps: bool
-    """Whether the ranks report steps, as recipes and some scripts do."""
+    """Whether the ranks report steps, as ranks of recipes and of some scripts do."""
     why_not_in_place: str | None = None
     """Why the job's group does not recover in place; None if it does."""
 
@@ -50,7 +52,7 @@ class Refusal:
 def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Refusal | None:
     """Return why the drill makes no sense; None if it can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
-        return Refusal("/rank", "a preemption affects the whole job; leave the rank out")
+        return Refusal("/rank", "a preemption affects the whole job; omit the rank")
     if rank >= job.world_size:
         ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
@@ -59,14 +61,15 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     if not job.has_steps:
         return Refusal(
             "/at_step",
-            "the script has not reported a step yet, so it is unknown whether it has any",
-            hint="leave it out to inject the fault at once, or ask again after the first report",
+            "the script has not reported a step yet, so it is unknown whether it reports steps "
+            "at all",
+            hint="omit it to inject the fault immediately, or try again after the first report",
         )
     if at_step <= job.step:
         return Refusal(
             "/at_step",
             f"the job has already done {job.step} steps",
-            hint="leave it out to inject the fault at once, or name a later step",
+            hint="omit it to inject the fault immediately, or choose a later step",
         )
     if job.total_steps is not None and at_step >= job.total_steps:
         return Refusal("/at_step", f"the job ends with step {job.total_steps}")
@@ -74,7 +77,7 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
 
 
 def outcome_sentence(recovery_s: float | None, steps_lost: int | None) -> str:
-    """Return words such as `recovered in 0.41 s, 0 steps lost`, without unknown parts."""
+    """Return text such as `recovered in 0.41 s, 0 steps lost`, without unknown parts."""
     how_long = "recovered" if recovery_s is None else f"recovered in {recovery_s:.2f} s"
     if steps_lost is None:
         return how_long

@@ -1,4 +1,4 @@
-"""The traits of worker groups, from job documents. Each strategy has its traits here. Pure."""
+"""Derives the traits of worker groups from job documents, for every strategy. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
     """Return the traits of the groups that train this job."""
     document, script, sync = job.spec, job.spec.script, job.spec.sync
     num_ranks = document.resources.num_workers
-    # The full number: an elastic group that begins with one rank may have more later.
+    # The full number, because an elastic group that begins with one rank can have more later.
     recovers_in_place = may_recover(document, num_workers=num_ranks, has_gpus=has_gpus)
     servers = frozenset(range(document.num_ranks_that_train, num_ranks))
     has_replicas = isinstance(sync, ParameterServer) and sync.shards_kept_by == "replica"
@@ -50,20 +50,21 @@ def _next_of_each(ranks: list[int]) -> Mapping[int, int]:
 
 
 def goes_on_without_lost(document: Mapping[str, Any]) -> bool:
-    """Return `GroupTraits.goes_on_without_lost` of a document stored by any release."""
+    """Return `GroupTraits.goes_on_without_lost` for a document that any release has stored."""
     return (document.get("sync") or {}).get("kind") == "gossip"
 
 
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
-    """Return why such a job never recovers in place; None if it does.
+    """Return why such a job never recovers in place; None if it can.
 
-    num_workers: number that the job has now, or may have again.
+    num_workers: the number that the job has now or may have again.
 
-    On GPUs, NCCL's operations end asynchronously. So an optimizer step on a gradient that never
-    arrived can't be distinguished from a valid step. Workers of parameter servers use neither.
+    On GPUs, NCCL's operations complete asynchronously, so an optimizer step on a gradient that
+    never arrived can't be distinguished from a valid step. This doesn't concern workers of
+    parameter servers.
     """
     if document.script is not None and document.is_divided:
-        return "ranks of a script that hold a model together do not recover in place"
+        return "ranks of a script that share a divided model do not recover in place"
     if document.script is not None:
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
@@ -73,17 +74,17 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
         return "a group on GPUs does not recover in place, because its state may be half a step on"
     if document.num_replicas == 1:
         return (
-            "ranks that hold a single model together do not recover in place: each has parts that "
-            "no other rank has (set parallel.data above 1 to have copies)"
+            "ranks that share a single divided model do not recover in place: each has parts "
+            "that no other rank has (set parallel.data above 1 to have copies)"
         )
     if document.takes_local_steps:
-        return "ranks that take steps by themselves do not recover in place: each has its own state"
+        return "ranks that take local steps do not recover in place: each has its own state"
     return None
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
-    """Whether such a job recovers in place, or may do so: a script's processes show later whether
-    they have called `train.prepare` (`are_prepared`)."""
+    """Whether such a job recovers in place, or might: for a script, it is known only later whether
+    its processes have called `train.prepare` (`are_prepared`)."""
     script = document.script
     if script is None:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None

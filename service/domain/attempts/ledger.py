@@ -1,8 +1,8 @@
-"""The goodput ledger: how every slot-second of a job was used.
+"""The goodput ledger, which records how every slot-second of a job was used.
 
-A slot is held from its assignment until it is seen free, and every second of this time belongs to
-exactly one category. So the categories add up to the time that slots were held. Unaccounted time is
-`idle`.
+A slot is held from its assignment until it is seen to be free, and every second of this time
+belongs to exactly one category. The categories therefore add up to the time for which slots were
+held. Unaccounted time is `idle`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ray_workers.shared.heartbeat import TimeCategory
 
 Ledger = Mapping[str, float]
-"""Slot-seconds by category; a missing category has none."""
+"""Slot-seconds by category; a missing category means 0."""
 
 MAX_SECONDS = 1e15
 """Upper bound of a valid ledger: a million slots for thirty years."""
@@ -36,13 +36,13 @@ def checked(reported: Mapping[str, object]) -> dict[str, float]:
 
 
 def total(ledger: Ledger) -> float:
-    """Return the slot-seconds that were held."""
+    """Return the total number of held slot-seconds."""
     return math.fsum(ledger.values())
 
 
 def useful_share(ledger: Ledger) -> float | None:
-    """Return the useful share of the time that slots were held; None if no slot was held, or if a
-    script reported no steps."""
+    """Return the useful share of the held slot-seconds; None if no slot was held, or if a script
+    reported no steps."""
     held, useful = total(ledger), ledger.get(TimeCategory.USEFUL, 0.0)
     has_steps = useful > 0 or ledger.get(TimeCategory.RECOMPUTED, 0.0) > 0
     is_unknown = ledger.get(TimeCategory.UNREPORTED, 0.0) > 0 and not has_steps
@@ -50,8 +50,8 @@ def useful_share(ledger: Ledger) -> float | None:
 
 
 def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
-    """Return the useful and the unreported share of the time that slots were held. All time of an
-    empty ledger is unreported."""
+    """Return the useful and the unreported share of the held slot-seconds. An empty ledger counts
+    as completely unreported."""
     held = total(ledger)
     if held <= 0:
         return 0.0, 1.0
@@ -63,7 +63,8 @@ def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
 
 
 def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return the sum `whole` of several ledgers after one of them changes from `before`."""
+    """Return `whole`, the sum of several ledgers, after one of them has changed from `before` to
+    `after`."""
     return {
         c.value: max(0.0, whole.get(c, 0.0) - before.get(c, 0.0) + after.get(c, 0.0))
         for c in TimeCategory
@@ -71,14 +72,14 @@ def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
 
 
 def growth(before: Ledger, after: Ledger) -> dict[str, float]:
-    """Return the increments of counters that only grow. A second that changes its category stays
-    counted in the old one, too."""
+    """Return increments for counters that can only grow. A second that moves to another category
+    also remains counted in its old category."""
     grown = {c.value: after.get(c, 0.0) - before.get(c, 0.0) for c in TimeCategory}
     return {name: seconds for name, seconds in grown.items() if seconds > 0}
 
 
 def unaccounted(ledger: Ledger, held_s: float) -> dict[str, float]:
-    """Return the ledger with `held_s` more idle slot-seconds: from the last report of a lost
-    supervisor until its slots were seen free."""
+    """Return the ledger with `held_s` additional idle slot-seconds: the time from the last report
+    of a lost supervisor until its slots were seen to be free."""
     idle = ledger.get(TimeCategory.IDLE, 0.0) + max(0.0, held_s)
     return {**{c.value: ledger.get(c, 0.0) for c in TimeCategory}, TimeCategory.IDLE.value: idle}

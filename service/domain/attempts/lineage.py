@@ -1,7 +1,8 @@
-"""Which steps of an attempt still count after a later attempt has resumed from a checkpoint.
+"""Determines which steps of an attempt still count after a later attempt has resumed.
 
-An attempt that resumed at step r uses all earlier steps up to r, and makes later steps of earlier
-attempts void. So an attempt counts up to the lowest step at which any later attempt began.
+An attempt that resumed at step r builds on the steps up to r of earlier attempts, and invalidates
+their later steps. An attempt therefore counts up to the lowest step at which any later attempt
+began.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ NO_END = 2**63 - 1
 
 
 def last_steps(starts: Mapping[int, int | None]) -> dict[int, int]:
-    """Return the last step that counts of each attempt; `NO_END` if no step is void.
+    """Return the last valid step of each attempt; `NO_END` if all of its steps are valid.
 
-    starts: number of steps done before each attempt; None if the attempt never trained.
+    starts: number of steps completed before each attempt; None if the attempt never trained.
     """
     ends: dict[int, int] = {}
     end = NO_END

@@ -1,4 +1,4 @@
-"""The rate of lost workers, estimated from earlier attempts. Pure."""
+"""Estimates the rate at which workers are lost from earlier attempts. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Seen:
 
 
 def worker_mtbf_s(everywhere: Seen, of_the_job: Seen, *, prior_s: float) -> float:
-    """Return the mean time in seconds between losses of one worker: the lower of the deployment's
-    and the job's estimate.
+    """Return the mean time between losses of a worker, in seconds: the smaller of the deployment's
+    and the job's estimates.
 
-    The deployment's estimate begins with one loss in `prior_s` (the mean of a gamma prior), which
-    observed time soon outweighs. The job's estimate begins with the deployment's in the same way.
+    The deployment's estimate starts from one loss in `prior_s` (the mean of a gamma prior), which
+    is soon outweighed by observed time. In the same way, the job's estimate starts from the
+    deployment's.
     """
     deployments = (prior_s + everywhere.worker_s) / (1 + everywhere.num_losses)
     own = (deployments + of_the_job.worker_s) / (1 + of_the_job.num_losses)

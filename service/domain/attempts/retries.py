@@ -1,4 +1,4 @@
-"""Whether an ended attempt is followed by another one, and which budget it uses."""
+"""Decides whether an ended attempt is followed by another attempt, and which budget that uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLLBACK_FACTOR = 0.5
 
 
 class RetryBudget(StrEnum):
-    """The budget that a retry is charged to."""
+    """The budget to which a retry is charged."""
 
     USER = "user"
     INFRA = "infra"
@@ -29,17 +29,19 @@ class RetryBudget(StrEnum):
 
 @dataclass(frozen=True)
 class Budgets:
-    """The retries that the job may use, and the retries used before the attempt that ended."""
+    """The retries that the job may use, and the retries that it had used before this attempt
+    ended."""
 
     max_user_retries: int
     max_infra_retries: int
     user_failures: int = 0
     infra_failures: int = 0
     free_requeues: int = 0
-    """Free retries since an attempt last took a step. Only the delay depends on their number."""
+    """Number of free retries since an attempt last completed a step. Only the delay depends on
+    it."""
     runtime_left_s: float | None = None
     rolls_back: bool = False
-    """Whether the document asks for a rollback when training diverges."""
+    """Whether the document requests a rollback when training diverges."""
     rollbacks: int = 0
     fails_alike: bool = False
     """Whether the previous attempt had the same error at the same line of the user's code."""
@@ -56,17 +58,17 @@ class GiveUp:
     code: str
     budget: RetryBudget
     because: str
-    """End of a sentence that explains why no other attempt follows."""
+    """The end of a sentence that explains why there is no further attempt."""
 
 
 _ERROR_OF_A_LINE = re.compile(r"\w[\w.]*(?:: .*)? \(.*\bline [0-9]+\)", re.DOTALL)
-"""`TypeName: message (file, line n)`, as ranks report an error of the user's code."""
+"""Matches `TypeName: message (file, line n)`, as ranks report errors in the user's code."""
 _ROLE = re.compile(r" \(rank [0-9]+ is [^()]*\)$")
 
 
 def is_same_error(message: str, before: str) -> bool:
-    """Whether two attempts ended with an exception of equal type, message and line. The ranks may
-    differ."""
+    """Whether two attempts ended with exceptions of the same type, with the same message and line.
+    The ranks may differ."""
     mine, theirs = _ROLE.sub("", message), _ROLE.sub("", before)
     return mine == theirs and _ERROR_OF_A_LINE.fullmatch(mine) is not None
 
@@ -77,27 +79,29 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""Causes with which a group ends after it did not recover in place from an injected fault."""
+"""Causes with which a group ends if it doesn't recover in place from an injected fault."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
-"""Causes with which a group ends if it starts or recovers too slowly, or its supervisor answers
+"""Causes with which a group ends if it starts or recovers too slowly, or if its supervisor responds
 too slowly."""
 
 
 def decide(
     cause: Cause, budgets: Budgets, *, by_drill: bool = False, by_overload: bool = False
 ) -> Retry | GiveUp:
-    """Decide on a retry. User errors, infrastructure faults and preemptions have separate budgets.
+    """Decide whether to retry. User errors, infrastructure faults and preemptions have separate
+    budgets.
 
-    cause: of an attempt that did not succeed; a stopped attempt counts as preempted. by_drill: the
-    fault was injected on purpose, so the retry is free. by_overload: the machines were too slow for
-    an unknown time, so the job is retried without limit and with growing delays.
+    cause: the cause with which an unsuccessful attempt ended; a stopped attempt counts as
+    preempted. by_drill: the fault was injected on purpose, so the retry is free. by_overload: the
+    machines were too slow, for an unknown time, so the job is retried without limit and with
+    increasing delays.
     """
     if cause is Cause.CANNOT_RUN:
-        return GiveUp(cause, RetryBudget.USER, "trying again would not correct the code")
+        return GiveUp(cause, RetryBudget.USER, "retrying would not fix the code")
     if cause is Cause.BAD_DATA:
-        return GiveUp(cause, RetryBudget.USER, "trying again would not correct the data")
+        return GiveUp(cause, RetryBudget.USER, "retrying would not fix the data")
     if cause is Cause.RUNTIME_EXCEEDED:
         return GiveUp(cause, RetryBudget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
@@ -121,9 +125,9 @@ def decide(
             return Retry(delay_s, RetryBudget.USER)
         case Cause.DIVERGED:
             if not budgets.rolls_back:
-                return GiveUp(cause, RetryBudget.USER, "trying again would end the same way")
+                return GiveUp(cause, RetryBudget.USER, "retrying would end in the same way")
             if budgets.rollbacks >= MAX_ROLLBACKS:
-                because = f"{MAX_ROLLBACKS} rollbacks, each with half the rate, did not help"
+                because = f"{MAX_ROLLBACKS} rollbacks, each halving the learning rate, did not help"
                 return GiveUp(cause, RetryBudget.USER, because)
             return Retry(0.0, RetryBudget.FREE)
         case Cause.WORKER_LOST | Cause.INFRASTRUCTURE | Cause.SUPERVISOR_LOST:

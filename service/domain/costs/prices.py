@@ -1,8 +1,8 @@
-"""The price of a slot, and the cost of the slots that an attempt held.
+"""The price of a slot, and the cost of the slots that an attempt used.
 
-A slot is one worker's bundle of resources on one node. An hour of a slot costs the sum of amount
-times price over its resources. The first rule for a resource whose labels the node has sets the
-price of the resource.
+A slot is one worker's bundle of resources on one node. Its price per hour is the sum of amount *
+price over its resources. The price of a resource is set by the first rule for the resource whose
+labels match the node.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from service.domain.attempts.ledger import Ledger, useful_and_unreported
 
 SLOT = "slot"
-"""Name that stands for a resource in prices of a worker, whatever its bundle."""
+"""Resource name of a flat price per worker, regardless of its bundle."""
 UNIT = {"memory": float(2**30)}
-"""Amount of a resource to which a price refers, if not 1: memory is priced per GiB."""
+"""Amount of a resource to which its price refers, if not 1. Memory is priced per GiB."""
 
 
 @dataclass(frozen=True)
 class PriceRule:
-    """The price of a resource on the nodes that have all of these labels."""
+    """The price of a resource on nodes that have all of the given labels."""
 
     resource: str
     """`CPU`, `GPU`, `memory`, or `SLOT`."""
@@ -39,12 +39,12 @@ class Prices:
     rules: tuple[PriceRule, ...]
 
     def rule(self, resource: str, labels: Mapping[str, str]) -> PriceRule | None:
-        """Return the rule that applies to a resource of a node with these labels."""
+        """Return the rule that applies to a resource on a node with these labels."""
         rules = (rule for rule in self.rules if rule.resource == resource)
         return next((rule for rule in rules if rule.holds_on(labels)), None)
 
     def slot_hour(self, bundle: Mapping[str, float], labels: Mapping[str, str]) -> float:
-        """Return the price of an hour of one worker's bundle on a node with these labels. Resources
+        """Return the hourly price of one worker's bundle on a node with these labels. Resources
         without a rule are free."""
         total = 0.0
         for resource, amount in {SLOT: 1.0, **bundle}.items():
@@ -55,8 +55,8 @@ class Prices:
 
 
 def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
-    """Return the index of a rule that never applies, and of an earlier rule that always applies in
-    its place; None if each rule is useful."""
+    """Return the index of a rule that never applies, and the index of the earlier rule that always
+    takes precedence. None if there is no such rule."""
     seen: list[tuple[int, PriceRule]] = []
     for index, rule in enumerate(rules):
         for earlier, other in seen:
@@ -68,22 +68,22 @@ def unreachable(rules: Iterable[PriceRule]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class HeldOnNode:
-    """The slot-seconds that an attempt held on one node."""
+    """The slot-seconds that an attempt used on one node."""
 
     labels: Mapping[str, str]
-    """Labels of the node when the attempt got its slots there."""
+    """Labels of the node when the attempt acquired its slots."""
     slot_seconds: float
 
 
 @dataclass(frozen=True)
 class SlotCost:
-    """The cost of slots, divided like their time in the ledger. The parts add up to `total`."""
+    """The cost of slots, divided in proportion to the ledger. The parts add up to `total`."""
 
     slot_seconds: float
     total: float
     useful: float
     unreported: float
-    """Cost of time whose use was not reported."""
+    """Cost of the time whose use was not reported."""
 
     @property
     def wasted(self) -> float:
@@ -93,8 +93,8 @@ class SlotCost:
 def cost_of(
     prices: Prices, bundle: Mapping[str, float], held: Iterable[HeldOnNode], ledger: Ledger
 ) -> SlotCost:
-    """Return the cost of these slots at these prices. The parts are the ledger's shares of the
-    total. With an empty ledger, all of the cost is unreported."""
+    """Return the cost of the slots in `held`. The total is divided according to the ledger's
+    shares. If the ledger is empty, the complete cost is unreported."""
     held = list(held)
     seconds = math.fsum(each.slot_seconds for each in held)
     total = math.fsum(

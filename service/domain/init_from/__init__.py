@@ -1,1 +1,1 @@
-"""Whether a job may begin with the state or the weights of another job."""
+"""Whether a job can start with the state or the weights of another job."""

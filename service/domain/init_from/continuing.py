@@ -1,7 +1,7 @@
-"""Whether a job can continue from another job's complete checkpoint: rules on two documents.
+"""Whether a job can continue from another job's complete checkpoint, judged by the two documents.
 
-The order of the samples and the optimizer's state must mean the same in both. The division of the
-model, the number of workers and the length of the training may differ.
+The order of the samples and the meaning of the optimizer state must be the same. The division of
+the model, the number of workers and the length of the training can differ.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dray.spec.fields import Document
 from dray.spec.training.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
-"""Fields of an optimizer that each step reads from the document, or that only affect how its state
-is stored."""
+"""Optimizer fields that can change: every step reads them from the document, or they only affect
+how the state is stored."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of the documents."""
+    """A difference between the documents."""
 
     pointer: str
     """JSON pointer (RFC 6901) of the field in the new document."""
@@ -30,11 +30,12 @@ class Difference:
 
 
 def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
-    """Return the first difference with which `spec` can't continue after `step`; None if it can."""
+    """Return the first difference that prevents `spec` from continuing after `step`; None if it can
+    continue."""
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
-            return Difference(pointer, f"is {_shown(ours)}, and was {_shown(theirs)}: {why}")
+            return Difference(pointer, f"is {_shown(ours)}, but was {_shown(theirs)}: {why}")
     return _nothing_left(spec, step)
 
 
@@ -44,11 +45,11 @@ def _nothing_left(spec: JobSpec, step: int) -> Difference | None:
         most, at = spec.federated.rounds, "/federated/rounds"
     if most is None or most > step:
         return None
-    return Difference(at, f"is {most}, and {step} steps are done already")
+    return Difference(at, f"is {most}, but {step} steps have already been done")
 
 
 def _shown(value: Any) -> str:
-    """Return the value as a document shows it."""
+    """Return the value as written in a document."""
     if isinstance(value, Document):
         fields = value.model_dump(mode="json", exclude_none=True).items()
         return f"{{{', '.join(f'{name}: {each}' for name, each in fields)}}}"
@@ -60,7 +61,8 @@ def _scales_its_loss(spec: JobSpec) -> str:
 
 
 def _momentum_holder(spec: JobSpec) -> str | None:
-    """Return what keeps the momentum, if any: topk keeps it in place of the optimizer."""
+    """Return where the momentum is stored, if there is any: topk stores it instead of the
+    optimizer."""
     if not spec.train.optimizer.momentum:
         return None
     compression = spec.compression
@@ -96,7 +98,7 @@ def _optimizers(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: getattr(spec.train.optimizer, name)
 
 
-_ORDER: Final = "the samples would come in another order"
+_ORDER: Final = "the samples would have a different order"
 
 
 def _brought_by_sklearn(spec: JobSpec) -> str:
@@ -104,31 +106,31 @@ def _brought_by_sklearn(spec: JobSpec) -> str:
 
 
 _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
-    ("/recipe", lambda spec: spec.recipe, "its model was trained for another task"),
-    ("/model", lambda spec: spec.model, "its weights belong to that model"),
-    ("/data/source", _brought_by_sklearn, "it was trained on other samples"),
+    ("/recipe", lambda spec: spec.recipe, "the model was trained for a different task"),
+    ("/model", lambda spec: spec.model, "the weights belong to that model"),
+    ("/data/source", _brought_by_sklearn, "the model was trained on different samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
     ("/train/global_batch_size", lambda spec: spec.train.samples_per_step, _ORDER),
     ("/train/seed", lambda spec: spec.train.seed, _ORDER),
     *(
-        (f"/train/optimizer/{name}", _optimizers(name), "its state depends on this")
+        (f"/train/optimizer/{name}", _optimizers(name), "the optimizer state depends on this")
         for name in Optimizer.model_fields
         if name not in _FREE
     ),
-    ("/train/precision", _scales_its_loss, "only one of them has a loss scale"),
+    ("/train/precision", _scales_its_loss, "only fp16 has a loss scale"),
     ("/train/ema/decay", _decay, "the stored average depends on this"),
-    ("/sync/compression/name", _momentum_holder, "topk keeps the momentum in its own state"),
-    ("/sync/kind", _kind, "each kind keeps a different state for its ranks"),
-    ("/sync/mode", _push_weights, "copies of sgp must be multiplied by push weights"),
+    ("/sync/compression/name", _momentum_holder, "topk stores the momentum in its own state"),
+    ("/sync/kind", _kind, "each kind stores a different state for its ranks"),
+    ("/sync/mode", _push_weights, "the copies of sgp must be multiplied by push weights"),
     ("/sync/every", _own_steps, "above 1, each rank has its own optimizer state"),
-    ("/sync/outer", lambda spec: spec.outer, "its state depends on this"),
+    ("/sync/outer", lambda spec: spec.outer, "the outer momentum depends on this"),
     *(
-        (f"/federated/{name}", _clients(name), "its rounds would be different")
+        (f"/federated/{name}", _clients(name), "the rounds would be different")
         for name in Federated.model_fields
         if name not in ("rounds", "evaluate_every", "privacy")
     ),
     *(
-        (f"/federated/privacy/{name}", _privacy(name), "its rounds would be different")
+        (f"/federated/privacy/{name}", _privacy(name), "the rounds would be different")
         for name in Privacy.model_fields
         if name != "epsilon"
     ),

@@ -1,7 +1,7 @@
-"""Whether a model can begin with the weights of another job's model: rules on two documents.
+"""Whether a model can start with the weights of another job's model, judged by the two documents.
 
-The tensors of both must have the same names, shapes and meaning. Sizes that are only known from the
-data (columns of a file, classes of a folder, tokens of a tokenizer) are not checked here, but by
+The tensors of both models must have the same names, shapes and meaning. Sizes that are only known
+from the data (columns of a file, classes of a folder, tokens of a tokenizer) are checked later, by
 the ranks.
 """
 
@@ -16,7 +16,7 @@ from dray.spec import Cnn, Gpt, JobSpec, Mlp
 from service.domain.init_from.continuing import Difference
 
 _HALVINGS_OF_CNN: Final = 2
-"""The last layer of a `cnn` gets the image at a quarter of its height and width."""
+"""The input of a `cnn`'s last layer has a quarter of the image's height and width."""
 _SIZE_OF_DIGITS: Final = (8, 8)
 SKLEARN: dict[str, tuple[int, int]] = {
     "breast_cancer": (30, 2),
@@ -30,7 +30,7 @@ SKLEARN: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class _Size:
-    """A field in the words of the document, and the sizes on which shapes of weights depend."""
+    """A field as written in the document, and the sizes on which the shapes of weights depend."""
 
     words: str = field(compare=False)
     counts: Any
@@ -40,17 +40,19 @@ class _Size:
 
 
 def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
-    """Return the first difference with which `spec` can't begin with the weights of `source`.
+    """Return the first difference that prevents `spec` from starting with the weights of `source`.
 
-    Rules for which one of the documents has no value are skipped.
+    A rule is skipped if one of the documents has no value for it.
     """
     if source.recipe is None:
-        return Difference("/init_from/job", "names a script's job, whose weights no recipe reads")
+        return Difference(
+            "/init_from/job", "is the job of a script, whose weights recipes can't read"
+        )
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if None not in (theirs, ours) and theirs != ours:
             place = pointer if isinstance(pointer, str) else pointer(spec)
-            return Difference(place, f"is {ours}, and was {theirs}: {why}")
+            return Difference(place, f"is {ours}, but was {theirs}: {why}")
     return None
 
 
@@ -59,14 +61,14 @@ def _of_model(name: str) -> Callable[[JobSpec], Any]:
 
 
 def _tokenizer(spec: JobSpec) -> str | None:
-    """Return whether a tokenizer is set, because two paths may hold the same tokenizer."""
+    """Return only whether a tokenizer is set, because two paths can contain the same tokenizer."""
     if not isinstance(spec.model, Gpt):
         return None
     return "unset" if spec.model.tokenizer is None else "a tokenizer"
 
 
 def _sklearn(spec: JobSpec) -> tuple[int, int] | None:
-    """Return (columns, classes) of a data set of scikit-learn."""
+    """Return (columns, classes) of a scikit-learn data set."""
     return SKLEARN[PurePosixPath(spec.data.source).name] if spec.data.scheme == "sklearn" else None
 
 
@@ -82,7 +84,7 @@ def _columns(spec: JobSpec) -> _Size | None:
 
 
 def _image(spec: JobSpec) -> _Size | None:
-    """Return height and width, if a layer of the model has a weight for each pixel."""
+    """Return height and width if a layer of the model has a weight for each pixel."""
     size = _SIZE_OF_DIGITS if spec.data.scheme == "sklearn" else spec.data.image_size
     if size is None or spec.recipe != "image_classification":
         return None
@@ -103,20 +105,24 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """Return the pointer of the field that sets the size, or else of the source."""
+    """Return the pointer of the field that sets the size or, if it is not set, of the source."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 
-_SHAPE: Final = "its weights have another shape"
+_SHAPE: Final = "the weights have a different shape"
 _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], Any], str], ...]] = (
-    ("/recipe", lambda spec: spec.recipe, "its model is different"),
-    ("/model/name", _of_model("name"), "its weights belong to that model"),
+    ("/recipe", lambda spec: spec.recipe, "the model is different"),
+    ("/model/name", _of_model("name"), "the weights belong to that model"),
     ("/model/width", _of_model("width"), _SHAPE),
     ("/model/depth", _of_model("depth"), "it has other layers"),
     ("/model/num_layers", _of_model("num_layers"), "it has other layers"),
-    ("/model/num_heads", _of_model("num_heads"), "the rows of its attention belong to these heads"),
-    ("/model/tokenizer", _tokenizer, "its tokens are different"),
+    (
+        "/model/num_heads",
+        _of_model("num_heads"),
+        "the rows of the attention weights belong to these heads",
+    ),
+    ("/model/tokenizer", _tokenizer, "the tokens are different"),
     (_given("features"), _columns, _SHAPE),
     (_given("image_size"), _image, _SHAPE),
-    (_given("classes"), _classes, "its last layer has an output for each class"),
+    (_given("classes"), _classes, "the last layer has an output for each class"),
 )

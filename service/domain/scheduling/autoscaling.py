@@ -1,15 +1,16 @@
-"""The demand on Ray's autoscaler: a pure function of the plan, the nodes, and the node types that
-the autoscaler may add.
+"""Computes the request to Ray's autoscaler: a pure function of the plan, the nodes, and the node
+types that the autoscaler can add.
 
-Ray's `request_resources` sets a floor under the size of the cluster and ignores what is in use: a
-bundle counts as present if an empty cluster has room for it. So the request contains every whole
-node that is in use or that a waiting job will use, and in addition the bundles that no present node
-has room for. An autoscaler may ignore a request if it can't provide a part of it. So the request
-contains all of a gang or nothing of it, and never more than the node types allow.
+Ray's `request_resources` sets a lower bound for the size of the cluster and ignores current usage:
+a bundle counts as available if it would fit into the empty cluster. Therefore the request contains
+every node that is in use or that a waiting job will use, as a whole, and in addition the bundles
+that fit on no present node. An autoscaler may ignore a request completely if it can't provide a
+part of it. Therefore the request contains either all of a gang or nothing of it, and never more
+than the node types allow.
 
-Groups that wait to replace lost workers ask first, then the jobs that wait for room, in the order
-of the queue. Jobs that are held, blocked by a limit or waiting for other jobs ask for nothing, and
-neither do jobs for which other jobs are about to leave their slots.
+Groups that wait for replacements of lost workers come first, then jobs that wait for slots, in the
+order of the queue. Nothing is requested for jobs that are held, blocked by a limit or waiting for
+other jobs, or for which other jobs are about to release their slots.
 """
 
 from __future__ import annotations
@@ -46,24 +47,25 @@ WAITING_FOR_ROOM = (
     "waiting_for_nodes",
 )
 ABOUT_TO_START = ("preparing_environment", "backing_off")
-"""Jobs that wait for these reasons ask for nothing, but the nodes where they may start are kept."""
+"""Nothing is requested for jobs with these reasons, but the nodes on which they may start are
+kept."""
 COUNTED = ("CPU", "GPU")
-"""Resources that identify a whole node in a request. Memory is not among them, because a node's
-memory never quite equals what its type promises."""
+"""Resources that identify a whole node in a request. Memory is not one of them, because a node
+never has exactly the memory that its type promises."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The request to Ray; empty if no new node would help a waiting job."""
+    """The request to Ray. It is empty if no new node would help a waiting job."""
 
     bundles: tuple[tuple[Kind, int], ...] = ()
-    """The floor under the cluster's size: bundles, and the number of each."""
+    """The lower bound for the cluster's size: bundles, each with its number."""
     num_nodes: int = 0
     """Number of nodes to add."""
     nodes_of: Mapping[str, int] = field(default_factory=dict)
-    """Number of these nodes that each job waits for, by job."""
+    """Number of these nodes for which each job waits, by job."""
     without_hope: frozenset[str] = frozenset()
-    """Jobs for which the node types allow no more nodes at present."""
+    """Jobs for which the node types currently allow no additional nodes."""
     needed: frozenset[str] = frozenset()
     """Present nodes that a job may use soon."""
 
@@ -74,8 +76,8 @@ NOTHING = Demand()
 def memory_seen(
     types: Sequence[NodeType], came: Iterable[Node], before: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the memory of the largest node of each type, by the type's index. came: new nodes.
-    before: the result of an earlier call."""
+    """Return the memory of the largest node seen of each type, by the type's index. came: new
+    nodes. before: the result of the previous call."""
     most = dict(before)
     for node in came:
         number = _type_of(node, types)
@@ -85,10 +87,11 @@ def memory_seen(
 
 
 def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeType, ...]:
-    """Return the types with their memory limited to what their nodes had; most: see `memory_seen`.
+    """Return the types with their memory limited to what their nodes had. most: the result of
+    `memory_seen`.
 
-    A node has a little less memory than its type promises. For a worker that needs all the promised
-    memory, the autoscaler would add nodes on which the worker does not fit.
+    A node has slightly less memory than its type promises. For a worker that needs all of the
+    promised memory, the autoscaler would add nodes on which the worker does not fit.
     """
     return tuple(
         replace(each, resources={**each.resources, "memory": most[number]})
@@ -99,7 +102,8 @@ def as_seen(types: Sequence[NodeType], most: Mapping[int, float]) -> tuple[NodeT
 
 
 def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes that may still be added, with ids that no node has. nodes: all present."""
+    """Return the nodes that can still be added, with ids that no node has. nodes: all present
+    nodes."""
     present = Counter(_type_of(node, types) for node in nodes)
     return tuple(
         Node(f"to-come:{number}:{index}", each.resources, each.resources)
@@ -109,8 +113,8 @@ def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ..
 
 
 def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
-    """Return the index of the first type with the node's `COUNTED` resources, and with no other
-    resource that the node lacks. Types for silos are preferred for a silo's node."""
+    """Return the index of the first type that has the node's `COUNTED` resources, and no resource
+    that the node lacks. Types for silos are preferred for a silo's node."""
     found = [
         number
         for number, each in enumerate(types)
@@ -131,8 +135,8 @@ def demand(
     """Return the demand after a plan.
 
     present: all nodes. Nodes that are refused or being drained are not `accepted`, but Ray still
-    counts them as room. to_come: see `may_come`. in_use: ids of nodes that run anything, of dray or
-    of other programs.
+    counts them as available. to_come: the result of `may_come`. in_use: ids of nodes on which
+    anything runs, including other programs.
     """
     asking = _Asking(snapshot, present, to_come)
     for decision in decisions:
@@ -150,7 +154,7 @@ def demand(
 
 
 class _Asking:
-    """The remaining room while one demand is computed."""
+    """The remaining resources while one demand is computed."""
 
     def __init__(
         self, snapshot: Snapshot, present: Sequence[Node], to_come: Sequence[Node]
@@ -159,7 +163,7 @@ class _Asking:
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
         self._num_workers = {job_id: each.least for job_id, each in self._requests.items()}
         self._num_workers |= {group.job_id: group.lacking for group in snapshot.growing}
-        """Least number of workers that each job or group asks for, by job."""
+        """Minimum number of workers that each job or group requests, by job."""
         self._usable = [node for node in present if node.accepted]
         self._gangs = Gangs({})
         for request in self._requests.values():
@@ -177,9 +181,9 @@ class _Asking:
         self._nodes_of: dict[str, int] = {}
         self._without_hope: set[str] = set()
         self._needed: set[str] = set()
-        """Nodes that will be used by jobs that wait for room."""
+        """Nodes that will be used by jobs that wait for slots."""
         self.stays: set[str] = set()
-        """Nodes that will be used by jobs that don't wait for room."""
+        """Nodes that will be used by jobs that don't wait for slots."""
 
     def take(self, job_id: str, slices: Sequence[Slice]) -> None:
         self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
@@ -194,8 +198,8 @@ class _Asking:
             self._ask(wait.job_id, request)
 
     def _ask(self, job_id: str, request: Request) -> None:
-        """Ask for the slots that the gang's least size lacks, unless the node types can't provide
-        them."""
+        """Request the slots that are missing for the gang's minimum size, unless the node types
+        can't provide them."""
         kind, least = self._gangs.of(request).kind, self._num_workers[job_id]
         if request.roles:
             self._ask_for_whole(job_id, request)
@@ -219,7 +223,7 @@ class _Asking:
             self._nodes_of[job_id] = len(more)
 
     def _ask_for_whole(self, job_id: str, request: Request) -> None:
-        """Ask for new nodes for a whole gang of heterogeneous slots."""
+        """Request new nodes for a complete gang of heterogeneous slots."""
         kind = self._gangs.of(request).kind
         more = self._new.pack_most(kind, request.least, request.least)
         if not more:
@@ -264,8 +268,8 @@ def sentence(num_nodes: int, at: datetime) -> str:
 def why_too_small(
     request: Request, promised: Sequence[NodeType], real: Sequence[NodeType]
 ) -> str | None:
-    """Return the reason for which no nodes are requested: a type promises the memory that a worker
-    needs, but its nodes had less. None if the reason is another."""
+    """Return why no nodes are requested, if the reason is that a type promises the memory that a
+    worker needs but its nodes had less; None otherwise."""
     found = None
     for each, came in zip(promised, real, strict=True):
         if fits(request.bundle, came.resources):

@@ -1,1 +1,2 @@
-"""Rules of sweeps: the values of each trial, which trials stop early, and which is the best."""
+"""Rules of sweeps: the values of each trial, which trials stop early, and which trial is the
+best."""

@@ -1,10 +1,10 @@
-"""Asynchronous successive halving (ASHA, Li et al. 2020, arXiv:1810.05934), in the form that stops
-trials instead of pausing them: no trial waits for other trials to reach its rung.
+"""Asynchronous successive halving (ASHA, Li et al. 2020, arXiv:1810.05934), in the variant that
+stops trials instead of pausing them: no trial waits for other trials to reach its rung.
 
-A rung is a number of steps. A trial is judged once on each rung, by its value at its first report
-there, against all trials that were judged on the rung earlier. Reports may be late or missing: a
-trial that passes several rungs between two reports is judged only on the highest of them, because
-its value does not belong to the lower ones.
+A rung is a number of steps. A trial is judged once on each rung: the value in its first report on
+the rung is compared with all trials that were judged on the rung before. Reports can be late or
+missing. A trial that passes several rungs between two reports is judged only on the highest of
+them, because its value does not apply to the lower rungs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dray.spec import SuccessiveHalving, Sweep
 
 @dataclass(frozen=True)
 class TrialStanding:
-    """The state of a trial, by the values of the metric that it has reported so far."""
+    """The state of a trial, derived from the metric values that it has reported so far."""
 
     value: float | None = None
-    """The trial's value by the sweep's `by`; None until it has a finite value."""
+    """The value of the trial according to the sweep's `by`; None until there is a finite value."""
     value_step: int | None = None
-    """The step at which the value was reported."""
+    """Step at which the value was reported."""
     last_step: int | None = None
-    """The highest step of a report."""
+    """Highest reported step."""
     rung: int | None = None
-    """Number of the highest rung on which the trial was judged."""
+    """Index of the highest rung on which the trial was judged."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A rung that a trial has reached, and the value by which it is judged there."""
+    """A rung that a trial has reached, and the value by which it is judged."""
 
     rung: int
     step: int
@@ -40,7 +40,7 @@ class Reached:
 
 
 def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
-    """Return the number of the highest rung at or below a step; None below the first rung."""
+    """Return the index of the highest rung at or below a step; None below the first rung."""
     if rules.max_steps is not None:
         step = min(step, rules.max_steps - 1)
     found, of_next = None, rules.min_steps
@@ -53,8 +53,8 @@ def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
 def follow(
     sweep: Sweep, standing: TrialStanding, points: Iterable[tuple[int, float]]
 ) -> tuple[TrialStanding, list[Reached]]:
-    """Return the standing after these points (step, value) of the metric, and the newly reached
-    rungs. A step that is not above all earlier steps, as after a retry, is ignored."""
+    """Return the standing after the metric's `points` (step, value), and the newly reached rungs. A
+    step that is not higher than all earlier steps is ignored, for example after a retry."""
     reached = []
     for step, value in points:
         if standing.last_step is not None and step <= standing.last_step:
@@ -83,17 +83,18 @@ def _is_better(sweep: Sweep, number: float | None, than: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The rank of a trial among all trials that were judged on a rung, including itself."""
+    """The rank of a trial among all trials that were judged on a rung, including the trial
+    itself."""
 
     num_judged: int
     num_better: int
-    """Number of better trials. All trials with a value are better than a trial without one."""
+    """Number of better trials. Every trial with a value is better than a trial without a value."""
 
     def kept(self, eta: int) -> int:
-        """Return how many of them go on: one in `eta`, and at least the best."""
+        """Return how many of the trials continue: one in `eta`, and at least the best."""
         return max(1, self.num_judged // eta)
 
     def goes_on(self, eta: int, value: float | None) -> bool:
-        """Whether the trial goes on. A trial without a value (NaN) goes on only while no trial has
-        one. Equal values count as equally good."""
+        """Whether the trial continues. A trial without a value (NaN) continues only while no trial
+        has a value. Trials with equal values are equally good."""
         return self.num_better < (1 if value is None else self.kept(eta))

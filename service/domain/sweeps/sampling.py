@@ -1,5 +1,5 @@
-"""The values of trials in a grid or random search. They depend only on the sweep and the trial's
-index, so the same document always makes the same trials."""
+"""The parameter values of trials in a grid or random search. They depend only on the sweep and the
+index of the trial, so the same document always creates the same trials."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dray.spec import Parameter, Sweep
 
 
 def values_of(sweep: Sweep, index: int) -> dict[str, Any]:
-    """Return the values of a trial by parameter name: random unless the sampler is `grid`."""
+    """Return a trial's values by parameter name. They are random unless the sampler is `grid`."""
     return _of_grid(sweep, index) if sweep.sampler == "grid" else _at_random(sweep, index)
 
 
 def _of_grid(sweep: Sweep, index: int) -> dict[str, Any]:
-    """Return the combination with this index. The last parameter changes fastest."""
+    """Return the combination with this index. The last parameter varies fastest."""
     values = {}
     for name, parameter in reversed(sweep.parameters.items()):
         index, number = divmod(index, parameter.num_values or 1)
@@ -24,13 +24,13 @@ def _of_grid(sweep: Sweep, index: int) -> dict[str, Any]:
 
 
 def _at_random(sweep: Sweep, index: int) -> dict[str, Any]:
-    # Only `random()` is guaranteed to return the same numbers in each version of Python.
+    # Only `random()` is guaranteed to return the same numbers in every version of Python.
     numbers = random.Random(f"{sweep.seed} {index}")
     return {name: drawn(one, numbers.random()) for name, one in sweep.parameters.items()}
 
 
 def drawn(parameter: Parameter, share: float) -> Any:
-    """Return the value for a number drawn uniformly from [0, 1)."""
+    """Return the parameter value for `share`, a number drawn uniformly from [0, 1)."""
     if parameter.num_values is None or parameter.log:
         return parameter.number(share)
     return parameter.value(int(share * parameter.num_values))

@@ -1,1 +1,1 @@
-"""Search and comparison of jobs: the grammars of searches, and documents as values by pointer."""
+"""Search and comparison of jobs: search grammars, and documents as values by JSON pointer."""

@@ -9,14 +9,15 @@ from typing import Any
 from service.domain.tracking.document_values import escaped
 
 IDENTITY = frozenset({"/version", "/name"})
-"""Fields that identify a job and do not affect what it does."""
+"""Fields that identify a job and don't affect what it does."""
 MAX_DIFFERENCES = 5_000
-"""Most differences in an answer; further ones are left out."""
+"""Maximum number of differences to return; any others are left out."""
 
 
 def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values of all documents, by JSON pointer, where they are not all equal; None for a
-    document without the field. Names, and labels because they group jobs, are left out."""
+    """Return the fields in which the documents differ: for each JSON pointer, the value in each
+    document, or None if the document doesn't have the field. Names are left out, and so are labels,
+    because they group jobs."""
     found: dict[str, list[Any]] = {}
     for field in dict.fromkeys(field for document in documents for field in document):
         if field != "labels":
@@ -25,11 +26,11 @@ def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _differ(values: Sequence[Any], pointer: str, found: dict[str, list[Any]]) -> None:
-    # Compared as JSON, because 1 == True == 1.0 in Python.
+    # Values are compared as JSON, because 1 == True == 1.0 in Python.
     if pointer in IDENTITY or len({json.dumps(value) for value in values}) == 1:
         return
     parts = [_parts(value) for value in values]
-    # An empty part counts as missing.
+    # An empty object or list counts as missing.
     here = [
         None if some or value in ({}, []) else value
         for value, some in zip(values, parts, strict=True)

@@ -1,4 +1,4 @@
-"""Documents as single values by JSON pointer, for searches and comparisons."""
+"""Splits documents into individual values by JSON pointer, for searches and comparisons."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any, NamedTuple
 from dray.spec import JobSpec
 
 MAX_TEXT = 255
-"""Characters of a text that can be searched."""
+"""Number of characters of a string that can be searched."""
 MAX_POINTER = 255
 MAX_ITEMS = 64
-"""Items of a list, and entries of an object, that can be searched."""
+"""Number of items of a list, or entries of an object, that can be searched."""
 MAX_VALUES = 1_000
-"""Most values within a field such as `model.args`. A larger field is only searched as a whole: a
-document of a megabyte could have half a million rows."""
+"""Maximum number of values in a field such as `model.args`. A larger field can only be searched as
+a whole: otherwise a document of one megabyte could create half a million rows."""
 MAX_OF_ARRAY = 200_000
-"""Most values in which all jobs of an array may differ. With more, values in lists are left out: a
-sweep of 10,000 trials over lists could write twenty million rows when it is submitted."""
+"""Maximum total number of values in which the jobs of an array differ. If there are more, values in
+lists are left out: otherwise submitting a sweep of 10,000 trials over lists could write twenty
+million rows."""
 
 DEFAULTS = "defaults-"
-"""Prefix of the holders of the default values of documents."""
+"""Prefix of the holders of documents' default values."""
 
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
-"""Top-level fields that are columns of the job, some of which change after the submit."""
+"""Top-level fields that are columns of the job, some of which can change after submission."""
 
 
 class StoredValue(NamedTuple):
-    """A stored value of a document. A number has no text and a text has no number; true, false and
-    PARTS have both; ABSENT has neither."""
+    """A stored value of a document. A number has no `text`, and a string has no `number`; true,
+    false and PARTS have both; ABSENT has neither."""
 
     number: float | None
     text: str | None
@@ -40,30 +41,31 @@ class StoredValue(NamedTuple):
 
 ABSENT = StoredValue(None, None)
 PARTS = StoredValue(-1.0, "parts")
-"""Value of an object or list that is not empty."""
+"""The value of a nonempty object or list."""
 Values = Mapping[str, StoredValue]
 """Values by JSON pointer."""
 
 
 class SharedValues(NamedTuple):
-    """The values of a document with which others are compared."""
+    """The values of a document with which other documents are compared."""
 
     holder: str
     document: Mapping[str, Any]
     values: Values
 
     def but_for(self, document: Mapping[str, Any]) -> dict[str, StoredValue]:
-        """Return the values of a document where it differs."""
+        """Return the values of a document that differ from the shared values."""
         return differing(document, self.document)
 
     def of_array(
         self, documents: Mapping[str, Mapping[str, Any]]
     ) -> tuple[SharedValues, dict[str, dict[str, StoredValue]]]:
-        """Return the values to store for an array: the shared values, and where each job differs.
+        """Return the values to store for an array: the shared values, and the differing values of
+        each job.
 
         If the jobs differ in more than `MAX_OF_ARRAY` values, lists that differ can only be
-        searched as a whole: their items are stored neither as shared nor for a job. documents: by
-        job id.
+        searched as a whole: their items are stored neither as shared values nor for individual
+        jobs. documents: the documents by job id.
         """
         own: dict[str, dict[str, StoredValue]] = {}
         number = 0
@@ -84,7 +86,7 @@ class SharedValues(NamedTuple):
 
 
 def stored(value: Any) -> StoredValue:
-    """Return the value to store; ABSENT for null and for numbers out of the range of a double."""
+    """Return the value to store; ABSENT for null and for numbers outside the range of a double."""
     if isinstance(value, bool):
         return StoredValue(float(value), "true" if value else "false")
     if isinstance(value, str):
@@ -106,8 +108,8 @@ def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
 def differing(
     document: Mapping[str, Any], base: Mapping[str, Any], lists: set[str] | None = None
 ) -> dict[str, StoredValue]:
-    """Return the values of a document where they differ from another document. If `lists` is given,
-    the pointers of differing lists are added to it, and the items of these lists are left out."""
+    """Return the values of a document that differ from another document. If `lists` is given, the
+    pointers of differing lists are added to it, and the items of these lists are left out."""
     found: dict[str, StoredValue] = {}
     for field in (document.keys() | base.keys()) - NOT_SEARCHED:
         _differ(document.get(field), base.get(field), f"/{escaped(field)}", found, lists)
@@ -131,15 +133,17 @@ def _differ(
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether both are surely the same JSON. `repr` is compared because True == 1 in Python."""
+    """Whether both are certain to be the same JSON. `repr` is compared because True == 1 in
+    Python."""
     return value is other or (value == other and repr(value) == repr(other))
 
 
 def of_trial(
     document: Mapping[str, Any], base: Mapping[str, Any], num_trials: int
 ) -> dict[str, StoredValue]:
-    """Return where a trial that gets its values late differs from its sweep's document, by the rule
-    of `SharedValues.of_array`. All trials are assumed to differ as much."""
+    """Return the values in which a trial that gets its values later differs from its sweep's
+    document, by the rule of `SharedValues.of_array`. All trials are assumed to differ in equally
+    many values."""
     own = differing(document, base)
     if len(own) * num_trials <= MAX_OF_ARRAY:
         return own
@@ -163,8 +167,8 @@ def _parts(value: Any, pointer: str = "") -> dict[str, Any]:
 
 
 def _num_values(value: Any) -> int:
-    """Return the number of searchable values in a value, or any number above `MAX_VALUES` if it has
-    more."""
+    """Return the number of searchable values in a value. If there are more than `MAX_VALUES`, the
+    result can be any number above it."""
     if not isinstance(value, dict | list):
         return 0
     number = 0
@@ -176,13 +180,13 @@ def _num_values(value: Any) -> int:
 
 
 def escaped(name: str) -> str:
-    """Return a name as a part of a JSON pointer (RFC 6901)."""
+    """Escape a name for use in a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 @functools.cache
 def defaults() -> SharedValues:
-    """Return the default values of a document, shared by all jobs without an array."""
+    """Return the default values of a document, which all jobs outside arrays share."""
     document: dict[str, Any] = JobSpec(recipe="image_classification").model_dump(mode="json")
     values = searchable(document)
     digest = hashlib.sha256(json.dumps(sorted(values.items())).encode()).hexdigest()

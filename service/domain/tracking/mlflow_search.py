@@ -1,7 +1,7 @@
-"""MLflow's language for searching runs: `metrics.loss < 0.1 AND params.model = 'cnn'`.
+"""Parses MLflow's language for searching runs: `metrics.loss < 0.1 AND params.model = 'cnn'`.
 
-A search has conditions joined by AND, and orderings such as `metrics.loss DESC`
-(https://mlflow.org/docs/latest/search-runs). Keys may be in backticks or double quotes.
+A search consists of conditions joined by AND, and of orderings such as `metrics.loss DESC`
+(https://mlflow.org/docs/latest/search-runs). Keys can be in backticks or double quotes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class BadSearch(ValueError):
-    """The text is not a valid filter or ordering. The message names the invalid part."""
+    """Raised for an invalid filter or ordering. The message names the invalid part."""
 
 
 class Entity(StrEnum):
@@ -43,8 +43,8 @@ _NUMERIC_ATTRIBUTES = ("start_time", "end_time")
 _NUMERIC = ("=", "!=", ">", ">=", "<", "<=")
 _TEXTUAL = ("=", "!=", "LIKE", "ILIKE", "IN", "NOT IN")
 MAX_CHARS, MAX_CONDITIONS, MAX_PATTERN = 10_000, 100, 255
-"""A database searches for a pattern at each position of a text without interruption. A long pattern
-in long notes would take longer than the time limit of a search."""
+"""Databases search for a pattern at each position of a string, and can't be interrupted meanwhile.
+A long pattern in long notes would exceed the time limit of a search."""
 
 Value = float | str | tuple[str, ...]
 
@@ -54,7 +54,8 @@ class Condition:
     entity: Entity
     key: str
     operator: str
-    """One of `_NUMERIC` with a number, or one of `_TEXTUAL` with a text, or with texts after IN."""
+    """One of `_NUMERIC` with a number, or one of `_TEXTUAL` with a string, or several strings for
+    IN."""
     value: Value
 
 
@@ -88,7 +89,7 @@ class _Tokens:
         while self._at < end:
             match = _TOKEN.match(text, self._at)
             if match is None:
-                raise BadSearch(f"{text[self._at :][:40]!r} is not understood")
+                raise BadSearch(f"{text[self._at :][:40]!r} is not valid syntax")
             kind = match.lastgroup or ""
             self._found.append((kind, match[kind]))
             self._at = match.end()
@@ -103,14 +104,14 @@ class _Tokens:
         return self._found.pop()
 
     def take_word(self, *words: str) -> str | None:
-        """Take the next word if it is one of these, and return it in capitals."""
+        """Consume the next word if it is one of `words`, and return it in upper case."""
         if self._found and self._found[-1][1].upper() in words:
             return self._found.pop()[1].upper()
         return None
 
 
 def parse_filter(text: str) -> list[Condition]:
-    """Return the conditions, all of which must hold. Raises BadSearch."""
+    """Return the conditions, all of which must be satisfied. Raises BadSearch."""
     tokens = _Tokens(text)
     found: list[Condition] = []
     while tokens:
@@ -123,7 +124,8 @@ def parse_filter(text: str) -> list[Condition]:
 
 
 def parse_name_filter(text: str) -> list[Condition]:
-    """Return the conditions of a search for experiments, only on `name`. Raises BadSearch."""
+    """Return the conditions of a search for experiments, which can only refer to `name`. Raises
+    BadSearch."""
     found = parse_filter(text)
     if any((one.entity, one.key) != (Entity.ATTRIBUTE, "run_name") for one in found):
         raise BadSearch("experiments can only be searched by name")
@@ -150,7 +152,9 @@ def _key(tokens: _Tokens) -> tuple[Entity, str]:
     if kind in ("word", "text"):  # an attribute needs no prefix
         entity, key = Entity.ATTRIBUTE, text
     if entity is None:
-        raise BadSearch(f"{text!r} is not a key: begin it with metrics, params, tags or attributes")
+        raise BadSearch(
+            f"{text!r} is not a key: keys begin with metrics, params, tags or attributes"
+        )
     key = key[1:-1] if key[0] in "`\"'" else key
     if entity is Entity.ATTRIBUTE:
         if key not in _ATTRIBUTES:
@@ -178,23 +182,23 @@ def _condition(tokens: _Tokens) -> Condition:
         except ValueError:
             raise BadSearch(f"{key!r} must be compared with a number, not with {text!r}") from None
     if kind != "text":
-        raise BadSearch(f"{key!r} must be compared with a text in quotes, not with {text!r}")
+        raise BadSearch(f"{key!r} must be compared with a quoted string, not with {text!r}")
     value = _unquoted(text)
     if operator.endswith("LIKE") and len(value) > MAX_PATTERN:
-        raise BadSearch(f"a pattern of {operator} has at most {MAX_PATTERN} characters")
+        raise BadSearch(f"a pattern for {operator} can have at most {MAX_PATTERN} characters")
     return Condition(entity, key, operator, value)
 
 
 def _texts(tokens: _Tokens) -> tuple[str, ...]:
-    """Return the texts of a list such as `('a', 'b')`."""
+    """Return the strings of a list such as `('a', 'b')`."""
     found: list[str] = []
     expected = "("
     while True:
-        if tokens.take("a list of texts in brackets")[1] != expected:
-            raise BadSearch("IN must be followed by texts in brackets: ('a', 'b')")
-        kind, text = tokens.take("a text")
+        if tokens.take("a list of strings in parentheses")[1] != expected:
+            raise BadSearch("IN must be followed by strings in parentheses: ('a', 'b')")
+        kind, text = tokens.take("a string")
         if kind != "text":
-            raise BadSearch(f"IN must be followed by texts in quotes, not {text!r}")
+            raise BadSearch(f"IN must be followed by quoted strings, not {text!r}")
         found.append(_unquoted(text))
         if tokens.take_word(")"):
             return tuple(found)

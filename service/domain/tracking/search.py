@@ -1,4 +1,4 @@
-"""Search expressions, such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`.
+"""Parses search expressions, such as `val/accuracy > 0.9 and train.optimizer.lr < 0.01`.
 
     expression = conjunct { "or" conjunct }
     conjunct   = negation { "and" negation }
@@ -11,9 +11,9 @@
                | ( "last" | "min" | "max" ) "(" field ")"
     literal    = number | text | "true" | "false"
 
-A name with `/` is a metric, and a name in `COLUMNS` a column of the job. `labels.x` is a label,
-`metrics.x` a metric, and other names are fields of the document. A condition on a field that a job
-does not have is false, also with `!=`. `not` negates a condition.
+A name with `/` is a metric, and a name in `COLUMNS` is a column of the job. `labels.x` is a label,
+`metrics.x` is a metric, and other names are fields of the document. A condition on a field that a
+job doesn't have is false, even with `!=`. `not` negates a condition.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ from service.domain.tracking.search_tree import (
 
 MAX_CHARS = 4000
 MAX_DEPTH = 32
-"""Most nested parentheses and `not`."""
+"""Maximum nesting depth of parentheses and `not`."""
 MAX_CONDITIONS = 32
 MAX_LITERALS = 100
-"""Most literals in the parentheses of one `in`."""
+"""Maximum number of literals in the parentheses of one `in`."""
 MAX_METRIC = 512
 POINTER = "/where"
 
 
 def parse_search(text: str) -> SearchNode:
-    """Return the expression as a tree. Raises InvalidSearch with the column (from 1) at fault."""
+    """Parse an expression into a tree. Raises InvalidSearch with the column of the error, from
+    1."""
     if len(text) > MAX_CHARS:
         raise InvalidSearch(
             f"the expression has {len(text):,} characters, but at most {MAX_CHARS:,} are allowed",
@@ -85,7 +86,7 @@ class _Token:
     kind: _Kind
     text: str
     at: int
-    """The column of its first character, from 1."""
+    """The column of the first character, from 1."""
 
     @property
     def word(self) -> str:
@@ -127,10 +128,10 @@ def _tokens(text: str) -> list[_Token]:
 
 def _why_no_token(text: str, at: int) -> str:
     if text[at] in "\"'":
-        return f"the text that begins here has no {text[at]} at its end"
+        return f"the string that begins here has no closing {text[at]}"
     if text[at].isdigit() or text[at] in "+-.":
         return "expected a number, such as 0.1 or 1e-3"
-    return f"{text[at]!a} has no meaning here"
+    return f"{text[at]!a} is not valid here"
 
 
 def _refuse(at: int, message: str, hint: str | None = None) -> NoReturn:
@@ -162,7 +163,7 @@ class _Parser:
         return token
 
     def _takes(self, *signs: str) -> _Token | None:
-        """Take and return the next token if it is one of these signs or words."""
+        """Consume and return the next token if it is one of these signs or words."""
         token = self._token
         is_one = token.word in signs or (token.kind is _Kind.SIGN and token.text in signs)
         return self._take() if is_one else None
@@ -231,7 +232,9 @@ class _Parser:
     def _has_tag(self, tag: str) -> SearchNode:
         is_negated = self._takes("not")
         if not self._takes("in"):
-            self._expected('"in tags"', "a text stands after a comparison, or before: in tags")
+            self._expected(
+                '"in tags"', "a string must follow a comparison, or be followed by: in tags"
+            )
         self._need("tags")
         return Negated(HasTag(tag)) if is_negated else HasTag(tag)
 
@@ -246,13 +249,13 @@ class _Parser:
         return IsOneOf(field, literals)
 
     def _literal(self, field: SearchField) -> Literal:
-        """Return a literal to which the field may be equal."""
+        """Parse a literal to which the field can be equal."""
         token = self._token
         match field:
             case JobColumn(name):
                 return self._of_column(COLUMNS[name], name)
             case LabelField():
-                return self._text("a text in quotes: labels are texts")
+                return self._text("a quoted string: labels are strings")
             case MetricField():
                 return self._number("a number: metrics are numbers")
             case DocumentField():
@@ -260,10 +263,10 @@ class _Parser:
                     return self._take().word == "true"
                 if token.kind is _Kind.NUMBER:
                     return self._number("a number")
-                return self._text("a number, a text in quotes, true or false")
+                return self._text("a number, a quoted string, true or false")
 
     def _bound(self, field: SearchField, sign: _Token) -> float | datetime:
-        """Return a literal that the field may be above or below."""
+        """Parse a literal that the field can be above or below."""
         is_time = isinstance(field, JobColumn) and COLUMNS[field.name] is ColumnKind.TIME
         if is_time:
             return self._time()
@@ -272,29 +275,29 @@ class _Parser:
         )
         if has_no_order or self._token.kind is _Kind.TEXT:
             at = sign.at if has_no_order else self._token.at
-            _refuse(at, f'texts can be compared by =, != and "in", not by {sign.text}')
+            _refuse(at, f'strings can be compared with =, != and "in", not with {sign.text}')
         return self._number("a number")
 
     def _of_column(self, kind: ColumnKind, name: str) -> Literal:
         match kind:
             case ColumnKind.NUMBER:
-                return self._number(f"a number: {name} is one")
+                return self._number(f"a number: {name} is a number")
             case ColumnKind.TIME:
                 return self._time()
             case ColumnKind.STATE:
                 at = self._token.at
-                state = self._text('a state in quotes, such as "RUNNING"').upper()
+                state = self._text('a quoted state, such as "RUNNING"').upper()
                 if state not in JobState.__members__:
-                    _refuse(at, f"there is no such state, only {', '.join(JobState)}")
+                    _refuse(at, f"there is no such state; the states are {', '.join(JobState)}")
                 return state
             case ColumnKind.TEXT:
-                return self._text("a text in quotes")
+                return self._text("a quoted string")
 
     def _text(self, expected: str) -> str:
         if self._token.kind is not _Kind.TEXT:
             word = self._token.text
             is_word = self._token.kind is _Kind.NAME and len(word) <= 40
-            self._expected(expected, f'write "{word}" for the text' if is_word else None)
+            self._expected(expected, f'write "{word}" for a string' if is_word else None)
         return _unquoted(self._take())
 
     def _number(self, expected: str) -> float:
@@ -303,12 +306,12 @@ class _Parser:
         token = self._take()
         number = float(token.text)
         if number in (float("inf"), float("-inf")):
-            _refuse(token.at, "the number is too large: a double holds up to 1.8e308")
+            _refuse(token.at, "the number is too large: the maximum is 1.8e308")
         return number
 
     def _time(self) -> datetime:
         at = self._token.at
-        text = self._text("a time in quotes, such as '2026-01-31T12:00:00Z'")
+        text = self._text("a quoted time, such as '2026-01-31T12:00:00Z'")
         try:
             time = datetime.fromisoformat(text)
             return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
@@ -330,7 +333,7 @@ class _Parser:
         return _field_of(token, self._parts())
 
     def _parts(self) -> list[str | int]:
-        """Return the parts of a field in brackets: indices of lists and names of entries."""
+        """Parse the parts of a field in brackets: indices of lists and names of entries."""
         parts: list[str | int] = []
         while self._takes("["):
             token = self._token
@@ -339,7 +342,7 @@ class _Parser:
             elif token.kind is _Kind.NUMBER and token.text.isdigit() and len(token.text) < 10:
                 parts.append(int(self._take().text))
             else:
-                self._expected('a number from 0, or a name in quotes, such as ["my key"]')
+                self._expected('a nonnegative integer, or a quoted name such as ["my key"]')
             self._need("]")
         return parts
 
@@ -347,7 +350,7 @@ class _Parser:
 def _unquoted(token: _Token) -> str:
     text = re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL)
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        _refuse(token.at, "the text has an invalid character: NUL or a lone surrogate")
+        _refuse(token.at, "the string contains an invalid character: NUL or a lone surrogate")
     return text
 
 
@@ -376,7 +379,7 @@ def _field_of(token: _Token, parts: Sequence[str | int]) -> SearchField:
 
 
 def _named(token: _Token, head: str, names: Sequence[str | int]) -> SearchField:
-    """Return a label or a metric by its name."""
+    """Return the label or metric with this name."""
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         example = 'labels.team, or labels["my/team"]' if head == "labels" else 'metrics["loss"]'
         _refuse(token.at, f"expected a name after {head}: {example}")

@@ -8,13 +8,13 @@ from datetime import datetime
 from enum import StrEnum
 
 EXPERIMENT = "experiment"
-"""The label that groups jobs. As a field it is short for `labels.experiment`."""
+"""The label that groups jobs. As a field in a search, it is short for `labels.experiment`."""
 
 
 class ColumnKind(StrEnum):
     """The kind of a column's values, and of the literals that it is compared with."""
 
-    TEXT = "a text"
+    TEXT = "a string"
     STATE = "a state"
     NUMBER = "a number"
     TIME = "a time"
@@ -26,11 +26,11 @@ COLUMNS = {
     **dict.fromkeys(("priority", "world_size"), ColumnKind.NUMBER),
     **dict.fromkeys(("created_at", "started_at", "finished_at"), ColumnKind.TIME),
 }
-"""Columns of a job that a search may name."""
+"""Columns of a job that can be used in a search."""
 
 
 class Of(StrEnum):
-    """Which value of a series counts: the newest or an extreme."""
+    """Which value of a series is compared: the newest value or an extreme."""
 
     LAST = "last"
     MIN = "min"

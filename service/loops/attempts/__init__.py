@@ -1,1 +1,1 @@
-"""Follows started attempts, sends them commands, and stores their replies."""
+"""Follows started attempts, sends commands to them, and stores their replies."""

@@ -1,8 +1,9 @@
-"""The reconciler: a loop that polls each live attempt, and stores its replies and its outcome.
+"""The reconciler: a loop that polls every live attempt and stores its replies and its outcome.
 
-Each live attempt has a follower, a task that long-polls it and stores every reply together with the
-cursor in one transaction. So a reply that was not stored is requested again, by this process or by
-the next leader. SQL determines which attempts are live, not the memory of this process.
+Each live attempt has a follower, a task that long-polls it and stores every reply, together with
+the cursor, in one transaction. A reply that was not stored is therefore requested again, by this
+process or by the next leader. The database, not the memory of this process, determines which
+attempts are live.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES, MIN_REPLY_BYTES = 1 << 20, 32 << 10
 MAX_REPLIES_BYTES = 128 << 20
-"""Most bytes of the replies of all attempts: each may have a reply that waits to be stored."""
+"""Maximum total size of the replies of all attempts, each of which may have a reply that waits to
+be stored."""
 
 
 class Reconciler:
@@ -53,19 +55,20 @@ class Reconciler:
         self._writer = ReplyWriter(context.database, storage, context.prices)
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
-        """The current nodes of each followed attempt: a group that grows gets other nodes."""
+        """The current nodes of each followed attempt, which change when a group grows."""
         self._closed: set[tuple[str, int]] = set()
-        """Attempts whose end was stored since the live attempts were read."""
+        """Attempts whose end has been stored since the live attempts were read."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        # Own threads: a storage that hangs must not use up the threads of the whole process.
+        # A separate thread pool, so that hanging storage can't use up the threads of the whole
+        # process.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._sent: set[tuple[str, int, str]] = set()
-        """Commands that the cluster accepted, by attempt and name. Only this process remembers
-        them: they are sent again after a restart of the service, which is harmless."""
+        """Commands that the cluster has accepted, by attempt and name. They are only kept in
+        memory: after a restart of the service they are sent again, which is harmless."""
         self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
-        """Run until cancelled, and then cancel the followers."""
+        """Run until cancelled, then cancel the followers."""
         try:
             with self._signals.subscribe(ATTEMPTS) as woken:
                 while True:
@@ -85,7 +88,7 @@ class Reconciler:
             self._storage_readers.shutdown(wait=False, cancel_futures=True)
 
     async def run_once(self) -> None:
-        """Start the missing followers, send commands, end attempts that no job owns."""
+        """Start missing followers, send commands, and end attempts that no job owns."""
         self._closed.clear()
         live, cursors = await self._database.read(self._look)
         for attempt in live:
@@ -106,7 +109,8 @@ class Reconciler:
     def _look(
         self, session: Session, now: datetime
     ) -> tuple[list[queue_view.FollowedAttempt], Mapping[tuple[str, int], Mapping[str, int]]]:
-        """The launched live attempts, and the stored cursors of the attempts without a follower."""
+        """Return the launched live attempts, and the stored cursors of attempts without a
+        follower."""
         found = queue_view.followed(session, now)
         live = [a for a in found if not self._launches.is_under_way(a.job_id, a.attempt)]
         new = [attempt.job_id for attempt in live if attempt.key not in self._followers]
@@ -125,8 +129,8 @@ class Reconciler:
         self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
-        """Run the chore concurrently with the loop, but not twice at a time: a supervisor that does
-        not answer must not delay the others."""
+        """Run the chore concurrently with the loop, unless it is already running. A supervisor that
+        doesn't answer must not delay others."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
@@ -138,7 +142,7 @@ class Reconciler:
         try:
             await self._cluster.send(ref, command)
         except ClusterUnavailable as error:
-            logger.info("%s attempt %d did not get the command %s yet: %s", *which, error)
+            logger.info("%s attempt %d has not received the command %s yet: %s", *which, error)
             await self._pause()
         else:
             self._sent.add(which)
@@ -147,7 +151,7 @@ class Reconciler:
         await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def _follow(self, attempt: queue_view.FollowedAttempt, cursor: Mapping[str, int]) -> None:
-        """Poll the attempt from this cursor on, and store its replies, until it has ended."""
+        """Poll the attempt from this cursor on and store its replies, until it has ended."""
         key, logged = attempt.key, ""
         loop, reduction = asyncio.get_running_loop(), ReplyReduction()
         claimed_at = loop.time() - attempt.age_s
@@ -159,10 +163,10 @@ class Reconciler:
                     ref, cursor, self._settings.poll_wait_s, self._reply_bytes
                 )
                 if reply.outcome is not None and ref != self._refs[key]:
-                    continue  # the group got other nodes meanwhile, which were not polled
+                    continue  # the group got new nodes meanwhile, which were not polled
                 if not given_up and _was_never_seen(reply):
                     given_up = await self._give_up(ref, asked_at - claimed_at)
-                    continue  # it may have started while it was given up
+                    continue  # it may have started just before it was given up
             except ClusterUnavailable as error:
                 if str(error) != logged:
                     logged = str(error)
@@ -178,7 +182,7 @@ class Reconciler:
                 logger.exception("could not store a reply of %s; requesting it again", ref.job_id)
                 await self._pause()
                 continue
-            if not recorded.live:  # the end is stored, by this process or by another
+            if not recorded.live:  # the end is stored, by this process or another
                 return await self._close(ref)
             cursor = recorded.cursor
             reduction.reset()
@@ -188,16 +192,16 @@ class Reconciler:
 
     @property
     def _reply_bytes(self) -> int:
-        """Most bytes of a reply."""
+        """Maximum size of a reply."""
         share = MAX_REPLIES_BYTES // max(1, len(self._followers))
         return min(MAX_REPLY_BYTES, max(MIN_REPLY_BYTES, share))
 
     async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
-        """Prevent an attempt without a supervisor from starting late. Return False, after a pause,
-        while the attempt may still be launched.
+        """Prevent an attempt without a supervisor from starting late. Returns False, after a pause,
+        as long as the attempt may still be launched.
 
-        This process knows when its own launches are over. Other launches may be under way in
-        another process, or in a gateway that outlived a service that was killed.
+        This process knows when its own launches are over. Other launches may still be in progress
+        in another process, or in the gateway of a service that was killed.
         """
         ours = self._launches.is_ours(ref.job_id, ref.attempt)
         if not ours and age_s < self._timings.launch_grace_s:
@@ -207,9 +211,9 @@ class Reconciler:
         return True
 
     async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
-        """Reports of the attempt's checkpoints in the storage, the newest first, as many as the
-        storage lists in time. Reports that were not read are lost with their node."""
-        if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then every report was read
+        """Return reports of the attempt's checkpoints in the storage, newest first, as many as the
+        storage lists in time. They replace reports that were lost, unread, with their node."""
+        if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then all reports have been read
             return []
         found: list[Frame] = []
 
@@ -219,7 +223,7 @@ class Reconciler:
 
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
         try:
-            # Not wait_for, which drops a cancellation that comes together with the result.
+            # Not wait_for, which loses a cancellation that arrives together with the result.
             async with asyncio.timeout(self._timings.storage_limit_s):
                 await searching
         except Exception as error:  # the job must end nevertheless
@@ -228,8 +232,8 @@ class Reconciler:
         return list(found)
 
     async def _close(self, ref: AttemptRef) -> None:
-        """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
-        `_end_unowned` repeats it."""
+        """Make the cluster forget an attempt whose end is stored. If the cluster doesn't answer,
+        `_end_unowned` does this later."""
         key = (ref.job_id, ref.attempt)
         self._closed.add(key)
         self._sent = {which for which in self._sent if which[:2] != key}
@@ -242,10 +246,10 @@ class Reconciler:
         self._signals.publish(QUEUE)
 
     async def _end_unowned(self) -> None:
-        """End attempts that the cluster still has although they ended in SQL.
+        """End attempts that the cluster still has although they have ended in the database.
 
-        SQL is read last: an attempt is claimed before it is launched, so an attempt that the
-        cluster listed and that is not live in SQL afterwards has ended.
+        The database is read last. An attempt is claimed before it is launched, so if the cluster
+        lists an attempt that is not live in the database afterwards, the attempt has ended.
         """
         self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
@@ -264,10 +268,10 @@ class Reconciler:
             self._unowned_at = 0.0
 
     async def _drop_deleted(self) -> None:
-        """Let the nodes delete their files of deleted jobs.
+        """Make the nodes delete the files of deleted jobs.
 
-        The nodes list the jobs whose files they keep, so a node that was away is notified later.
-        SQL is read last: a job is stored before any node knows of it.
+        The nodes list the jobs whose files they keep, so a node that was unavailable is notified
+        later. The database is read last, because a job is stored before any node knows about it.
         """
         self._deleted_at = asyncio.get_running_loop().time() + self._timings.deleted_period_s
         try:
@@ -282,7 +286,7 @@ class Reconciler:
 
 
 def _was_never_seen(reply: PollReply) -> bool:
-    """Whether there is no supervisor, and nothing of the attempt was ever reported."""
+    """Whether the attempt has no supervisor and has never reported anything."""
     lost = reply.outcome is not None and reply.outcome.cause is Cause.SUPERVISOR_LOST
     return lost and not reply.cursor
 

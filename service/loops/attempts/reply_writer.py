@@ -1,8 +1,9 @@
-"""Stores the replies of attempts. Replies that arrive during a transaction share the next one.
+"""Stores the replies of attempts. Replies that arrive during a transaction are stored together in
+the next transaction.
 
-Each report is checked when it is decoded, so only a bug in dray makes a reply impossible to store.
-But an attempt whose reply is requested again forever would keep its slots forever, even after it is
-cancelled. So `ReplyReduction` omits reports.
+Each report is checked when it is decoded, so only a bug in dray can make a reply impossible to
+store. However, an attempt whose reply is requested again and again would keep its slots forever,
+even after it is cancelled. To prevent this, `ReplyReduction` removes reports.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from service.storage.storage import Storage
 from service.telemetry.known_attempts import KnownAttempts
 
 MAX_REPLIES, MAX_OF_REPORTING = 200, 50
-"""Most replies of one transaction, and most of them from attempts that have reported before, which
-take longer: SQLite has one writer, and others wait for it."""
+"""Maximum number of replies in one transaction, and of replies from attempts that have reported
+before, which take longer. SQLite has only one writer, for which others wait."""
 MAX_FRAMES = 2000
-"""Most frames of one transaction of several replies. A reply with more has its own transaction,
-concurrent with others if the database has several writers."""
+"""Maximum number of frames in a transaction with several replies. A reply with more frames gets its
+own transaction, which runs concurrently with others if the database supports several writers."""
 TRIES = 3
-"""Failures of a reply before it is stored without the ranks' reports; after twice as many it is
-stored without any reports."""
+"""Number of failures after which a reply is stored without the ranks' reports. After twice this
+number, it is stored without any reports."""
 
 _Waiting = tuple[Received, asyncio.Future[Recorded]]
 
 
 class ReplyWriter:
-    """Stores replies in batches. Belongs to one event loop."""
+    """Stores replies in batches. Use it only in one event loop."""
 
     def __init__(self, database: LoopDatabase, storage: Storage, prices: PricesFile) -> None:
         self._database = database
@@ -68,7 +69,7 @@ class ReplyWriter:
         return await answer
 
     async def close(self) -> None:
-        """Cancel the writing; the replies that wait are requested again later."""
+        """Stop writing. Waiting replies will be requested again later."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -89,7 +90,8 @@ class ReplyWriter:
                     answer.set_result(recorded)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Take the first waiting reply, and replies of other jobs that fit into its transaction."""
+        """Take the first waiting reply, and the replies of other jobs that fit into the same
+        transaction."""
         batch: list[_Waiting] = []
         left: list[_Waiting] = []
         jobs: set[str] = set()
@@ -125,7 +127,7 @@ class ReplyWriter:
 
 @dataclass
 class ReplyReduction:
-    """Removes reports from the replies of one attempt after they could not be stored."""
+    """Removes reports from the replies of one attempt if they can't be stored."""
 
     _failures: int = 0
     _why: str = ""
@@ -137,11 +139,11 @@ class ReplyReduction:
             self._why = type(error).__name__
 
     def reset(self) -> None:
-        """Forget the failures, since a reply was stored."""
+        """Forget the failures, because a reply was stored."""
         self._failures = 0
 
     def reduce(self, received: Received) -> Received:
-        """Return the reply without the reports that may prevent storing it."""
+        """Return the reply without the reports that may prevent it from being stored."""
         if self._failures < TRIES:
             return received
         frames = received.reply.frames

@@ -1,7 +1,7 @@
-"""The autoscaler: a loop that requests nodes from Ray for waiting jobs, and withdraws the request.
+"""The autoscaler: a loop that requests nodes from Ray for waiting jobs, and withdraws requests.
 
-The scheduler passes each plan to it; a loop of its own sends the request, so that no round waits
-for Ray. The request is repeated periodically, since a new Ray or a new gateway lacks it.
+The scheduler passes each plan to it. A separate loop sends the request, so that no round waits for
+Ray. The request is repeated periodically, because a new Ray or a new gateway doesn't know it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from service.loops.shared.timings import LoopTimings
 logger = logging.getLogger(__name__)
 
 WITHDRAWAL_LIMIT_S = 5.0
-"""Most seconds for which a stopping service waits until its request is withdrawn."""
+"""Maximum number of seconds for which a stopping service waits until its request is withdrawn."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class _Wanted:
 
 
 class Autoscaler(Stage):
-    """Requests and releases nodes. If the settings name no node types, it requests no nodes, and
-    withdraws the request of a service with other settings."""
+    """Requests and releases nodes. If the settings name no node types, it only withdraws the
+    request of an earlier service with other settings."""
 
     def __init__(
         self, database: LoopDatabase, cluster: Cluster, settings: Settings, timings: LoopTimings
@@ -57,29 +57,30 @@ class Autoscaler(Stage):
         self._idle = timedelta(seconds=settings.autoscale_idle_s)
         self._timings = timings
         self._wanted: _Wanted | None = None if self._types else _Wanted()
-        """None before the first plan: the request of the previous leader stays until then."""
+        """None before the first plan. Until then, the request of the previous leader remains."""
         self._is_asking = False
-        """Whether Ray may have a request of this term."""
+        """Whether Ray may have a request from this term."""
         self._stored: autoscaling.Demand | None = None
         self._sent_released: frozenset[str] = frozenset()
-        """Nodes whose release was sent to the gateway, and may have arrived."""
+        """Nodes whose release was sent to the gateway and may have arrived."""
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
         """When nodes were first requested for each job."""
         self._session = ""
         self._first_nodes: frozenset[str] = frozenset()
-        """Nodes of the session's first plan: they may be the head or nodes of other types."""
+        """Nodes of the session's first plan, which may be the head or nodes of other types."""
         self._memory: Mapping[int, float] = {}
-        """The memory of the largest node that came, by the node type's index in the setting."""
+        """The memory of the largest node of each type that was added, by the type's index in the
+        setting."""
         self._real_types = self._types
         self._idle_since: dict[str, datetime] = {}
-        """Since when each node has carried nothing, and no waiting job has needed it."""
+        """Since when nothing has run on each node and no waiting job has needed it."""
 
     def as_left(self, cluster: ClusterSnapshot | None) -> ClusterSnapshot | None:
-        """Return the cluster with the nodes marked as released that are about to be released.
+        """Return the cluster with the nodes that are about to be released marked as released.
 
-        No job starts on such a node: the snapshot may be older than the request. If a job needs the
-        node, the release is withdrawn.
+        No job starts on such a node, because the snapshot may be older than the request. If a job
+        needs the node, the release is withdrawn.
         """
         wanted = () if self._wanted is None else self._wanted.released
         leaving = self._sent_released.union(wanted)
@@ -93,7 +94,7 @@ class Autoscaler(Stage):
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
         """Add the nodes that may become usable. A refused node may be repaired or replaced, so it
-        does not count as a node of the cluster."""
+        doesn't count as a node of the cluster."""
         cluster = seen.cluster
         if not self._types or cluster is None:
             return
@@ -103,7 +104,8 @@ class Autoscaler(Stage):
         seen.snapshot = replace(seen.snapshot, to_come=to_come)
 
     async def after(self, seen: SchedulerRound) -> None:
-        """Request the nodes that the plan lacks, and add the request to the decisions' reasons."""
+        """Request the nodes that are missing for the plan, and mention the request in the
+        decisions' reasons."""
         cluster, snapshot, decisions, now = seen.cluster, seen.snapshot, seen.decisions, seen.now
         if not self._types or cluster is None:
             return
@@ -127,8 +129,8 @@ class Autoscaler(Stage):
         seen.decisions = [self._with_request(decision, found, requests) for decision in decisions]
 
     def _learn(self, present: Sequence[policy.Node], session: str) -> None:
-        """Learn the real memory of each node type from the nodes that came since. Only this process
-        remembers it, so that it is learned again after the setting was corrected."""
+        """Learn the real memory of each node type from the nodes that were added. It is only kept
+        in memory, so that it is learned again after the setting has been corrected."""
         if session != self._session:
             self._session = session
             self._first_nodes = frozenset(node.id for node in present)
@@ -140,7 +142,7 @@ class Autoscaler(Stage):
     def _long_idle(
         self, present: Sequence[policy.Node], needed: frozenset[str], now: datetime
     ) -> set[str]:
-        """Nodes that have carried nothing for long enough to be released."""
+        """Return the nodes that have been idle for long enough to be released."""
         idle = {node.id for node in present if node.accepted} - needed
         self._idle_since = {node_id: self._idle_since.get(node_id, now) for node_id in sorted(idle)}
         return {n for n, since in self._idle_since.items() if now - since >= self._idle}
@@ -164,7 +166,7 @@ class Autoscaler(Stage):
             at = self._asked_at[job_id]
             more = autoscaling.sentence(demand.nodes_of[job_id], at)
         elif job_id in demand.without_hope:
-            more = "no more nodes may be added for it now (DRAY_AUTOSCALE_NODES)"
+            more = "no more nodes can currently be added for it (DRAY_AUTOSCALE_NODES)"
             if job_id in requests and self._real_types != self._types:
                 types = self._types, self._real_types
                 more = autoscaling.why_too_small(requests[job_id], *types) or more
@@ -184,7 +186,7 @@ class Autoscaler(Stage):
             try:
                 await self._send()
             except ClusterUnavailable as error:
-                logger.info("nodes can't be requested from Ray now: %s", error)
+                logger.info("nodes can't be requested from Ray at the moment: %s", error)
                 pause_s = self._timings.unavailable_pause_s
             except Exception:
                 logger.exception("a round of the autoscaler failed; the loop continues")
@@ -198,11 +200,11 @@ class Autoscaler(Stage):
             try:
                 return await self._database.read(_was_asked)
             except Exception:
-                logger.exception("the last request to Ray could not be read; it is tried again")
+                logger.exception("the last request to Ray could not be read; trying again")
             await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def withdraw(self) -> None:
-        """Before a stop: ask for nothing any more, if Ray and the database answer in time."""
+        """Withdraw the request before a stop, if Ray and the database answer in time."""
         self._want(_Wanted())
         with contextlib.suppress(Exception):
             async with asyncio.timeout(WITHDRAWAL_LIMIT_S):

@@ -1,4 +1,4 @@
-"""Stages that carry out the decisions of a round, except starts."""
+"""Stages that carry out the decisions of a round, except for starts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.shared.term import LoopContext
 
 LONG_QUEUE = 200
-"""If more jobs wait, their reasons are stored only every `NOTE_PERIOD`."""
+"""If more jobs than this wait, their reasons are only stored every `NOTE_PERIOD`."""
 NOTE_PERIOD = timedelta(seconds=1)
 
 
 class UnansweredRecalls(Stage):
     """Withdraws recalls of slots that were not answered in time. The next round plans with the
-    slots that are held then."""
+    slots that are held at that time."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -40,8 +40,8 @@ class UnansweredRecalls(Stage):
 
 
 class ImpossibleJobs(Stage):
-    """Lets an impossible job wait for a while, since missing nodes may return. A job that has run
-    before waits without a limit."""
+    """Lets impossible jobs wait for a while, because missing nodes may return. A job that has run
+    before waits without a time limit."""
 
     def __init__(self, context: LoopContext) -> None:
         self._grace = timedelta(seconds=context.timings.impossible_grace_s)
@@ -66,7 +66,7 @@ class ImpossibleJobs(Stage):
 
 
 class StoredDecisions(Stage):
-    """Stores why jobs wait, and the decisions that take slots from jobs or end them."""
+    """Stores why jobs wait, and the decisions that take slots away from jobs or end them."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -89,7 +89,7 @@ class StoredDecisions(Stage):
         attempts, grace_s = seen.attempts, self._grace_s
 
         def work(session: Session, now: datetime) -> None:
-            touch(session)  # jobs with an unchanged reason did not change
+            touch(session)  # jobs with an unchanged reason have not changed
             transitions.note_waiting(session, waits, now)
             resizing.note_stays(session, stays)
             for decision in others:
@@ -108,7 +108,7 @@ class StoredDecisions(Stage):
     def _without_late_waits(
         self, decisions: Sequence[policy.Decision], now: datetime
     ) -> Sequence[policy.Decision]:
-        """Omit the reasons of a long queue's jobs unless they were stored long ago: each start
+        """Omit the reasons of the jobs in a long queue if they were stored recently. Each start
         changes the positions of all jobs behind it."""
         num_waits = sum(isinstance(decision, policy.Wait) for decision in decisions)
         since = None if self._noted_at is None else now - self._noted_at
@@ -119,7 +119,7 @@ class StoredDecisions(Stage):
 
 
 class Grants(Stage):
-    """Grants slots to groups that have not changed; the reconciler sends each grant."""
+    """Grants slots to groups that have not changed. The reconciler then sends the grants."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database, self._halted = context.database, context.halted

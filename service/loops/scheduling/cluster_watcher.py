@@ -1,7 +1,8 @@
-"""The cluster watcher: a loop that keeps the newest snapshot of the cluster, in memory and in SQL.
+"""The cluster watcher: a loop that keeps the latest snapshot of the cluster in memory and in the
+database.
 
-The scheduler plans with the snapshot in memory, so that no submission waits for a call to Ray; the
-API reads the snapshot in SQL.
+The scheduler plans with the snapshot in memory, so that no submission waits for a call to Ray. The
+API reads the snapshot in the database.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ NOT_ASKED = "the cluster was not asked yet"
 
 
 class ClusterWatcher:
-    """Holds `latest`, or None while the cluster does not answer; the reason is in `problem`."""
+    """Holds the `latest` snapshot. While the cluster doesn't answer it is None, and `problem` gives
+    the reason."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
@@ -49,7 +51,8 @@ class ClusterWatcher:
             await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)
 
     async def run_once(self) -> None:
-        """Poll the cluster, store changes, wake the scheduler, clear nodes that are drained."""
+        """Poll the cluster, store changes, wake the scheduler, and clear nodes that are being
+        drained."""
         before = (self.latest, self.problem)
         try:
             self.latest, self.problem = await self._cluster.snapshot(), None
@@ -66,7 +69,7 @@ class ClusterWatcher:
         await self._clear_drained()
 
     async def _clear_drained(self) -> None:
-        """Ask the attempts on drained nodes to save and leave while they can."""
+        """Ask the attempts on drained nodes to save and leave while they still can."""
         latest, grace_s = self.latest, self._settings.preempt_grace_s
         if latest is not None and any(node.drained_by is not None for node in latest.nodes):
             await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

@@ -20,11 +20,12 @@ from service.outlook.decisions import Record, SeenRound
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Most rounds that wait to be stored; older rounds are dropped. The scheduler never waits."""
+"""Maximum number of rounds that wait to be stored. Older rounds are dropped, so that the scheduler
+never waits."""
 MOST_JOBS = 20_000
-"""Most waiting jobs of all these rounds together."""
+"""Maximum total number of waiting jobs in these rounds."""
 FORGET_S = 60.0
-"""Seconds between two deletions of rounds that are too old or too many."""
+"""Seconds between two deletions of rounds that are too old or exceed the maximum number."""
 
 
 class DecisionRecorder(Stage):
@@ -42,7 +43,7 @@ class DecisionRecorder(Stage):
             self.note(SeenRound(seen.asked or seen.snapshot, tuple(seen.planned), seen.now))
 
     def note(self, seen: SeenRound) -> None:
-        """Queue a round to be stored, if it changed anything."""
+        """Queue a round for storing, if it changed anything."""
         if seen.changes:
             self._rounds.append(seen)
             while len(self._rounds) > 1 and self._num_jobs() > MOST_JOBS:
@@ -62,7 +63,7 @@ class DecisionRecorder(Stage):
                 logger.exception("a round of the scheduler could not be stored; the loop continues")
 
     async def run_once(self) -> int:
-        """Store the waiting rounds; return how many there were."""
+        """Store the waiting rounds. Returns their number."""
         self._woken.clear()
         rounds = [self._rounds.popleft() for _ in range(len(self._rounds))]
         try:
@@ -71,7 +72,7 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            self._rounds.extend([*rounds, *newer])  # they are stored with the next one
+            self._rounds.extend([*rounds, *newer])  # they will be stored with the next round
             raise
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:
@@ -93,7 +94,7 @@ class DecisionRecorder(Stage):
 
 
 def _timed(rounds: Sequence[SeenRound]) -> tuple[list[Record], float]:
-    """Return the records, and the CPU seconds that they took."""
+    """Return the records, and the CPU seconds that creating them took."""
     began, records = time.thread_time(), []
     for seen in rounds:
         try:

@@ -1,7 +1,7 @@
-"""The environment gate: jobs start only where their environment and code are ready.
+"""The environment gate: jobs only start where their environment and code are ready.
 
-A job whose needs are not ready on each node of a plan waits without holding slots; the round plans
-again without the job.
+A job whose needs are not ready on every node of its plan waits without holding slots, and the round
+makes another plan without this job.
 """
 
 from __future__ import annotations
@@ -23,47 +23,49 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_PLANS = 5
-"""Most plans of a round, each without the jobs whose needs were not ready before. If the last plan
-still starts such jobs, they wait for the next round, which begins without the others."""
+"""Maximum number of plans in a round, each without the jobs whose needs were not ready in the plans
+before. If the last plan still starts jobs that are not ready, they wait for the next round, which
+begins without the other jobs."""
 PLANNED_ANEW_S = 30.0
-"""Seconds that a job waits for the nodes of one plan before it may be planned on other nodes."""
+"""Seconds that a job waits for the nodes of one plan before it can be planned on other nodes."""
 
 
 @dataclass(frozen=True)
 class _Awaited:
-    """The nodes that a job waits for."""
+    """The nodes for which a job waits."""
 
     node_ids: tuple[str, ...]
     until: float
-    """A time of the event loop's clock."""
+    """A time by the event loop's clock."""
 
 
 _PLACED = (policy.Start, policy.Wait, policy.Grow)
-"""Decisions that may name slots."""
+"""Decisions that can assign slots."""
 
 
 class EnvironmentGate(Stage):
-    """Runs the policy, and starts only jobs whose needs are ready on every node of the plan."""
+    """Runs the policy, and only starts jobs whose needs are ready on every node of their plan."""
 
     def __init__(self, context: LoopContext) -> None:
         self._database = context.database
         self._preparations = Preparations(context.cluster, context.signals)
         self._settings = context.settings
         self._needs: dict[str, NodeNeeds | None] = {}
-        """The needs of each job that was about to start and is still in the queue or growing."""
+        """The needs of each job that was about to start and is still waiting or growing."""
         self._awaited: dict[str, _Awaited] = {}
         """The nodes for which each held job or group waits."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
         self._noted: set[str] = set()
         """Jobs that have an event about their preparation."""
         self._not_planned: set[tuple[str, type[Exception]]] = set()
-        """Jobs and their kinds of errors that were already logged."""
+        """Pairs of a job and a kind of error that were already logged."""
 
     def close(self) -> None:
         self._preparations.close()
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Forget the jobs that no longer wait, and let nodes end preparations for them alone."""
+        """Forget the jobs that no longer wait, and let nodes stop preparations that only these jobs
+        needed."""
         snapshot = seen.snapshot
         kept = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
         self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in kept}
@@ -73,15 +75,15 @@ class EnvironmentGate(Stage):
         self._preparations.keep(kept)
 
     async def plan(self, seen: SchedulerRound) -> None:
-        """Decide with `policy.plan`. A job whose needs are not ready waits without taking slots. A
-        job whose environment can't be installed, or whose code can't be fetched, fails."""
+        """Decide with `policy.plan`. A job whose needs are not ready waits without taking slots,
+        and a job whose environment can't be installed or whose code can't be fetched fails."""
         snapshot, cluster = seen.snapshot, seen.cluster
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
         waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             seen.asked = held_back(snapshot, waiting)
-            # Planning a long queue takes long, and callers wait for this thread.
+            # Planning a long queue takes long, and this thread must stay available for callers.
             plan = functools.partial(policy.plan, on_error=self._note_error)
             decisions = await asyncio.to_thread(plan, seen.asked, seen.now)
             held = await self._held(decisions, attempts, names)
@@ -100,7 +102,7 @@ class EnvironmentGate(Stage):
     async def _still_waiting(
         self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the reasons of the jobs that an earlier round held and that still wait."""
+        """Return the reasons of the jobs that an earlier round held back and that still wait."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
         now = asyncio.get_running_loop().time()
         waiting = {}
@@ -125,8 +127,8 @@ class EnvironmentGate(Stage):
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Return, by job, why a job of these decisions may not start or grow yet. This includes
-        jobs for which others are to release slots first."""
+        """Return why jobs of these decisions can't start or grow yet, by job. This includes jobs
+        for which other jobs must release slots first."""
         due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:
@@ -146,7 +148,7 @@ class EnvironmentGate(Stage):
                 continue
             failure = readiness.failure
             if isinstance(decision, policy.Wait) and not failure and decision.job_id in self._ready:
-                continue  # it was ready, and is checked again: it keeps its promised slots
+                continue  # it was ready before: it keeps the promised slots
             why_not = "" if failure is None else environment_events.sentence_of(failure)
             reason = readiness.waiting or why_not
             held[decision.job_id] = reason
@@ -160,7 +162,8 @@ class EnvironmentGate(Stage):
         return held
 
     async def _note(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
-        """Fail the job if a node failed; else add an event, once, if the preparation is long."""
+        """Fail the job if a node failed. Otherwise, if the preparation takes long, add an event
+        once."""
         failure = readiness.failure
         if failure is not None:
             await self._database.write(
@@ -173,7 +176,7 @@ class EnvironmentGate(Stage):
             )
 
     async def note_ready(self, job_id: str, attempt: int) -> None:
-        """Add an event about the ready environments to the job, after it was claimed."""
+        """Add an event about the ready environments to the job after it was claimed."""
         answers = self._ready.pop(job_id, None)
         if answers:
             await self._database.write(
@@ -191,7 +194,8 @@ def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
 def _stays(
     growing: Sequence[policy.Growing], waiting: Mapping[str, str]
 ) -> Iterator[policy.Decision]:
-    """Return a decision for each group that waits for a node to grow. Other jobs need not wait."""
+    """Yield a decision for each group whose growth waits for a node. Other jobs don't have to wait
+    for it."""
     for group in growing:
         if group.job_id in waiting:
             reason = policy.Reason("preparing_environment", waiting[group.job_id])

@@ -1,7 +1,7 @@
-"""The forecaster: a loop that predicts when jobs start and end, and measures its errors.
+"""The forecaster: a loop that predicts when jobs will start and end, and measures its errors.
 
-It simulates the policy from the scheduler's last round on. The simulation of a long queue takes
-seconds, so it runs step by step, with rests in which the other loops run.
+It simulates the policy, starting from the scheduler's last round. Simulating a long queue takes
+seconds, so the simulation runs step by step, with rests in which the other loops can run.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ logger = logging.getLogger(__name__)
 
 
 class Forecaster(Stage):
-    """Forecasts from the rounds that the scheduler passes to it."""
+    """Makes forecasts from the rounds that the scheduler passes to it."""
 
     def __init__(self, database: LoopDatabase, signals: Signals, timings: LoopTimings) -> None:
         self._database = database
         self._latest: SchedulerRound | None = None
-        """The newest round before other stages changed it."""
+        """The latest round, before other stages changed it."""
         self._signals = signals
         self._timings = timings
         self._forecasts = forecasts.Forecasts()
         self._earlier = EarlierRuns()
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        self._latest = replace(seen)  # the round's own snapshot changes
+        self._latest = replace(seen)  # a copy, because stages change the round's snapshot
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -56,20 +56,21 @@ class Forecaster(Stage):
                     await self.run_once()
                 except Exception:
                     logger.exception("a round of the forecaster failed; the loop continues")
-                    # The forecast may be stored although the answer was lost: read it again.
+                    # The forecast may have been stored although the answer was lost, so read it
+                    # again.
                     self._forecasts = forecasts.Forecasts()
                 took_s = loop.time() - began
                 await asyncio.sleep(max(took_s, self._timings.forecast_pause_s))
                 await woken.wait(self._timings.forecast_period_s)
 
     async def run_once(self) -> int:
-        """Make one forecast; return how many starts and ends it changed."""
+        """Make one forecast. Returns the number of starts and ends that it changed."""
         view = self._latest
         if view is None:
             return 0
         known = await self._database.read(self._read)
         situation = await asyncio.to_thread(_situation, view, known)
-        # Stored first: requests about the current state use it while the simulation runs.
+        # Store this first: requests use it while the simulation runs.
         stored = await asyncio.to_thread(lambda: codec.encode(situation.first_jobs()))
         await self._database.write(lambda s, _: _put(s, view.now, stored))
         plays = await asyncio.to_thread(ranges.plays, situation, view.now)
@@ -88,7 +89,7 @@ class Forecaster(Stage):
         self._forecasts.stored(changes)
 
     async def _restful(self, step: Callable[[], bool]) -> bool:
-        """Run one step in a thread, and rest after it; return whether there are more steps."""
+        """Run one step in a thread, then rest. Returns whether there are more steps."""
         goes_on, took_s = await asyncio.to_thread(_timed, step)
         await asyncio.sleep(self._timings.forecast_rest * took_s)
         return goes_on

@@ -1,8 +1,8 @@
-"""Prepares nodes for the jobs that are about to start there: their environments and fetched code.
+"""Prepares nodes for the jobs that are about to start on them: environments and fetched code.
 
-A job whose needs are not ready on each of these nodes waits without holding slots. The nodes are
-asked concurrently with the scheduler's rounds, so a node that does not answer delays only the jobs
-that would start there.
+A job whose needs are not ready on all of these nodes waits without holding slots. The nodes are
+asked concurrently with the scheduler's rounds, so a node that doesn't answer only delays jobs that
+would start on it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from service.db.notifications import QUEUE, Signals
 logger = logging.getLogger(__name__)
 
 BELIEVED_S = 30.0
-"""Seconds for which an answer is valid before the node is asked again: much less than the time for
-which a node keeps an unused environment."""
+"""Seconds for which an answer is valid before the node is asked again. This is much less than the
+time for which a node keeps an unused environment."""
 FORGOTTEN_S = 60.0
-"""Seconds without a job that is about to start on a node, after which it is asked less often."""
+"""If no job has been about to start on a node for this number of seconds, the node is asked less
+often."""
 SELDOM_S = 15.0
-"""Seconds between two questions then, by which the node knows that a queued job still needs the
-preparation: much less than `environments.turns.WANTED_S`."""
+"""Seconds between two questions in this case. They show the node that a queued job still needs the
+preparation, so this is much less than `environments.turns.WANTED_S`."""
 BUILDING_S = 0.1
-"""Seconds before a node that builds is asked again, besides the time of its answer."""
+"""Seconds before a node that is building is asked again, in addition to the time of its answer."""
 MAX_MESSAGE = 2000
-"""Most characters of an installer's message, and of the reason why a job waits."""
+"""Maximum length of an installer's message, and of the reason why a job waits."""
 ASK_AGAIN_S = 1.0
-"""Seconds before a node is asked again if it did not answer, or its index or repository did not."""
+"""Seconds before a node is asked again if it, or its package index or repository, did not
+answer."""
 
 
 IS_PREPARED: Mapping[JobNeed, str] = {
@@ -57,7 +59,7 @@ IS_PREPARED: Mapping[JobNeed, str] = {
 
 
 def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> NodeNeeds | None:
-    """Return the needs of a job that nodes prepare, or None if there is nothing to prepare."""
+    """Return the needs of a job that nodes must prepare, or None if there are none."""
     script = document.get("script") or {}
     try:
         environment = _environment_of(document.get("environment"))
@@ -66,7 +68,7 @@ def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> Nod
         if isinstance(source, Mapping):
             code = node_policies.code_of(RemoteCode.model_validate(source), settings)
     except ValidationError:
-        return None  # a document of another release, which the claim refuses
+        return None  # a document of another release, which the claim will refuse
     if environment is None and code is None:
         return None
     keeps_all = document.get("script") is None
@@ -82,7 +84,7 @@ def _environment_of(found: object) -> dict[str, Any] | None:
     index_secret = environment.index is not None and environment.index.secret is not None
     if not (environment.is_built or environment.secrets or index_secret):
         return None
-    # The node's agent does not need the variables.
+    # The node's agent doesn't need the variables.
     return environment.model_dump(mode="json", exclude={"env"})
 
 
@@ -93,14 +95,14 @@ def _digest_of(needs: NodeNeeds) -> str:
 
 @dataclass
 class _Question:
-    """A question to one node, until its answer is final."""
+    """A question to a node, which is repeated until the answer is final."""
 
     needs: NodeNeeds
     node_id: str
     wanted_at: float
     """When a job last needed the answer, by the event loop's clock."""
     jobs: set[str]
-    """Jobs that have needed the answer, and are still in the queue."""
+    """Jobs that have needed the answer and are still waiting."""
     answer: NodeEnvironment | None = None
     answered_at: float = 0.0
     silent: str = "has not answered yet"
@@ -116,21 +118,22 @@ class _Question:
         )
 
     def is_over(self, now: float) -> bool:
-        """Whether the question must be repeated: its answer is old, or its task has ended."""
+        """Whether the question must be asked again because its answer is old or its task has
+        ended."""
         if self.is_settled:
             return now - self.answered_at > BELIEVED_S
         return self.task is not None and self.task.done()
 
     @property
     def need(self) -> JobNeed:
-        """The need that the node is preparing, as far as it has answered."""
+        """The need that the node is preparing, as far as it is known."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
 
     @property
     def sentence(self) -> str:
-        """The progress of the node."""
+        """A description of the node's progress."""
         if self.answer is None:
             return self.silent
         if self.answer.state is BuildState.UNREACHABLE:
@@ -140,15 +143,15 @@ class _Question:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The readiness of a plan's nodes for a job."""
+    """Whether the nodes of a plan are ready for a job."""
 
     environments: tuple[NodeEnvironment, ...]
-    """The environments on the nodes that are ready; empty if the job has none."""
+    """The environments on the nodes that are ready; empty if the job has no environment."""
     failure: NodeEnvironment | None
     waiting: str | None
-    """Why the job waits; None if all nodes are ready or one has failed."""
+    """Why the job waits; None if all nodes are ready or a node has failed."""
     is_long: bool
-    """Whether a node has answered that it is still preparing."""
+    """Whether a node has answered that its preparation is not complete."""
 
     @property
     def is_ready(self) -> bool:
@@ -156,8 +159,8 @@ class Readiness:
 
 
 def _storable(answer: NodeEnvironment) -> NodeEnvironment:
-    """Return the answer with texts that a database can store: they may contain messages of indexes,
-    repositories and installers."""
+    """Return the answer with strings cleaned for storing in a database. They may contain messages
+    of indexes, repositories and installers."""
     return replace(
         answer,
         message=clean(answer.message)[:MAX_MESSAGE],
@@ -168,21 +171,23 @@ def _storable(answer: NodeEnvironment) -> NodeEnvironment:
 
 
 class Preparations:
-    """Questions to nodes about the needs of jobs, and their answers. Belongs to one event loop."""
+    """Asks nodes about the needs of jobs, and keeps their answers. Use it only in one event
+    loop."""
 
     def __init__(self, cluster: Cluster, signals: Signals) -> None:
         self._cluster = cluster
         self._signals = signals
         self._questions: dict[tuple[str, str], _Question] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks of questions that no job needs any more, until their nodes are notified."""
+        """Tasks of questions that no job needs any more; kept until their nodes have been
+        notified."""
 
     def check(
         self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """Return the readiness of these nodes for a job; nodes without an answer are asked.
+        """Return whether these nodes are ready for a job. Nodes without an answer are asked.
 
-        `names` has the hostname of each node.
+        `names` contains the hostname of each node.
         """
         found = {node_id: self._question(job_id, needs, node_id) for node_id in node_ids}
         answers = [q.answer for q in found.values() if q.is_settled and q.answer is not None]
@@ -201,7 +206,8 @@ class Preparations:
         return Readiness(ready, failure, waiting, is_long)
 
     def keep(self, job_ids: Set[str]) -> None:
-        """Let nodes end preparations that none of these jobs, the only ones that wait, needs."""
+        """Let nodes stop preparations that none of these jobs needs. `job_ids`: all waiting
+        jobs."""
         for key, question in list(self._questions.items()):
             question.jobs &= job_ids
             if question.jobs or question.task is None or question.task.done():
@@ -215,7 +221,7 @@ class Preparations:
         try:
             await self._cluster.forget(question.node_id, question.needs)
         except ClusterUnavailable:
-            pass  # a node itself ends a preparation that no question asks for
+            pass  # the node itself stops a preparation about which it is no longer asked
         except Exception:
             logger.exception("a node could not be notified of a preparation that no job needs")
 
@@ -240,7 +246,7 @@ class Preparations:
                 del self._questions[key]
 
     def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
-        """Forget a failure for which a job has failed, so that the next job tries again."""
+        """Forget a failure after it has made a job fail, so that the next job tries again."""
         digest = _digest_of(needs)
         for node_id in node_ids:
             question = self._questions.get((digest, node_id))
@@ -248,8 +254,9 @@ class Preparations:
                 del self._questions[(digest, node_id)]
 
     async def _ask(self, question: _Question) -> None:
-        """Ask until the node is ready or has failed, or no job needs the answer. In the last case
-        the node is notified after its last answer, so that no question arrives afterwards."""
+        """Ask until the node is ready or has failed, or until no job needs the answer. In the
+        latter case, the node is notified after its last answer, so that no question can arrive
+        later."""
         loop = asyncio.get_running_loop()
         while question.jobs:
             try:

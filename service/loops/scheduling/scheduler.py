@@ -1,8 +1,9 @@
-"""The scheduler: a loop that decides which waiting job starts where, and starts it.
+"""The scheduler: a loop that decides which waiting jobs start where, and starts them.
 
-Each round takes a snapshot, plans, claims and launches. `service.domain.scheduling.policy.plan`, a
-pure function, decides. The stages of a round add to its snapshot, and carry out its decisions. A
-claim that finds the job changed is no error: another process was faster.
+Each round takes a snapshot, makes a plan, and claims and launches jobs. The decisions are made by a
+pure function, `service.domain.scheduling.policy.plan`. The stages of a round add to its snapshot
+and carry out its decisions. If a claim finds that the job has changed, this is not an error:
+another process was faster.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Runs a round when the queue or the cluster changes, and at least every tick."""
+    """Runs a round whenever the queue or the cluster changes, and at least once per tick."""
 
     def __init__(
         self,
@@ -96,12 +97,12 @@ class Scheduler:
                     logger.exception("a round of the scheduler failed; the loop continues")
                 took_s = asyncio.get_running_loop().time() - began
                 self._database.meter.add(meter.SCHEDULER_ROUND, took_s)
-                # The time of starts does not count: a rest for it would leave slots empty.
+                # The time for starts doesn't count, because resting for it would leave slots empty.
                 await rest_after(began + starting_s)
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> float:
-        """Run one round unless the scheduler is halted; return the seconds spent on starts."""
+        """Run one round, unless the scheduler is halted. Returns the seconds spent on starts."""
         if self._halted.is_set():
             return 0.0
         cluster = self._autoscaler.as_left(self._watch.latest)

@@ -1,4 +1,4 @@
-"""The nodes of the cluster for the plan, with the slots of each node that are free now."""
+"""The nodes of the cluster for the plan, with the currently free slots of each node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine
 
 RAY_LAGS = timedelta(seconds=5)
-"""How long Ray may still show slots as taken after an attempt has left them."""
+"""How long Ray may still show slots as taken after an attempt has released them."""
 
 
 class SeenNodes(Stage):
-    """Adds the nodes to the snapshot. Caches the sum of the newest snapshot of the cluster and its
-    nodes without held slots, which stay the same from round to round. Belongs to one loop."""
+    """Adds the nodes to the snapshot. The total resources, and nodes without held slots, are cached
+    as long as the cluster's snapshot is the same. Use this in only one event loop."""
 
     def __init__(self) -> None:
         self._cluster: ClusterSnapshot | None = None
@@ -48,7 +48,7 @@ class SeenNodes(Stage):
         )
 
     def total(self, cluster: ClusterSnapshot | None) -> Mapping[str, float]:
-        """The sum of the resources of the accepted nodes."""
+        """Return the total resources of the accepted nodes."""
         self._look_at(cluster)
         return self._total
 
@@ -60,7 +60,8 @@ class SeenNodes(Stage):
         *,
         shares_gpus: bool,
     ) -> tuple[policy.Node, ...]:
-        """Return the nodes for the plan. `alive`: attempts whose slots the holders include."""
+        """Return the nodes for the plan. `alive`: the attempts whose slots are included in the
+        holders."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         nodes = []
@@ -88,7 +89,7 @@ class LeftSlots(Stage):
 
     def __init__(self) -> None:
         self._held: Mapping[tuple[str, int], int] = {}
-        """Slots that attempts held in the last round."""
+        """Number of slots that each attempt held in the last round."""
         self._left_at: datetime | None = None
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
@@ -117,13 +118,13 @@ def _seen(
 ) -> policy.Node:
     """Return the node for the plan.
 
-    `ours`: resources that our attempts hold there. `parts`: parts of its GPUs, by holder; None if
-    no GPU is shared.
+    `ours`: the resources that our attempts hold on the node. `parts`: the parts of its GPUs, by
+    holder; None if no GPU is shared.
     """
-    # If only dray takes slots, our own records are exact, and Ray's lag behind.
+    # If only dray uses the cluster, our own records are exact, and Ray's lag behind.
     available = node.available if cluster.shared else node.resources
     stuck = node.quarantined or ()
-    # A live attempt's quarantined slots are among the slots that it holds.
+    # The quarantined slots of a live attempt are included in the slots that it holds.
     held = quarantine.with_kept(ours, [e for e in stuck if (e.job_id, e.attempt) not in alive])
     free = slots.offered(node.resources, available, held)
     if parts is not None:

@@ -15,17 +15,17 @@ from service.loops.shared.queue_view import LiveAttempt
 
 @dataclass
 class SchedulerRound:
-    """The inputs of a round and its decisions. The stages change both."""
+    """The inputs and decisions of a round. Stages change both."""
 
     cluster: ClusterSnapshot | None
     snapshot: policy.Snapshot
     live: Sequence[LiveAttempt]
     now: datetime
-    """The time of the database's clock."""
+    """The time according to the database's clock."""
     total: Mapping[str, float] = field(default_factory=dict)
-    """The sum of the resources of the accepted nodes."""
+    """The total resources of the accepted nodes."""
     asked: policy.Snapshot | None = None
-    """The snapshot of the last call of the policy: without jobs that wait for a node."""
+    """The snapshot in the last call of the policy, without jobs that wait for a node."""
     planned: Sequence[policy.Decision] = ()
     """The decisions of the policy."""
     decisions: Sequence[policy.Decision] = ()
@@ -44,12 +44,12 @@ class SchedulerRound:
 class Stage:
     """A part of each round. The hooks do nothing unless a stage overrides them.
 
-    The scheduler calls one hook of all stages, in their order, and then the next hook. An exception
-    ends the round; the next round begins anew.
+    The scheduler calls the first hook of all stages in order, then the next hook of all stages, and
+    so on. An exception ends the round, and the next round starts from scratch.
     """
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
-        """Add to the snapshot, in the transaction that reads the round."""
+        """Add to the snapshot, in the transaction that reads the round's inputs."""
 
     async def before(self, seen: SchedulerRound) -> None:
         """Change the snapshot before the plan."""
@@ -58,11 +58,12 @@ class Stage:
         """Change the decisions, or carry them out."""
 
     def close(self) -> None:
-        """Release the stage's resources after the scheduler has ended."""
+        """Release the stage's resources when the scheduler has ended."""
 
 
 def held_back(snapshot: policy.Snapshot, waiting: Mapping[str, str]) -> policy.Snapshot:
-    """Return the snapshot in which these jobs take no slots. `waiting`: the reason of each."""
+    """Return the snapshot modified so that these jobs take no slots. `waiting` contains their
+    reasons, by job."""
     if not waiting:
         return snapshot
     queue = (

@@ -1,4 +1,4 @@
-"""Claims the jobs that the plan starts for new attempts, and launches these attempts."""
+"""Claims the jobs that the plan starts, and launches their attempts."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from service.loops.shared.term import LoopContext
 logger = logging.getLogger(__name__)
 
 MAX_CLAIMS = 200
-"""Most claims in one transaction: SQLite has one writer, and others wait for it."""
+"""Maximum number of claims in one transaction. SQLite has only one writer, for which others
+wait."""
 MAX_LAUNCHES = 16
-"""Most concurrent launches."""
+"""Maximum number of concurrent launches."""
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
-"""Causes that count as losses of workers. A job saves before preemptions, and user errors do not
-depend on the machines."""
+"""Causes that count as lost workers. Preemptions don't, because a job saves before them, and
+neither do user errors, which don't depend on the machines."""
 OVERLOAD = "the machine is overloaded"
-"""Words of `machine_pace` in the reason of an attempt that ended because its machines were too
-slow: no worker was lost."""
+"""Text from `machine_pace` in the reason of an attempt that ended because its machines were too
+slow. In that case, no worker was lost."""
 LOOK_BACK = timedelta(days=30)
-"""Age of the attempts from which a launch estimates how often workers are lost."""
+"""Maximum age of the attempts from which a launch estimates how often workers are lost."""
 
 
 class Starter(Stage):
@@ -103,7 +104,8 @@ class Starter(Stage):
                     try:
                         await self._launch(each)
                     except Exception:
-                        # The others go on. The reconciler ends the attempt if it did not start.
+                        # Continue with the others. The reconciler ends the attempt if it did not
+                        # start.
                         logger.exception("the launch of %s failed", each.job_id)
                 self._launches.answered(each.job_id, under_way.pop(each.job_id))
                 self._signals.publish(ATTEMPTS)
@@ -137,7 +139,7 @@ class Starter(Stage):
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
             # The attempt may have started. The reconciler finds out, and ends the attempt if it did
-            # not; a gateway that is still launching reports so when it is polled.
+            # not. A gateway that is still launching the attempt reports this when it is polled.
             logger.warning(
                 "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
             )
@@ -154,7 +156,7 @@ def saves_by_losses(document: Mapping[str, Any]) -> bool:
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
-    """Estimate the seconds between two losses of one worker, from the attempts of `LOOK_BACK`."""
+    """Estimate the seconds between two losses of one worker, from the attempts in `LOOK_BACK`."""
     ended = repository.ended(session, since=now - LOOK_BACK)
     return worker_mtbf_s(
         _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S

@@ -1,4 +1,4 @@
-"""Values for the trials of sweeps whose sampler is called when a trial starts."""
+"""Gets the values of trials from samplers that are called when a trial starts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from service.sweeps.optuna_sampler import EarlierTrial, TrialOutcome
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
-"""Seconds before a sampler that failed is asked again."""
+"""Seconds before a sampler that failed is called again."""
 PATIENCE_S = 2.0
-"""How long slots wait for an answer; most answers take a fraction of a second."""
+"""How long slots wait for values; most samplers take a fraction of a second."""
 NUM_THREADS = 4
 MAX_MESSAGE = 2000
 UNAVAILABLE = "sampler_unavailable"
@@ -51,11 +51,11 @@ class _SamplerQuestion:
 
 
 class TrialValues(Stage):
-    """Asks the samplers concurrently with the scheduler's rounds. The sampler of a sweep gets one
-    question at a time: an answer may take a second, and depends on the earlier trials.
+    """Calls the samplers concurrently with the scheduler's rounds. The sampler of a sweep handles
+    one call at a time, because a call can take a second and its result depends on earlier trials.
 
-    The slots of a trial wait for its first answer for `PATIENCE_S`. If the sampler takes longer or
-    fails, the trials of its sweep that lack values take no slots until it has answered.
+    The slots of a trial wait for `PATIENCE_S` for the first result. If the sampler takes longer or
+    fails, the sweep's trials without values take no slots until the sampler has returned values.
     """
 
     def __init__(self, database: LoopDatabase, signals: Signals) -> None:
@@ -63,11 +63,12 @@ class TrialValues(Stage):
         self._signals = signals
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Locks by sweep."""
-        # Own threads: samplers that hang must not use up the threads of the whole process.
+        """Locks, by sweep."""
+        # A separate thread pool, so that hanging samplers can't use up the threads of the whole
+        # process.
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dray-samplers")
         self._late: dict[str, str] = {}
-        """The reason why a sampler has no values, by sweep."""
+        """The reason why a sweep's sampler has no values, by sweep."""
         self._passed_over: dict[str, str] = {}
         """The reason why a trial takes no slots in this round, by job."""
 
@@ -77,7 +78,7 @@ class TrialValues(Stage):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def before(self, seen: SchedulerRound) -> None:
-        """Keep trials whose sampler is late or has failed from taking slots until it answers."""
+        """Prevent trials whose sampler is late or has failed from taking slots."""
         late, lacking = dict(self._late), {}
         if late:
             lacking = await self._database.read(lambda s, _: repository.without_values_of(s, late))
@@ -96,14 +97,15 @@ class TrialValues(Stage):
         return replace(decision, reason=policy.Reason(UNAVAILABLE, why))
 
     def is_asked_for(self, job_id: str) -> bool:
-        """Whether the trial's sampler has not answered yet."""
+        """Whether the trial's sampler has been called but has not answered yet."""
         return job_id in self._asking
 
     async def ask(self, job_ids: Iterable[str]) -> None:
-        """Ask the samplers for the values of these jobs, if they lack any and so were not claimed.
+        """Call the samplers for all of these jobs that could not be claimed because they lack
+        values.
 
-        The answers wake the scheduler. Never raises, since other jobs are about to be launched; a
-        job that is not asked for now fails its next claim, too.
+        The results wake the scheduler. Never raises, because other jobs are about to be launched; a
+        job whose sampler is not called now will fail its next claim, too.
         """
         asked = list(job_ids)
         try:
@@ -117,7 +119,7 @@ class TrialValues(Stage):
                 self._asking[job_id] = asyncio.create_task(asking)
 
     async def _ask(self, job_id: str, sweep_id: str) -> None:
-        """Ask until the trial needs no more values."""
+        """Call the sampler until the trial needs no more values."""
         turn = self._turns.setdefault(sweep_id, asyncio.Lock())
         try:
             while True:
@@ -137,7 +139,7 @@ class TrialValues(Stage):
             if not done:
                 await self._pass_over(job_id, sweep_id, "its sampler has not answered yet")
             await answering
-        except Exception as error:  # also where this service lacks Optuna: another may have it
+        except Exception as error:  # includes a service without Optuna: another service may have it
             logger.warning("no values for the trial %s: %r", job_id, error)
             why = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)
@@ -166,7 +168,8 @@ class TrialValues(Stage):
 
 
 def _question(session: Session, job_id: str) -> _SamplerQuestion | None:
-    """Return the question for a trial; None if it has its values by now, or no longer waits."""
+    """Return the input of the sampler for a trial; None if the trial already has its values or no
+    longer waits."""
     trial = repository.trial(session, job_id)
     row = None if trial is None else repository.get(session, trial.array_id)
     if trial is None or row is None or trial.parameters is not None:
@@ -203,8 +206,8 @@ def _outcome(state: JobState, reason: str) -> TrialOutcome:
 
 
 def _document(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trial's document. An invalid document is stored unchanged: the claim fails the
-    trial, with the reason."""
+    """Return the trial's document. An invalid document is stored unchanged; the claim then fails
+    the trial with the reason."""
     document = with_values(base, values)
     try:
         return check(document).model_dump(mode="json")

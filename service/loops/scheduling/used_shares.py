@@ -1,4 +1,4 @@
-"""The use of each queue and its users: shares of the cluster, and budgets."""
+"""The usage of queues and their users: shares of the cluster, and budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_READ = 100_000
 
 
 class QueuesAndBudgets(Stage):
-    """Adds the queues to the snapshot, and the queues whose budget is used up."""
+    """Adds the queues to the snapshot, and marks queues whose budget is used up."""
 
     def __init__(self, prices: PricesFile) -> None:
         self._budgets = UsedUpBudgets(prices)
@@ -36,10 +36,10 @@ class QueuesAndBudgets(Stage):
 
 
 class UsedShares(Stage):
-    """Adds the used shares to the snapshot. Reads each attempt once, when it has ended.
+    """Adds the used shares to the snapshot. Each attempt is read only once, after it has ended.
 
-    An attempt counts from its claim on, with the slots that it held at its end. Belongs to one
-    loop.
+    An attempt counts from its claim, with the slots that it held at its end. Use this in only one
+    event loop.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class UsedShares(Stage):
         """Attempts whose end has not been read yet."""
 
     def claimed(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Record attempts that have begun, since they may end before `look` sees them alive."""
+        """Record attempts that have begun, because they may end before `look` sees them alive."""
         self._lived.update(attempts)
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
@@ -64,7 +64,8 @@ class UsedShares(Stage):
         live: Sequence[LiveAttempt],
         total: Mapping[str, float],
     ) -> dict[Account, float]:
-        """Return the cluster-seconds of each account. `total`: the cluster's current resources."""
+        """Return the cluster-seconds used by each account. `total`: the cluster's current
+        resources."""
         lives = {(attempt.job_id, attempt.attempt) for attempt in live}
         if self._has_looked_back:
             gone = [*repository.ended_slots_of(session, self._lived - lives)]
@@ -85,5 +86,5 @@ class UsedShares(Stage):
 
     def _add(self, row: Row[Any], total: Mapping[str, float]) -> None:
         share = share_of(resizing.held_request(row.slices, row.bundle, row.roles), total)
-        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks are set
+        held_s = max(0.0, (row.finished_at - row.created_at).total_seconds())  # clocks may jump
         self._used.add((row.queue, row.owner), share * held_s, row.finished_at.timestamp())

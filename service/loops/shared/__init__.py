@@ -1,1 +1,1 @@
-"""Modules that all loops share: the fenced database, the loops' view of jobs, and their timings."""
+"""Modules shared by all loops: the fenced database, the loops' view of jobs, and the timings."""

@@ -1,4 +1,4 @@
-"""Stores many items in one transaction, or each alone if one of them fails."""
+"""Stores many items in one transaction, or one by one if that fails."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 ALONE_S = 2.0
-"""Seconds after which no more items are stored alone, if one of them failed with a DomainError."""
+"""Seconds after which no more items are stored one by one if one of them failed with a
+DomainError."""
 
 
 async def together_or_alone(
     items: Sequence[T], store: Callable[[Sequence[T]], Awaitable[Sequence[R]]]
 ) -> Sequence[R | Exception]:
-    """Store all items at once; if that fails, each alone. Return, for each item, the result of
-    `store` or the exception.
+    """Store all items together or, if that fails, one by one. Return the result of `store`, or the
+    exception, for each item.
 
-    Raises DatabaseUnavailable, since it concerns all items. Another DomainError may concern one
-    item or all of them. If a storage does not answer, each try takes long; then the remaining items
-    are not tried.
+    DatabaseUnavailable is raised, because it concerns all items. Any other DomainError may concern
+    one item or all of them. If the storage doesn't answer, each attempt takes long; in that case,
+    the remaining items are skipped after a while.
     """
     try:
         return await store(items)
@@ -36,7 +37,7 @@ async def together_or_alone(
         if len(items) == 1:
             return [error]
         logger.warning(
-            "%d items are stored one by one, since storing them together failed: %r",
+            "%d items are stored one by one, because storing them together failed: %r",
             *(len(items), error),
         )
     return await _each_alone(items, store)

@@ -1,4 +1,5 @@
-"""The database of the loops, with its own clock; it accepts writes only under a valid lease."""
+"""The loops' access to the database. It provides the database's clock, and accepts writes only
+under a valid lease."""
 
 from __future__ import annotations
 
@@ -20,26 +21,27 @@ Work = Callable[[Session, datetime], T]
 
 
 class LeaseLost(Exception):
-    """The lease is lost, so another process may run the loops; nothing was written."""
+    """Raised if the lease is lost, so that another process may run the loops. Nothing was
+    written."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """The fencing token of a process's writes."""
+    """The fencing token for the writes of a process."""
 
     holder: str
     number: int
 
 
 class LoopDatabase:
-    """Runs the loops' transactions, each with the database's time as its second argument."""
+    """Runs transactions of the loops. Each gets the database's time as its second argument."""
 
     def __init__(self, database: Database, term: Term | None = None) -> None:
         self._database = database
         self._term = term
-        """None if no other process can run the loops, so that there is no lease."""
+        """None if there is no lease because no other process can run the loops."""
         self.lost = asyncio.Event()
-        """Set when a write found that the lease is lost."""
+        """Set when a write finds that the lease is lost."""
 
     @property
     def meter(self) -> Meter:
@@ -49,10 +51,10 @@ class LoopDatabase:
         return await self._database.read(lambda s: work(s, self._database.time(s)))
 
     async def write(self, work: Work[T]) -> T:
-        """Return the result of `work` after it was committed under the lease.
+        """Run `work`, commit it under the lease, and return its result.
 
-        Does not return if the lease is lost: the leader waits for `lost` and cancels the loops, so
-        that no loop continues with a state that another process may have changed.
+        If the lease is lost, this method never returns: the leader waits for `lost` and cancels the
+        loops, so that no loop continues with state that another process may have changed.
         """
         try:
             return await self._database.write(lambda s: self._fenced(s, work))

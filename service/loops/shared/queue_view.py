@@ -1,6 +1,7 @@
 """The loops' view of jobs: waiting jobs and live attempts.
 
-Every round of the loops reads them, so the queries fetch only the needed columns, without objects.
+Every round of the loops reads them, so the queries fetch only the required columns and create no
+ORM objects.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from service.outlook.step_times import Runs
 from service.outlook.waiting_jobs import left_s, waited_s, waiting_job
 
 SLOW_START_S = 900.0
-"""Seconds that an attempt gets to reach its first step. An attempt that hangs before it may be
-preempted after this time and the minimum run time."""
+"""Seconds that an attempt has for reaching its first step. An attempt that hangs before its first
+step can be preempted after this time plus the minimum run time."""
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
 
 @dataclass(frozen=True)
 class FollowedAttempt:
-    """An attempt that is not known to be gone, and the commands to it."""
+    """An attempt that is not known to be gone, and the commands for it."""
 
     job_id: str
     attempt: int
@@ -73,25 +74,25 @@ class LiveAttempt:
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
-    """Running time of the attempts before this one."""
+    """Total running time of the job's earlier attempts."""
     node_ids: tuple[str, ...]
     """Nodes that may have files or processes of the attempt, including nodes that it left."""
     is_recall_unanswered: bool = False
-    """Whether it was asked too long ago to release slots, and still holds them."""
+    """Whether the attempt was asked to release slots too long ago and still holds them."""
     growing: policy.Growing | None = None
-    """Set while the group could use more slots, and may be granted some."""
+    """Set while the group could use more slots and can be granted some."""
     running: policy.RunningJob | None = None
-    """Set while the job could be asked to leave its slots, or was asked."""
+    """Set while the job could be asked to release its slots, or has been asked."""
     array_id: str | None = None
 
 
 def snapshot(
     session: Session, now: datetime, earlier: Runs | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """Return the waiting jobs, by priority and submission, and every attempt that may still hold
-    slots.
+    """Return the waiting jobs, in the order of priority and submission, and every attempt that may
+    still hold slots.
 
-    `earlier` has the run times of finished jobs; None if the remaining times are not needed.
+    `earlier` contains the run times of finished jobs; None if the remaining times are not needed.
     """
     jobs = planned_jobs.in_state(session, UNFINISHED)
     runs = {} if earlier is None else earlier
@@ -105,7 +106,8 @@ def snapshot(
 
 
 def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
-    """Return every attempt that may still hold slots. The cost does not depend on waiting jobs."""
+    """Return every attempt that may still hold slots. The cost doesn't depend on the number of
+    waiting jobs."""
     attempts = attempts_repository.followed_columns(session)
     drills = _drills(session) if attempts else {}
     return tuple(
@@ -122,8 +124,8 @@ def followed(session: Session, now: datetime) -> tuple[FollowedAttempt, ...]:
 
 
 def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
-    """Return the commands to the attempt of this row. A job that is being cancelled gets only
-    `Stop`, and a group that leaves its slots is not resized."""
+    """Return the commands for the attempt of this row. A job that is being cancelled only gets
+    `Stop`, and a group that is leaving its slots is not resized."""
     if row.job_state is JobState.CANCELLING:
         return (Stop(),)
     if row.preempt_grace_s is not None:
@@ -135,7 +137,7 @@ def _commands(row: Row[Any], drills: Sequence[Drill]) -> tuple[Command, ...]:
 def _live(
     session: Session, now: datetime, jobs: Sequence[Row[Any]], runs: Runs
 ) -> tuple[LiveAttempt, ...]:
-    """Return the live attempts. `jobs` contains at least the jobs of these attempts."""
+    """Return the live attempts. `jobs` must include the jobs of these attempts."""
     by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     return tuple(
@@ -203,8 +205,9 @@ def _since(at: datetime | None, now: datetime) -> float:
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
-    """Seconds for which the attempt has had its slots to train. An attempt that starts slowly gets
-    `SLOW_START_S` more; otherwise each attempt would be preempted before its first step."""
+    """Return the seconds for which the attempt could use its slots for training. An attempt that
+    starts slowly gets `SLOW_START_S` more, because otherwise each attempt could be preempted before
+    its first step."""
     is_starting = job.state is JobState.STARTING
     ran_at = None if is_starting else attempt.running_at
     since: datetime = ran_at or attempt.started_at or attempt.created_at
@@ -213,7 +216,7 @@ def _held_s(job: Any, attempt: Any, now: datetime) -> float:
 
 
 def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
-    """Return the dependencies of each job or array. `jobs`: all jobs that have not ended."""
+    """Return the dependencies of each job or array. `jobs` contains all unfinished jobs."""
     found: dict[str, tuple[Dependency, ...]] = {}
     rows = dependencies_repository.all_open(session)
     if not rows:
@@ -227,7 +230,7 @@ def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
-    """Return, for each attempt, the drills whose fault was not injected yet."""
+    """Return the drills of each attempt whose fault has not been injected yet."""
     drills: dict[tuple[str, int], list[Drill]] = {}
     for drill in faults_repository.waiting_drills(session):
         asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)

@@ -1,4 +1,4 @@
-"""Objects that the loops of one term share; loops of different terms share nothing."""
+"""Objects shared by the loops of one term. Loops of different terms share nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.loops.shared.timings import LoopTimings
 
 
 class Launches:
-    """The launches of this process. The scheduler records them, and the reconciler reads them
+    """The launches of this process. The scheduler records them, and the reconciler checks them
     before it considers an attempt lost."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Launches:
         self._all_answered.clear()
 
     def claimed(self, job_id: str, attempt: int) -> None:
-        """Record that the claim succeeded: no other process launches this attempt."""
+        """Record that the claim succeeded, so that no other process launches this attempt."""
         self._ours.add((job_id, attempt))
 
     def answered(self, job_id: str, attempt: int) -> None:
-        """Record that the launch was answered, or that the claim failed."""
+        """Record that the launch has been answered, or that the claim failed."""
         self._under_way.discard((job_id, attempt))
         if not self._under_way:
             self._all_answered.set()
@@ -47,18 +47,19 @@ class Launches:
         self._ours.discard((job_id, attempt))
 
     def is_under_way(self, job_id: str, attempt: int) -> bool:
-        """Whether the attempt must not be polled yet: a supervisor that does not exist yet looks
-        like a dead supervisor."""
+        """Whether the attempt must not be polled yet, because a supervisor that doesn't exist yet
+        looks like a dead supervisor."""
         return (job_id, attempt) in self._under_way
 
     def is_ours(self, job_id: str, attempt: int) -> bool:
-        """Whether this process claimed the attempt, so that it knows when the launch is over."""
+        """Whether this process has claimed the attempt, so that it knows when the launch is
+        over."""
         return (job_id, attempt) in self._ours
 
 
 @dataclass(frozen=True)
 class LoopContext:
-    """The objects from which loops are built."""
+    """The objects from which the loops are built."""
 
     database: LoopDatabase
     cluster: Cluster

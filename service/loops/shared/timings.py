@@ -1,4 +1,4 @@
-"""Periods and limits of the loops, and their rest after each round."""
+"""The loops' periods and limits, and their rest after each round."""
 
 from __future__ import annotations
 
@@ -7,66 +7,72 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 REST = 4.0
-"""The rest after a round, as a multiple of the time that the round took: all threads of a process
-share one interpreter, so requests wait while a loop uses it."""
+"""The rest after a round, as a multiple of the round's duration. All threads of a process share one
+interpreter, so requests have to wait while a loop uses it."""
 MAX_REST_S = 0.2
 
 
 @dataclass(frozen=True)
 class LoopTimings:
-    """The timings of the loops. `service.runtime` uses these values unless it gets others."""
+    """The timings of the loops. `service.runtime` uses the defaults unless others are passed."""
 
     watch_period_s: float = 1.0
     """Seconds between two snapshots of the cluster."""
     joining_period_s: float = 0.2
-    """Seconds between two snapshots while a node is about to be accepted, or the cluster does not
-    answer."""
+    """Seconds between two snapshots while a node is about to be accepted, or while the cluster
+    doesn't answer."""
     refresh_s: float = 10.0
-    """An unchanged snapshot is stored again after this time, so that its age shows that it is
+    """Seconds after which an unchanged snapshot is stored again, so that its age shows that it is
     current."""
     impossible_grace_s: float = 60.0
-    """How long a job that the cluster could never run waits before it fails: a node may be
-    restarting."""
+    """Seconds before a job that the cluster could never run fails: a node may be restarting."""
     reply_period_s: float = 0.2
-    """Seconds between two replies with data, so that a fast job's steps are stored in batches."""
+    """Minimum number of seconds between two replies with data, so that the steps of a fast job are
+    stored in batches."""
     unavailable_pause_s: float = 0.5
-    """Seconds before a call that the cluster did not answer is repeated."""
+    """Seconds before a call that the cluster did not answer is retried."""
     request_period_s: float = 10.0
-    """Seconds after which the request to Ray's autoscaler is repeated: a new Ray lacks it."""
+    """Seconds between two requests to Ray's autoscaler, which are repeated because a new Ray
+    doesn't know them."""
     unowned_period_s: float = 30.0
     """Seconds between two searches for attempts that no job owns."""
     deleted_period_s: float = 15.0
     """Seconds between two comparisons of the nodes' files with the existing jobs."""
     launch_grace_s: float = 40.0
-    """Seconds after its claim in which another process may still launch an attempt: longer than the
-    gateway waits for an answer."""
+    """Seconds after the claim of an attempt in which another process may still launch it. This is
+    longer than the gateway waits for an answer."""
     last_launches_s: float = 5.0
-    """How long a stopping service waits for its current launches. If it cancelled one, the next
-    leader would not know its result, and would wait `launch_grace_s` for it."""
+    """How long a stopping service waits for its current launches. If it cancelled a launch, the
+    next leader would not know the result, and would have to wait for `launch_grace_s`."""
     storage_limit_s: float = 20.0
-    """How long the end of an attempt waits for the storage to list its checkpoints."""
+    """How long the end of an attempt waits for the storage to list the attempt's checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
-    """With `lease_retry_s`, a holder that was stopped is replaced within 10 s."""
+    """Together with `lease_retry_s`, this ensures that a suspended holder is replaced within 10
+    s."""
     lease_renewal_s: float = 2.0
-    """Seconds between two renewals; two in a row may fail."""
+    """Seconds between two renewals of the lease. Two renewals in a row can fail without losing
+    it."""
     lease_retry_s: float = 1.0
-    """Least seconds between two requests for the lease, even if it is about to expire."""
+    """Minimum number of seconds between two requests for the lease, even if it is about to
+    expire."""
     forecast_pause_s: float = 3.0
-    """Least seconds between two forecasts."""
+    """Minimum number of seconds between two forecasts."""
     forecast_rest: float = 4.0
-    """Rest of the forecaster after each step, as a multiple of the step's CPU time."""
+    """The forecaster's rest after each step, as a multiple of the step's CPU time."""
     forecast_period_s: float = 15.0
-    """Seconds between two forecasts while the queue does not change."""
+    """Seconds between two forecasts while the queue doesn't change."""
     record_rest: float = 4.0
-    """Rest of the decision recorder after each batch, as a multiple of the batch's CPU time."""
+    """The decision recorder's rest after each batch, as a multiple of the batch's CPU time."""
     record_period_s: float = 0.2
-    """Least seconds between two batches: the rounds in between share a transaction."""
+    """Minimum number of seconds between two batches. All rounds in this time are stored in one
+    transaction."""
     export_period_s: float = 2.0
     """Seconds between two rounds of the export to MLflow."""
     metering_period_s: float = 5.0
-    """Seconds between two times that a process adds its measurements to the sums of all."""
+    """Interval in seconds at which each process adds its measurements to the totals of all
+    processes."""
     webhook_period_s: float = 10.0
-    """Most seconds between two searches for due webhook messages."""
+    """Maximum number of seconds between two searches for due webhook messages."""
     webhook_sweep_s: float = 600.0
     """Seconds between two deletions of old webhook messages."""
     retention_period_s: float = 10.0
@@ -74,17 +80,17 @@ class LoopTimings:
     expiry_period_s: float = 60.0
     """Seconds between two searches for jobs to delete, unless the last search found some."""
     most_between_measurements_s: float = 300.0
-    """Most seconds between two measurements of the storage, however long one took: the database
-    may have been away."""
+    """Maximum number of seconds between two measurements of the storage, no matter how long the
+    last one took: the database may have been unavailable."""
     deletion_grace: timedelta = timedelta(minutes=1)
-    """A deletion that began longer ago was interrupted: its process is gone."""
+    """Age after which an unfinished deletion counts as interrupted, because its process is gone."""
 
 
 async def rest_after(began: float) -> None:
-    """Sleep for `REST` times the duration of the round, at most `MAX_REST_S`.
+    """Sleep for `REST` times the duration of the round, but at most for `MAX_REST_S`.
 
-    `began` is the start of the round by the event loop's clock. The next round finds all changes of
-    the meantime.
+    `began` is the start of the round by the event loop's clock. Changes that happen meanwhile are
+    found by the next round.
     """
     took_s = asyncio.get_running_loop().time() - began
     await asyncio.sleep(min(REST * took_s, MAX_REST_S))

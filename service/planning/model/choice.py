@@ -1,4 +1,5 @@
-"""The choice of a division: which fit, which is the fastest, and a change that makes one fit."""
+"""The choice of a division: which divisions fit, which is the fastest, and which change makes the
+job fit."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from service.planning.model.shapes import Shapes
 
 GIB = 1 << 30
 MOST_WORKERS = 1024
-"""Divisions are compared up to this many workers. For larger jobs only one is considered."""
+"""Maximum number of workers for which divisions are compared. For larger jobs, only one division is
+considered."""
 OVERHEAD_BYTES = 1 * GIB
-"""GPU memory that CUDA, its libraries and NCCL take before the first tensor."""
+"""GPU memory that CUDA, its libraries and NCCL use before the first tensor."""
 
 MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "B200": (178,),
@@ -33,22 +35,23 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""Free memory of an unused GPU, rounded down, by Ray's type; some types come in two sizes."""
+"""Free memory of an unused GPU in GiB, rounded down, by Ray's accelerator type. Some types have two
+sizes."""
 
 
 class NoDivision(Exception):
-    """The axes that a document gives leave no way to choose the others."""
+    """The axes given in a document leave no valid choice for the other axes."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One division of the job."""
+    """A division of the job."""
 
     spec: JobSpec
     memory: Memory
     time: StepTime
     missing_bytes: int | None
-    """0 if the division fits; None if the workers' memory is unknown."""
+    """0 if the division fits, None if the workers' memory is unknown."""
 
     @property
     def name(self) -> str:
@@ -62,20 +65,21 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
-    """The divisions that fit, the fastest first; then the others by missing memory."""
+    """Divisions that fit, fastest first, followed by the other divisions in the order of missing
+    memory."""
     available_bytes: int | None
     machine: Machine
     change: str | None
-    """The smallest change that makes the job fit, as fields of the document with their values."""
+    """The smallest change that makes the job fit, as document fields with their values."""
 
     @property
     def chosen(self) -> Candidate | None:
-        """None if no division fits."""
+        """The fastest division; None if no division fits."""
         first = self.candidates[0]
         return first if first.fits else None
 
     def why(self, candidate: Candidate) -> str:
-        """A phrase that explains the candidate's rank among the others."""
+        """Return a phrase that explains the candidate's rank."""
         if candidate.missing_bytes:
             return f"lacks {human(candidate.missing_bytes)} of memory on each worker"
         best = self.candidates[0]
@@ -83,7 +87,7 @@ class Plan:
         if candidate is best:
             known = "fits and " if candidate.missing_bytes is not None else ""
             alone = len(self.candidates) == 1
-            return f"{known}takes {seconds} a step" + ("" if alone else ", the least of all")
+            return f"{known}takes {seconds} per step" + ("" if alone else ", the fastest")
         longer = candidate.time.total_s / max(best.time.total_s, 1e-12)
         parts = {"computing": "compute_s", "sending": "send_s", "idling": "idle_s"}
         costs = {
@@ -91,7 +95,7 @@ class Plan:
             for what, part in parts.items()
         }
         what = max(costs, key=lambda each: costs[each])
-        return f"takes {seconds} a step, {longer:.2f} times as long: more {what}"
+        return f"takes {seconds} per step, {longer:.2f} times as long as the fastest: more {what}"
 
 
 def plan_of(
@@ -102,8 +106,8 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """Plan the job. Raises NoDivision. all_of_them: whether to compare all divisions of `meshes`,
-    not only the document's own."""
+    """Plan the job. Raises NoDivision. all_of_them: compare all divisions of `meshes` instead of
+    only the division in the document."""
     specs = [spec]
     if all_of_them and _may_divide(spec):
         few = spec.resources.num_workers <= MOST_WORKERS
@@ -118,7 +122,8 @@ def plan_of(
 
 
 def least_divided(spec: JobSpec) -> JobSpec:
-    """The document with the most replicas, or unchanged if no axis is `auto`. Raises NoDivision."""
+    """Return the document with the most replicas, or unchanged if no axis is `auto`. Raises
+    NoDivision."""
     if not spec.parallel.auto:
         return spec
     return _divisions(spec)[0]
@@ -138,22 +143,22 @@ def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int |
 
 
 def _may_divide(spec: JobSpec) -> bool:
-    """Whether the job can be divided: an elastic job has no fixed size."""
+    """Whether the job can be divided. Elastic jobs can't, because they have no fixed size."""
     return spec.elastic is None
 
 
 class _Change(NamedTuple):
     words: str
     spec: JobSpec
-    """The document with the change."""
+    """The changed document."""
 
 
 def smallest_change(
     spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
 ) -> str | None:
-    """The cheapest change that makes the job fit; None if no single change does.
+    """Return the cheapest change that makes the job fit; None if no single change does.
 
-    all_of_them: whether all divisions were tried, not only the document's own.
+    all_of_them: whether all divisions were tried instead of only the division in the document.
     """
     divides_anew = all_of_them and _may_divide(spec)
 
@@ -168,10 +173,10 @@ def smallest_change(
 
 
 def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
-    """Yield kinds of changes; within a kind the later changes save more memory and cost more.
+    """Yield kinds of changes. Within a kind, later changes save more memory and cost more.
 
-    The first kinds leave the model and its results unchanged. divides: whether the same workers may
-    divide the model in another way.
+    The first kinds don't affect the model and its results. divides: whether the same workers can
+    divide the model in a different way.
     """
     train, parallel = spec.train, spec.parallel
 
@@ -237,7 +242,7 @@ def _words(parts: Mapping[str, Any]) -> str:
 
 
 def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
-    """The document with these fields; None if the result is invalid."""
+    """Return the document with these fields; None if the result is invalid."""
     document: dict[str, Any] = spec.model_dump(mode="json")
     for path, value in parts.items():
         *outer, field = path.split(".")
@@ -250,7 +255,7 @@ def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
 
 
 def human(size: float) -> str:
-    """A size such as `1.5 GiB`."""
+    """Return a size such as `1.5 GiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

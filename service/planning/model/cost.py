@@ -1,9 +1,10 @@
-"""The time of a step: a simple model, whose constants the request may give.
+"""A simple model of the step time, whose constants can be given in the request.
 
-Time of a step = computing + sending that no computing hides + idling of a pipeline. Computing
-counts the floating point operations of matrix products: the forward pass, the backward pass (twice
-the forward pass), and recomputed blocks. Sending counts, for each axis, the bytes that each rank
-sends with ring algorithms: 2 (n - 1) / n for an all-reduce, (n - 1) / n for a gather or scatter.
+Step time = computing + sending that does not overlap with computing + pipeline bubbles. Computing
+is the number of floating point operations of matrix products in the forward pass, the backward pass
+(twice the forward pass), and recomputed blocks. Sending is, for each axis, the number of bytes that
+each rank sends with ring algorithms: 2 (n - 1) / n for an all-reduce, and (n - 1) / n for a gather
+or scatter.
 """
 
 from __future__ import annotations
@@ -18,32 +19,33 @@ from service.planning.model.shapes import Shapes
 
 FP32 = 4
 AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
-"""Fraction of the forward pass that is recomputed; selective repeats all but matrix products."""
+"""Fraction of the forward pass that is recomputed. `selective` repeats everything except matrix
+products."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The speeds from which times are computed."""
+    """Speeds from which times are computed."""
 
     flops_per_s: float
-    """Speed of a GPU, or of a CPU core, in training; less than its nominal peak."""
+    """Speed of a GPU or a CPU core in training, which is lower than its nominal peak."""
     bandwidth_bytes_per_s: float
-    """Bandwidth of each worker while all of them send."""
+    """Bandwidth of each worker while all workers are sending."""
     latency_s: float
     """Latency of a collective operation."""
     source: str
-    """Where the numbers come from, for people."""
+    """Source of the numbers, for display."""
 
 
-CPU = Machine(20e9, 1e9, 1e-4, "default for a core of a CPU: not measured here")
+CPU = Machine(20e9, 1e9, 1e-4, "default for a CPU core, not measured on this cluster")
 GPUS = {
     "H100": Machine(300e12, 50e9, 2e-5, "default for an H100: 40% of its bf16 peak, 50 GB/s"),
     "H200": Machine(300e12, 50e9, 2e-5, "default for an H200: 40% of its bf16 peak, 50 GB/s"),
     "A100": Machine(125e12, 25e9, 2e-5, "default for an A100: 40% of its bf16 peak, 25 GB/s"),
 }
-GPU = Machine(50e12, 10e9, 2e-5, "default for a GPU of a kind that is not known: not measured here")
+GPU = Machine(50e12, 10e9, 2e-5, "default for a GPU of unknown type, not measured on this cluster")
 FP32_SHARE = 0.4
-"""The speed of a GPU in fp32 (with TF32 or without), as a share of that in bf16."""
+"""Speed of a GPU in fp32 (with or without TF32) relative to bf16."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,14 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
 
 
 def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
-    """Operations of a sample's forward pass: two for each use of a weight."""
+    """Return the number of operations of one sample's forward pass: two for each use of a
+    weight."""
     model = spec.model
     if isinstance(model, Gpt):
         length, width = model.context_length, model.width
         assert shapes.vocabulary is not None
         products = model.num_layers * 12 * width**2 + width * shapes.vocabulary
-        attention = model.num_layers * 2 * length * width  # half of 4: it is causal
+        attention = model.num_layers * 2 * length * width  # half of 4, because attention is causal
         return length * (2.0 * products + attention)
     alone = spec.model_copy(update={"parallel": Parallel()})
     ((trace,),) = traces_of(alone, shapes, on_gpu=False)
@@ -107,7 +110,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
     if parallel.zero == 1 and holders > 1:
-        ranks = holders * data  # then each rank sends the parameters that it updates
+        ranks = holders * data  # each rank also sends the parameters that it updates
         size += 2 * (ranks - 1) / ranks * weights + weights
         messages += 2 + layers
         holders = data = 1
@@ -121,7 +124,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if data > 1:
         size += 2 * (data - 1) / data * weights / holders
         messages += layers if spec.is_divided else 2
-    if parallel.pipeline > 1:  # the outputs of the busiest rank, and their gradients
+    if parallel.pipeline > 1:  # outputs of the busiest rank, and their gradients
         given = (sum(map(_given_on, traces)) for traces in of_ranks)
         size += 2 * pieces.count * max(given)
         messages += 2 * pieces.count * parallel.stages_per_rank
@@ -141,11 +144,11 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
 
 
 def weights_bytes(of_ranks: Iterable[Iterable[OpTrace]]) -> float:
-    """Bytes of the weights, in fp32, on the rank that holds the most of them."""
+    """Return the bytes of the weights in fp32, on the rank with the most weights."""
     return FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
 
 
 def _given_on(trace: OpTrace) -> float:
-    """Bytes that a stage sends to the next stage."""
+    """Return the bytes that a stage sends to the next stage."""
     last = trace.segments[-1].ops[-1]
     return trace.gradient_bytes[last.output] if last.passes_on else 0.0

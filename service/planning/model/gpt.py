@@ -1,4 +1,4 @@
-"""The trace of a GPT's stage on one rank; see `ray_workers.recipes.models.gpt`."""
+"""The trace of a GPT stage on one rank (`ray_workers.recipes.models.gpt`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class StageShare:
     is_first: bool = True
     is_last: bool = True
     is_stage: bool = False
-    """Whether a pipeline runs it, and keeps the stage's output until the backward pass."""
+    """Whether the share is a pipeline stage, whose output is kept until the backward pass."""
 
 
 @functools.lru_cache(maxsize=256)
 def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu: bool) -> OpTrace:
-    """Record the trace, which callers must not change: it is cached. half: two-byte autocast."""
+    """Record the trace. It is cached, so callers must not modify it. half: whether autocast uses a
+    16-bit type."""
     trace = OpTrace(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = share.tensor
@@ -63,7 +64,8 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
 
 
 def _alike(num_layers: int) -> list[int]:
-    """The number of layers that each block stands for; with more than four, the third has most."""
+    """Return the number of layers that each block represents. If there are more than four layers,
+    the third block represents the remaining layers."""
     return [1] * num_layers if num_layers <= 4 else [1, 1, num_layers - 3, 1]
 
 
@@ -84,7 +86,7 @@ def _block(
         saves = [turned]
     of_queries = share.samples * heads / split * model.context_length / share.context
     chances = of_queries * model.context_length * FP32
-    is_plain = model.dropout > 0 and not on_gpu  # torch has no fused kernel for it
+    is_plain = model.dropout > 0 and not on_gpu  # torch has no fused kernel for this case
     mixed = trace.add(
         [turned],
         mine,
@@ -96,7 +98,7 @@ def _block(
     )
     if share.context > 1:
         mixed = trace.add([mixed], mine, temporary_bytes=2 * mine)
-    elif not on_gpu:  # the kernels of GPUs return the heads in an order that needs no copy
+    elif not on_gpu:  # GPU kernels return the heads in an order that needs no copy
         mixed = trace.add([mixed], mine)
     out = _linear(trace, mixed, values * low, width, width, split)
     out = _reduced(trace, out, values * low, split)
@@ -136,7 +138,7 @@ def _head(
 def _normed(
     trace: OpTrace, hidden: int, stream: float, values: float, width: int, split: int, low: int
 ) -> int:
-    """Add the norm, a gather of divided positions, and a cast to the type of the matrices."""
+    """Add a norm, a gather of divided positions, and a cast to the type of the matrices."""
     places = stream / width / FP32
     normed = trace.add(
         [hidden], stream, saves=[hidden], own_bytes=2 * places * FP32, parameters=2 * width
@@ -165,7 +167,7 @@ def _linear(
 
 
 def _reduced(trace: OpTrace, out: int, size: float, split: int) -> int:
-    """Add the sum over the ranks of a tensor group, each of which keeps a share of the result."""
+    """Add the sum over the ranks of a tensor group. Each rank keeps a share of the result."""
     if split == 1:
         return out
     return trace.add([out], size / split, temporary_bytes=size)

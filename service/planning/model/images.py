@@ -1,4 +1,4 @@
-"""The traces of the networks for images and tables; see `ray_workers.recipes.models`."""
+"""Traces of the networks for images and tables (`ray_workers.recipes.models`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def record(
     on_gpu: bool,
     stage: tuple[int, int] = (0, 1),
 ) -> OpTrace:
-    """half: whether autocast uses two bytes. stage: (number, count) of a pipeline's stages."""
+    """Record the trace of a model. half: whether autocast uses a 16-bit type. stage: (index, number
+    of stages) in a pipeline."""
     network = _Network(samples, half=half, on_gpu=on_gpu)
     match spec.model:
         case Cnn():
@@ -38,17 +39,17 @@ def record(
 
 
 class _Network:
-    """Records a network layer by layer. A value is the number of its tensor in the trace."""
+    """Records a network layer by layer. A value is the index of its tensor in the trace."""
 
     def __init__(self, samples: int, *, half: bool, on_gpu: bool) -> None:
         self.trace = OpTrace(cast_bytes=2 if half else 0)
         self.samples = samples
         self.low = 2 if half else FP32
         self.norm = FP32 if on_gpu or not half else 2
-        """Bytes of an element of a norm's output: autocast computes norms in fp32 on a GPU."""
+        """Bytes per element of the output of a norm. On a GPU, autocast computes norms in fp32."""
         self.on_gpu = on_gpu
         self._width: dict[int, int] = {}
-        """Bytes of an element, by tensor; four if the tensor is missing."""
+        """Bytes per element, by tensor; 4 if the tensor is missing."""
 
     def cnn(self, model: Cnn, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
@@ -166,7 +167,8 @@ class _Network:
         return self.trace.given(self.samples * channels * height * width * FP32)
 
     def _convolved(self, value: int, inputs: int, outputs: int, height: int, width: int) -> int:
-        """Add a convolution, norm and ReLU, as `convolution` of `ray_workers.recipes.models`."""
+        """Add a convolution, a norm and a ReLU, like `convolution` in
+        `ray_workers.recipes.models`."""
         value = self._convolution(value, inputs, outputs, height, width)
         return self._active(self._normed(value, outputs, height, width), outputs, height, width)
 
@@ -191,7 +193,7 @@ class _Network:
             parameters=elements,
             cast=elements,
             is_costly=True,
-            # A convolution that doubles the sides reads one pixel for each pixel of its output.
+            # A convolution that doubles height and width reads one pixel for each output pixel.
             flops=2 * places * inputs * outputs * (1 if kernel == 2 else kernel**2),
         )
         self._width[value] = self.low
@@ -222,7 +224,7 @@ class _Network:
         return value
 
     def _pooled(self, value: int, channels: int, height: int, width: int) -> int:
-        """height, width: size of the output."""
+        """Add a pooling layer. height, width: size of the output."""
         count = self.samples * channels * height * width
         value = self.trace.add([value], count * self.norm, saves=[value], own_bytes=count * INDEX)
         self._width[value] = self.norm
@@ -244,7 +246,7 @@ class _Network:
         return value
 
     def _low(self, value: int) -> int:
-        """Return the input of a product, as autocast converts it."""
+        """Return the input of a product, as converted by autocast."""
         size = self.trace.bytes[value]
         is_low = self._width.get(value, FP32) == self.low
         return value if is_low else self.trace.add([value], size / 2)

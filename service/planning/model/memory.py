@@ -20,22 +20,23 @@ from service.planning.model.shapes import Shapes
 
 PIECES_PER_STAGE = 2  # as ray_workers.training.parallel.model_parallel.pipeline.PER_STAGE
 STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
-"""Optimizer state in multiples of the parameters' size; with momentum, sgd has 1."""
+"""Optimizer state in multiples of the parameters' size. With momentum, the value for sgd is 1."""
 BUCKET_BYTES = 64 << 20  # as ray_workers.training.parallel.optim.optimizer_offload.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
-"""Temporary memory of a step in multiples of the parameters' size, besides one parameter."""
+"""Temporary memory of an optimizer step in multiples of the parameters' size, in addition to the
+largest parameter."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the rank that holds the most."""
+    """Memory in bytes of the rank that needs the most."""
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
     """Everything else at the peak: tensors for the backward pass, gathered weights, buffers. If the
-    peak comes before the last gradient, the gradients that are still missing are subtracted."""
+    peak is before the last gradient is computed, the missing gradients are subtracted."""
 
     @property
     def total(self) -> int:
@@ -66,7 +67,7 @@ def pieces_of(spec: JobSpec) -> Pieces:
 
 
 def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
-    """The memory of the rank that holds the most."""
+    """Return the memory of the rank that needs the most."""
     on_gpu = spec.resources.gpus_per_worker > 0
     return max(
         (
@@ -78,7 +79,8 @@ def memory_of(spec: JobSpec, shapes: Shapes) -> Memory:
 
 
 def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
-    """Whether `memory_of` is at most `available_bytes`; faster than it if the job does not fit."""
+    """Whether `memory_of` is at most `available_bytes`. Faster than `memory_of` if the job does not
+    fit."""
     traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
     if any(_held(spec, each).total > available_bytes for each in traces):
         return False
@@ -86,7 +88,7 @@ def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
 
 
 def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTrace]]:
-    """The traces of the stages at each position of the pipeline."""
+    """Return the traces of the stages at each position of the pipeline."""
     half = spec.train.precision != "fp32"
     size = pieces_of(spec).size
     parallel, model = spec.parallel, spec.model
@@ -117,19 +119,19 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
 
 
 def _first_of(total: int, number: int, count: int) -> int:
-    """The index where a share begins, as in `ray_workers.training.data.sampler.share`."""
+    """Return the index at which a share begins, as in `ray_workers.training.data.sampler.share`."""
     return total * number // count
 
 
 class Held(NamedTuple):
-    """Bytes that a rank holds during the whole step."""
+    """Bytes that a rank holds throughout the step."""
 
     weights: float
     """All weights of the rank's stages, undivided."""
     own: float
-    """The weights that the rank holds; their gradients take the same again."""
+    """The weights that the rank holds. Their gradients have the same size."""
     stepped: float
-    """The weights whose optimizer state the rank holds."""
+    """The weights whose optimizer state is on the rank."""
     largest: float
     """The largest parameter."""
     optimizer: float
@@ -143,7 +145,7 @@ def _held(spec: JobSpec, traces: list[OpTrace]) -> Held:
     holders = spec.parallel.shard * spec.parallel.context
     weights = FP32 * sum(elements_of(trace) for trace in traces)
     stepped, largest = weights / holders, FP32 * _largest(traces)
-    if _shares_optimizer_alone(spec.parallel):  # by whole parameters
+    if _shares_optimizer_alone(spec.parallel):  # in units of parameters
         stepped, holders = max(stepped, largest), 1
     return Held(weights, weights / holders, stepped, largest, stepped * _states(spec))
 
@@ -199,13 +201,14 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
 
 @dataclass(frozen=True)
 class Agreeing:
-    """Bytes with which replicas keep their weights equal, besides gradients and their buckets."""
+    """Bytes needed to keep the weights of replicas equal, in addition to gradients and their
+    buckets."""
 
     kept: float = 0.0
     passing: float = 0.0
-    """Bytes in addition to the gradients, after all activations are freed."""
+    """Temporary bytes, used after all activations are freed, in addition to the gradients."""
     is_by_hand: bool = False
-    """Whether DDP, which would copy the gradients into its buckets, is not used."""
+    """Whether DDP, which would copy the gradients to its buckets, is not used."""
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
@@ -213,29 +216,36 @@ def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     momentum = spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
-    if spec.is_exact:  # gradients of the own share; gradients of a slice from all ranks; their sum
+    if spec.is_exact:
+        # Kept: gradients of the own share. Temporary: one slice from all ranks, and its sum.
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if spec.takes_local_steps:
-        # The weights of the last average; averages instead of the gradients; outer gradients.
+        # Kept: the weights as of the last average, and the outer momentum if any. Temporary: the
+        # outer gradients.
         outer = spec.outer is not None
         has_momentum = spec.outer is not None and spec.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
     if isinstance(spec.sync, Gossip):
         return _of_gossip(spec.sync, spec.resources.num_workers, weights)
     name = spec.compression.name if spec.compression is not None else ""
-    if name == "powersgd":  # the unsent rest; the original gradient, and the new rest
+    if (
+        name == "powersgd"
+    ):  # kept: the unsent residual; temporary: the original gradient and the new residual
         return Agreeing(weights, 2 * weights)
-    if name == "topk":  # the unsent rest, and velocities instead of the optimizer's
+    if (
+        name == "topk"
+    ):  # kept: the unsent residual, and the velocities instead of the optimizer's momentum
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
 
 
 def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
     if sync.mode == "ad_psgd":
-        # The copy, and its state when last read; the difference, and two copies to average.
+        # Kept: the copy, and its state when it was last read. Temporary: the difference, and two
+        # copies to average.
         return Agreeing(2 * weights, 3 * weights, is_by_hand=True)
-    # The copy that is sent, and the copies that arrive at the same time.
+    # Kept: the copy that is sent, and the copies that arrive at the same time.
     degrees = Counter(other for _, other in sync.edges or ())
     if sync.mode == "d_psgd":
         degrees += Counter(one for one, _ in sync.edges or ())
@@ -247,7 +257,8 @@ def _of_gossip(sync: Gossip, num_ranks: int, weights: float) -> Agreeing:
 def _of_pipeline(
     spec: JobSpec, traces: list[OpTrace], at: int, how: MemorySimulation, count: int
 ) -> float:
-    """Bytes of activations of the micro-batches in flight, and of tensors waiting to be sent."""
+    """Return the bytes of the activations of micro-batches in flight, and of the tensors waiting to
+    be sent."""
     saved = [saved_bytes(trace, how) for trace in traces]
     peaks = [peak_bytes(trace, how) for trace in traces]
     flying = in_flight(spec, at, count)
@@ -268,33 +279,35 @@ def _of_pipeline(
 
 
 def in_flight(spec: JobSpec, at: int, count: int) -> int:
-    """The most forward passes of a stage that wait for their backward pass."""
+    """Return the maximum number of a stage's forward passes that wait for their backward pass."""
     parallel = spec.parallel
     stages, each = parallel.pipeline, parallel.stages_per_rank
     if parallel.schedule == "gpipe":
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # One more than in theory, as measured: a stage frees one after the next has arrived.
+    # Measurements show one more than in theory: a stage frees a micro-batch after the next has
+    # arrived.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
-    if parallel.schedule == "zero_bubble":  # gradients of weights wait, more on later stages
+    if parallel.schedule == "zero_bubble":  # weight gradients are delayed, more on later stages
         warm_up += at
     return min(count * each, warm_up)
 
 
 def _largest(traces: list[OpTrace]) -> float:
-    """Elements of the parameters of the operation that has the most."""
+    """Return the largest number of parameters of a single operation."""
     ops = (op for trace in traces for segment in trace.segments for op in segment.ops)
     return max(op.parameters for op in ops)
 
 
 def elements_of(trace: OpTrace) -> float:
-    """The number of elements of the weights."""
+    """Return the number of elements of the weights."""
     return trace.count(lambda op: op.parameters)
 
 
 def _states(spec: JobSpec) -> float:
-    """fp32 tensors kept between steps, for each parameter."""
+    """Return the size of the optimizer state on the device between steps, in fp32 tensors per
+    parameter."""
     chosen = spec.train.optimizer
     if chosen.offload:
         return 0.0
@@ -302,7 +315,7 @@ def _states(spec: JobSpec) -> float:
 
 
 def _fetched_bytes(spec: JobSpec, own: float) -> float:
-    """Bytes of offloaded or packed optimizer state fetched at a time."""
+    """Return the bytes of offloaded or packed optimizer state that are fetched at a time."""
     chosen = spec.train.optimizer
     is_fetched = chosen.offload or chosen.state_dtype == "bf16"
     return min(own, BUCKET_BYTES) * _moments(spec) if is_fetched else 0.0
@@ -312,5 +325,5 @@ def _moments(spec: JobSpec) -> float:
     chosen = spec.train.optimizer
     compression = spec.compression
     if chosen.name == "sgd" and compression is not None and compression.name == "topk":
-        return 0.0  # the compression keeps the momentum
+        return 0.0  # the compression stores the momentum
     return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

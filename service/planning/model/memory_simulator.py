@@ -1,4 +1,4 @@
-"""A simulation of the memory that a trace takes, in the forward and the backward pass."""
+"""Simulation of the memory that a trace uses in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ FP32 = 4
 
 
 class Gradients(StrEnum):
-    """Where the gradients go."""
+    """Where the gradients are stored."""
 
     KEPT = "kept"
-    """Gradients stay where the backward pass makes them."""
+    """Gradients remain where the backward pass creates them."""
     COPIED = "copied"
-    """Gradients are copied into DDP's buckets, which are always held."""
+    """Gradients are copied to DDP's buckets, which are permanently allocated."""
     SCATTERED = "scattered"
-    """FSDP2: weights are gathered for a block at a time, and each rank keeps its part of the
+    """FSDP2: weights are gathered for one block at a time, and each rank keeps its part of the
     block's gradients."""
 
 
 @dataclass(frozen=True)
 class MemorySimulation:
-    """How a trace is simulated."""
+    """Options of a simulation."""
 
     recompute: str = "none"
     gradients: Gradients = Gradients.KEPT
     holders: int = 1
-    """SCATTERED: the number of ranks that share the weights."""
+    """SCATTERED: number of ranks that share the weights."""
     gathers_again: bool = True
     """SCATTERED: whether the weights are gathered again for the backward pass (ZeRO 3)."""
     adds_to_gradients: bool = False
     """Whether gradients of earlier micro-batches already exist."""
     weight_bytes: int = FP32
-    """SCATTERED: bytes of an element of the gathered weights, and of their gradients."""
+    """SCATTERED: bytes per element of the gathered weights and of their gradients."""
     reduce_bytes: int = FP32
-    """SCATTERED: bytes of an element of the gradients that are sent."""
+    """SCATTERED: bytes per element of the sent gradients."""
     keeps_casts: bool = False
-    """Whether autocast's copies exist before the forward pass and until after the backward pass."""
+    """Whether autocast's copies exist from before the forward pass until after the backward
+    pass."""
 
 
 @functools.lru_cache(maxsize=512)
 def saved_bytes(trace: OpTrace, how: MemorySimulation) -> float:
-    """Bytes that a micro-batch's forward pass keeps for its backward pass."""
+    """Return the number of bytes that the forward pass of a micro-batch keeps for its backward
+    pass."""
     simulator = _Simulator(trace, how)
     simulator.forward()
     return simulator.memory.now - simulator.gathered
@@ -54,7 +56,8 @@ def saved_bytes(trace: OpTrace, how: MemorySimulation) -> float:
 
 @functools.lru_cache(maxsize=512)
 def peak_bytes(trace: OpTrace, how: MemorySimulation) -> float:
-    """The peak of a forward and a backward pass, without memory that is always held."""
+    """Return the peak memory of a forward and a backward pass, without permanently allocated
+    memory."""
     simulator = _Simulator(trace, how)
     simulator.forward()
     simulator.backward()
@@ -67,10 +70,10 @@ class _Simulator:
         self.memory = MemoryUse(trace)
         self.last_use = _last_uses(trace)
         self.gathered = 0.0
-        self._casts: list[float] = []  # copies that only autocast holds
+        self._casts: list[float] = []  # copies that are referenced only by autocast
         self._gradients: dict[int, list[float]] = {}  # by tensor: [bytes, reference count]
-        self._scattered = 0.0  # gradients that the previous scatter still reads
-        self._buffer = 0.0  # the buffer into which the previous block was gathered
+        self._scattered = 0.0  # gradients that are still read by the previous scatter
+        self._buffer = 0.0  # buffer into which the previous block was gathered
         self._is_gathered_ahead = False
 
     def forward(self) -> None:
@@ -106,7 +109,7 @@ class _Simulator:
     def _forward(self, segment: Segment) -> None:
         own = self._weights(segment) if segment.is_block else 0.0
         if own and self._is_sharded:
-            # The previous block's buffer is freed once this block has its own.
+            # The buffer of the previous block is freed after the buffer of this block is allocated.
             buffer = own if self.how.holders > 1 else 0.0
             self.memory.take(buffer)
             self.memory.free(self._buffer)
@@ -125,7 +128,7 @@ class _Simulator:
             self.memory.free(own)
 
     def _backward(self, segment: Segment, ahead: Segment | None) -> None:
-        """ahead: the next segment of the backward pass."""
+        """Simulate the backward pass of a segment. ahead: the next segment in the backward pass."""
         own = self._weights(segment) if segment.is_block and self._is_sharded else 0.0
         if own and self.how.gathers_again:
             self.memory.take(own if self._is_gathered_ahead else 2 * own)
@@ -148,7 +151,8 @@ class _Simulator:
         return self.how.weight_bytes * sum(op.parameters for op in segment.ops)
 
     def _cast_bytes(self, op: Op) -> float:
-        """Bytes of autocast's copies: 0 if the gathered weights are small already."""
+        """Return the bytes of autocast's copies, which are 0 if the gathered weights already have
+        16 bits."""
         return op.cast * self.trace.cast_bytes if self.how.weight_bytes == FP32 else 0.0
 
     def _root_weights(self) -> float:
@@ -176,7 +180,7 @@ class _Simulator:
         self.memory.release(t for t in set(op.inputs) if self.last_use.get(t) == id(op))
 
     def _again(self, segment: Segment) -> None:
-        """Recompute a block's operations, now with the tensors that they save."""
+        """Recompute the operations of a block, this time keeping the tensors that they save."""
         made = []
         for op in segment.ops:
             self._do(op, saves=True)
@@ -210,7 +214,7 @@ class _Simulator:
         self._drop(coming)
 
     def _give(self, tensor: int, gradient: list[float]) -> None:
-        """Add a gradient to the tensor's present gradient, if any."""
+        """Add a gradient to the tensor's existing gradient, if any."""
         present = self._gradients.get(tensor)
         if present is None:
             self._gradients[tensor] = gradient
@@ -232,7 +236,7 @@ class _Simulator:
             self.memory.free(size)
 
     def _scatter(self, weights: float) -> None:
-        """Free a block's weights, and keep a part of its gradients."""
+        """Free the weights of a block, and keep this rank's part of its gradients."""
         memory, elements = self.memory, weights / self.how.weight_bytes
         part = FP32 * elements / self.how.holders
         memory.free(self._scattered)
@@ -250,11 +254,11 @@ class _Simulator:
 
 
 def _last_uses(trace: OpTrace) -> dict[int, int]:
-    """The id of the operation that reads each tensor last."""
+    """Return the id of the last operation that reads each tensor."""
     return {t: id(op) for segment in trace.segments for op in segment.ops for t in op.inputs}
 
 
 def _outside(segment: Segment) -> Iterable[int]:
-    """Tensors of other segments that this segment reads."""
+    """Return the tensors of other segments that this segment reads."""
     made = {op.output for op in segment.ops}
     return sorted({t for op in segment.ops for t in op.inputs} - made)

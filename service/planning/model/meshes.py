@@ -1,4 +1,4 @@
-"""The ways in which a job's workers can divide its model."""
+"""The ways to divide a job's model among its workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dray.spec.training.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
-    """Return the document with each division that it accepts, the most replicas first.
+    """Return the document with each division that it allows, starting with the most replicas.
 
-    The axes that are `auto` vary; if none is, all axes vary.
+    Only the axes that are `auto` vary. If no axis is `auto`, all axes vary.
     """
     left = [axis for axis in AXES if axis in (spec.parallel.auto or AXES)]
     name = spec.model.name if spec.model is not None else ""
@@ -26,9 +26,9 @@ def meshes(spec: JobSpec) -> list[JobSpec]:
 
 
 def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
-    """The document with these axes; None if the result is invalid.
+    """Return the document with these axes; None if the result is invalid.
 
-    Other fields of `parallel` are kept if they have a meaning with these axes.
+    Other fields of `parallel` are kept if they apply to these axes.
     """
     given = spec.parallel.model_dump(mode="json", exclude_defaults=True)
     meaningless = {"auto", "data", *AXES}
@@ -39,13 +39,13 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     kept = {name: value for name, value in given.items() if name not in meaningless}
     found = changed(spec, {"parallel": {**kept, **axes}})
     if found is None and axes.get("shard", 1) > 1 and "zero" not in kept:
-        # Some optimizers, such as lamb, need whole layers.
+        # Some optimizers, such as lamb, need complete layers.
         found = changed(spec, {"parallel": {**kept, **axes, "zero": 1}})
     return found
 
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
-    """The document with some parts replaced; None if the result is invalid."""
+    """Return the document with some parts replaced; None if the result is invalid."""
     try:
         return JobSpec.model_validate(document_with(spec, parts))
     except ValueError:
@@ -53,16 +53,16 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
 
 
 def document_with(spec: JobSpec, parts: dict[str, Any]) -> dict[str, Any]:
-    """The document with some parts replaced, unchecked."""
+    """Return the document with some parts replaced, without validation."""
     document = spec.model_dump(mode="json", exclude_defaults=True)
     document["recipe"] = spec.recipe
-    if spec.model is not None:  # its name selects the class, even where it is the default
+    if spec.model is not None:  # the name selects the class, even if it is the default
         document["model"] = {**document.get("model", {}), "name": spec.model.name}
     return {**document, **parts}
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:
-    """A name such as `data 2 x shard 4`, with the ZeRO stage if it is not 3."""
+    """Return a name such as `data 2 x shard 4`, with the ZeRO stage if it is not 3."""
     sizes = {"data": num_workers // parallel.num_parts}
     sizes |= {axis: getattr(parallel, axis) for axis in AXES}
     used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
@@ -71,7 +71,8 @@ def name_of(parallel: Parallel, num_workers: int) -> str:
 
 
 def _products(total: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Yield sizes of the axes whose product divides the total; `data` gets the quotient."""
+    """Yield sizes of the axes whose product divides the total. The size of `data` is the
+    quotient."""
     if not axes:
         yield {}
         return

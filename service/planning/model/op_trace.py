@@ -1,7 +1,7 @@
-"""A step's operations in order, and the bytes of their tensors.
+"""The operations of a step in order, and the sizes of their tensors.
 
-A tensor lives as long as autograd keeps it: until the last operation has read it, and while an
-operation has saved it for the backward pass. Parameters and optimizer state are counted elsewhere.
+A tensor exists as long as autograd keeps it: until the last operation has read it, and while it is
+saved for the backward pass of an operation. Parameters and optimizer state are counted elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. Tensors are numbers that the trace assigned."""
+    """An operation. Tensors are identified by numbers that the trace assigns."""
 
     inputs: tuple[int, ...]
     output: int
@@ -22,34 +22,36 @@ class Op:
     own_bytes: float = 0.0
     """Bytes of other data saved for the backward pass: means, masks, indices."""
     parameters: float = 0.0
-    """The number of elements of the operation's weights."""
+    """Number of elements of the operation's weights."""
     cast: float = 0.0
-    """The number of elements of these weights that autocast copies to a smaller type."""
+    """Number of elements of these weights that autocast copies to a smaller type."""
     temporary_bytes: float = 0.0
-    """Bytes held while the operation runs, forward and backward."""
+    """Bytes allocated only while the operation runs, forward or backward."""
     passes_on: bool = False
-    """Whether the output's gradient is also the inputs' gradient, as for a view or an addition."""
+    """Whether the gradient of the output is also the gradient of the inputs, as for a view or an
+    addition."""
     is_costly: bool = False
-    """Whether `recompute: selective` keeps its result."""
+    """Whether `recompute: selective` keeps the result."""
     flops: float = 0.0
-    """Floating point operations of the forward pass, if the operation is a product."""
+    """Number of floating point operations of the forward pass, for products."""
 
 
 @dataclass
 class Segment:
-    """Operations that are recomputed together, and whose weights are gathered together."""
+    """Operations that are recomputed together and whose weights are gathered together."""
 
     ops: list[Op] = field(default_factory=list)
     is_block: bool = False
     times: int = 1
-    """The number of equal consecutive segments that this segment stands for."""
+    """Number of equal consecutive segments that this segment represents."""
 
 
 class OpTrace:
-    """A trace, recorded once for a micro-batch, then simulated for any number of micro-batches."""
+    """A trace, which is recorded once for a micro-batch and simulated for any number of
+    micro-batches."""
 
     def __init__(self, cast_bytes: int = 0) -> None:
-        """cast_bytes: bytes of an element of autocast's copies of weights; 0 without autocast."""
+        """cast_bytes: bytes per element of autocast's copies of weights; 0 without autocast."""
         self.cast_bytes = cast_bytes
         self.segments: list[Segment] = []
         self.bytes: list[float] = []
@@ -58,21 +60,21 @@ class OpTrace:
         self._wants_gradient: list[bool] = []
 
     def begin(self, *, is_block: bool, times: int = 1) -> None:
-        """Begin a segment.
+        """Start a segment.
 
-        A segment with `times` above 1 must have equal segments before and after it. Memory grows by
-        the same amount with each of them, so that the peak is in one of its neighbours.
+        A segment with `times` above 1 must have equal segments before and after it. Each repetition
+        adds the same amount of memory, so the peak is in one of the neighbouring segments.
         """
         self.segments.append(Segment(is_block=is_block, times=times))
 
     def count(self, of: Callable[[Op], float]) -> float:
-        """The sum of a number over all operations."""
+        """Return the sum of `of` over all operations."""
         return sum(each.times * sum(map(of, each.ops)) for each in self.segments)
 
     def given(
         self, size: float, *, wants_gradient: bool = False, gradient: float | None = None
     ) -> int:
-        """Add a tensor that no recorded operation makes."""
+        """Add a tensor that is not the result of a recorded operation."""
         tensor = self._tensor(size, None, wants_gradient)
         if gradient is not None:
             self.gradient_bytes[tensor] = gradient
@@ -97,7 +99,7 @@ class OpTrace:
     ) -> int:
         """Record an operation and return its result.
 
-        size: bytes of the result. gradient: bytes of its gradient, if different.
+        size: bytes of the result. gradient: bytes of the result's gradient, if different.
         """
         wants = parameters > 0 or any(self._wants_gradient[each] for each in inputs)
         output = self._tensor(size, view_of, wants)
@@ -134,7 +136,7 @@ class OpTrace:
 
 
 class MemoryUse:
-    """The bytes held now, and their peak."""
+    """The number of bytes in use, and their peak."""
 
     def __init__(self, trace: OpTrace) -> None:
         self._tape = trace
@@ -149,7 +151,7 @@ class MemoryUse:
         self.now -= size
 
     def touch(self, size: float) -> None:
-        """Hold these bytes for a moment."""
+        """Allocate and immediately free this number of bytes."""
         self.peak = max(self.peak, self.now + size)
 
     def hold(self, tensors: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of a job's samples, known from its document alone."""
+"""The shapes of a job's samples, as far as the document determines them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Shapes:
     columns: int | None = None
     outputs: int = CLASSES
     assumed: tuple[str, ...] = ()
-    """Sentences about usual sizes that are assumed because only the data has the real ones."""
+    """Assumptions about sizes that only the data determines, as sentences."""
 
 
 class Unknown(Exception):
-    """The job can't be planned before it runs; the message has the reason."""
+    """The job can't be planned before it runs. The message states the reason."""
 
 
 def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
-    """Return the shapes.
+    """Return the shapes of a job's samples.
 
-    Raises Unknown for scripts, for jobs whose memory and steps the planner can't model, and if only
-    the data has a necessary size. vocabulary: the size of the tokenizer's vocabulary, if known.
+    Raises Unknown for scripts, for jobs that the planner can't model, and if a necessary size is
+    only known from the data. vocabulary: size of the tokenizer's vocabulary, if known.
     """
     if spec.script is not None:
-        raise Unknown("a script brings its own model, which is unknown before it runs")
+        raise Unknown("a script has its own model, which is unknown before it runs")
     if spec.federated is not None:
         raise Unknown(
-            "the job is federated: each rank has the whole model, and nothing is divided. Leave "
-            "federated out to plan for its model"
+            "the job is federated: each rank has the complete model, and nothing is divided. "
+            "Leave federated out to plan for its model"
         )
     if isinstance(spec.sync, ParameterServer):
         raise Unknown(
@@ -54,7 +54,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         if known is not None:
             return Shapes(image=(1, 8, 8), outputs=known[1])
         if data.image_size is None:
-            raise Unknown("the size of the images is not known: give data.image_size")
+            raise Unknown("the size of the images is unknown: give data.image_size")
         assumed = ["images have 3 channels"]
         outputs = CLASSES
         if data.classes is not None:
@@ -66,7 +66,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if known is not None:
         return Shapes(columns=known[0], outputs=known[1] if classes > 1 else 1)
     if data.features is None or spec.data.known_format == "npz":
-        raise Unknown("the number of columns is not known: give data.features")
+        raise Unknown("the number of columns is unknown: give data.features")
     assumed = ["all columns are numbers"]
     if classes > 1:
         assumed.append(f"there are {CLASSES} classes")

@@ -1,8 +1,8 @@
-"""The choice of `sync: auto`: all-reduce, unless another way is expected to be much faster.
+"""The choice for `sync: auto`: all-reduce, unless another way is expected to be much faster.
 
-Only known facts count as reasons: the paces of ranks that an earlier job has measured, and a
-bandwidth that the user has given. Times are computed from defaults too (the network's bandwidth,
-and always the latency of a message), but a default never decides.
+Only facts are accepted as reasons: the paces of ranks that were measured in an earlier job, and a
+bandwidth that was given by the user. Times are also computed from defaults (the bandwidth of the
+network, and always the latency of a message), but a default never decides.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 
 GAIN = 1.5
-"""A way is chosen if it is at least this many times as fast as all-reduce: its copies differ or its
-gradients are stale, so that a run may need more steps, and ends with different weights."""
+"""A way is chosen only if it is at least this many times as fast as all-reduce. Its copies differ
+or its gradients are stale, so training might need more steps, and results in different weights."""
 MOST_MOMENTUM = 0.5
-"""The most momentum of sgd with stale updates, which act like momentum themselves (Mitliagkas et
-al. 2016, arXiv:1605.09774): with 0.9 the job of `benchmarks/topologies` diverges."""
+"""Maximum momentum of sgd with stale updates, which themselves act like momentum (Mitliagkas et al.
+2016, arXiv:1605.09774). With 0.9, the job of `benchmarks/topologies` diverges."""
 STRAGGLES, LARGE = 1.25, 0.25
-"""Bounds from which an explanation names a reason: how many times as long as the median rank the
-slowest rank takes, and the fraction of a step that sending takes."""
+"""Thresholds above which an explanation mentions a reason: the time of the slowest rank relative to
+the median rank, and the fraction of a step that is spent sending."""
 LONGEST = 0.05
-"""Ways whose times differ by a smaller fraction count as equal: the closest to all-reduce wins."""
+"""Ways whose times differ by less than this fraction are considered equal. The one most similar to
+all-reduce is chosen."""
 _SYNC: TypeAdapter[Sync] = TypeAdapter(Sync)
 
 
 @dataclass(frozen=True)
 class SyncFacts:
-    """The facts for the choice, besides the document."""
+    """Information for the choice in addition to the document."""
 
     work: Work
     network: str
-    """Where the bandwidth comes from."""
+    """Source of the bandwidth."""
     knows_network: bool
     num_nodes: int | None
-    """The fewest nodes that hold all workers; None if no cluster is known."""
+    """Minimum number of nodes for all workers; None if the cluster is unknown or too small."""
     may_get_spot: bool
-    """Whether workers may get nodes that can be taken away at any time."""
+    """Whether workers could get nodes that can be reclaimed at any time."""
 
 
 @dataclass(frozen=True)
 class SyncCandidate:
-    """One way, and the reason for or against it."""
+    """A way to keep copies in sync, and the reason for or against it."""
 
     name: str
     spec: JobSpec | None
-    """The document with this way; None if the document does not allow it."""
+    """The document with this `sync`; None if the document does not allow it."""
     sync: Mapping[str, Any]
     cost: SyncCost | None
     why: str
@@ -66,12 +67,12 @@ class SyncChoice:
     """All-reduce first."""
     chosen: SyncCandidate
     facts: tuple[str, ...]
-    """Sentences about the facts behind the choice."""
+    """The facts behind the choice, as sentences."""
 
 
 def choose_sync(spec: JobSpec, facts: SyncFacts | str) -> SyncChoice:
-    """spec: a document without `auto` elsewhere; its own `sync` is ignored. facts: the facts, or
-    the reason why no other way can be compared with all-reduce."""
+    """Choose a way. spec: a document in which only `sync` can be `auto`; its `sync` is ignored.
+    facts: the facts, or the reason why no other way can be compared with all-reduce."""
     if isinstance(facts, str):
         only = _only_all_reduce(spec, facts)
         return SyncChoice((only,), only, ())
@@ -101,14 +102,15 @@ def _only_all_reduce(spec: JobSpec, why: str) -> SyncCandidate:
 
 
 def _as_all_reduce(spec: JobSpec) -> JobSpec:
-    """The document with all-reduce in place of `auto`; other documents are returned unchanged."""
+    """Return the document with all-reduce instead of `auto`. Other documents are returned
+    unchanged."""
     if not isinstance(spec.sync, AutoSync):
         return spec
     return check_as(JobSpec, document_with(spec, {"sync": ALL_REDUCE}))
 
 
 def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | None, str | None]:
-    """Return (document with this way, None), or (None, the reason why that is impossible)."""
+    """Return (document with this `sync`, None), or (None, reason why this is impossible)."""
     if cost.sync == ALL_REDUCE:
         return _as_all_reduce(spec), None
     try:
@@ -119,19 +121,20 @@ def _tried(spec: JobSpec, cost: SyncCost, facts: SyncFacts) -> tuple[JobSpec | N
     optimizer, is_stale = spec.train.optimizer, cost.sync.get("mode") in ("asynchronous", "bounded")
     if is_stale and optimizer.name == "sgd" and optimizer.momentum > MOST_MOMENTUM:
         return None, (
-            f"with train.optimizer.momentum {optimizer.momentum:g} stale updates may diverge: set "
-            f"{MOST_MOMENTUM} or less, or use adamw, to have it considered"
+            f"with train.optimizer.momentum {optimizer.momentum:g}, stale updates can cause "
+            f"divergence: set it to {MOST_MOMENTUM} or less, or use adamw, to make this an option"
         )
     if cost.sync["kind"] == "parameter_server" and facts.may_get_spot:
         return None, (
-            "workers may get spot nodes, and when a node with a server is taken away, the job goes "
-            "back to its checkpoint"
+            "workers could get spot nodes, and if a node with a server is reclaimed, the job "
+            "returns to its last checkpoint"
         )
     return found, None
 
 
 def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
-    """How many times as fast as all-reduce each way is; the lesser with and without defaults."""
+    """Return how many times as fast as all-reduce each way is: the smaller of the values with and
+    without defaults."""
     bandwidth = facts.work.bandwidth_bytes_per_s if facts.knows_network else math.inf
     known = sync_costs(replace(facts.work, bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
     return [
@@ -141,12 +144,12 @@ def _gains(costs: Sequence[SyncCost], facts: SyncFacts) -> list[float]:
 
 
 def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: SyncFacts) -> str:
-    takes = f"takes {spoken(cost.step_time_s)} a step"
+    takes = f"takes {spoken(cost.step_time_s)} per step"
     times = first.step_time_s / cost.step_time_s
     if cost is best:
         if cost is first:
             return (
-                f"{takes}, and no way that the document takes is known to be {GAIN} times as fast"
+                f"{takes}, and no way that the document allows is known to be {GAIN} times as fast"
             )
         return f"{takes}, {times:.1f} times as fast as all-reduce: {_reason(first, facts)}"
     if cost is first:
@@ -160,23 +163,26 @@ def _why(cost: SyncCost, gain: float, best: SyncCost, first: SyncCost, facts: Sy
         return f"{takes}, {times:.1f} times as fast as all-reduce, with an assumed latency"
     if times >= GAIN:
         return (
-            f"{takes}, {times:.1f} times as fast as all-reduce, if the network is as assumed: set "
-            "sync.bandwidth_bytes_per_s to have it count"
+            f"{takes}, {times:.1f} times as fast as all-reduce if the network is as assumed: set "
+            "sync.bandwidth_bytes_per_s to make this an option"
         )
-    return f"{takes}, {times:.2f} times as fast as all-reduce: not enough for copies that differ"
+    return (
+        f"{takes}, {times:.2f} times as fast as all-reduce: not enough to justify copies that "
+        "differ"
+    )
 
 
 def _reason(first: SyncCost, facts: SyncFacts) -> str:
-    """The reason why all-reduce takes long."""
+    """Return why all-reduce takes long."""
     paces, share = facts.work.paces, 1 - first.compute_s / first.step_time_s
     reasons = []
     if paces.slowest >= STRAGGLES:
         reasons.append(
-            f"the slowest rank, which all wait for, takes {paces.slowest:.1f} times as long as the "
-            f"median rank, as {paces.job_id} measured"
+            f"the slowest rank, for which all ranks wait, takes {paces.slowest:.1f} times as "
+            f"long as the median rank, as measured in {paces.job_id}"
         )
     if not reasons or (facts.knows_network and share >= LARGE):
-        reasons.append(f"sending is {share:.0%} of all-reduce's step")
+        reasons.append(f"sending takes {share:.0%} of a step with all-reduce")
     return ", and ".join(reasons)
 
 
@@ -188,16 +194,16 @@ def _sentences(facts: SyncFacts, spec: JobSpec) -> tuple[str, ...]:
         f"network: {human(work.bandwidth_bytes_per_s)}/s for each worker, {facts.network}",
     ]
     if spec.resources.gpus_per_worker:
-        found.append("the paces of the ranks count as equal: they are not measured on GPUs")
+        found.append("the ranks are assumed to be equally fast: paces are not measured on GPUs")
     elif work.paces.job_id is None:
         found.append(
-            "the paces of the ranks are not known, and count as equal: no recent job of this "
-            "recipe with `sync` has succeeded on CPU"
+            "the ranks are assumed to be equally fast: no recent job of this recipe with `sync` "
+            "has succeeded on CPU"
         )
     else:
         found.append(
-            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the median rank, as "
-            f"{work.paces.job_id} measured"
+            f"the slowest rank takes {work.paces.slowest:.2f} times as long as the median rank, "
+            f"as measured in {work.paces.job_id}"
         )
     if facts.num_nodes is not None:
         plural = "node holds" if facts.num_nodes == 1 else "nodes hold"

@@ -1,13 +1,13 @@
-"""The cost of each way to keep copies in step: bytes, time and staleness of a step.
+"""The cost of each way to keep copies in sync: bytes, time and staleness per step.
 
 A step is a global batch. With n ranks and weights of W bytes:
 
-- all-reduce in a ring sends 2 (n - 1) / n W per rank, in 2 (n - 1) consecutive messages;
-- ranks of gossip send W to each neighbour while they compute;
-- a worker of parameter servers pulls W and pushes W. An asynchronous one does so for a whole batch.
+- a ring all-reduce sends 2 (n - 1) / n W per rank, in 2 (n - 1) consecutive messages;
+- with gossip, each rank sends W to each neighbour while it computes;
+- with parameter servers, each worker pulls W and pushes W (if asynchronous, once per batch).
 
-Where ranks wait for each other, the slowest rank sets the speed; elsewhere the mean of the ranks'
-speeds counts.
+If ranks wait for each other, the speed is that of the slowest rank. Otherwise it is the mean speed
+of the ranks.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from typing import Any
 
 ALL_REDUCE = {"kind": "all_reduce"}
 INTERVALS = (4, 8, 16, 32)
-"""Choices for the local steps between two averages: the fewest that make sending small."""
+"""Possible numbers of local steps between two averages. The smallest number that makes sending
+small is used."""
 SMALL = 0.1
-"""Sending is small if it takes at most this fraction of a step's computing time."""
+"""Sending is considered small if it takes at most this fraction of the computing time of a step."""
 WORKERS_OF_A_SERVER = 8
 
 
 @dataclass(frozen=True)
 class RankPaces:
-    """How much the paces of ranks differ, as an earlier job measured them."""
+    """How much the paces of ranks differ, as measured in an earlier job."""
 
     slowest: float = 1.0
     """Computing time of the slowest rank, relative to the median rank."""
     mean_speed: float = 1.0
     """Mean speed of the ranks, relative to the median rank."""
     job_id: str | None = None
-    """The job that measured the paces; None if no job did, and ranks count as equal."""
+    """Job in which the paces were measured. If None, they were not measured, and all ranks are
+    assumed to be equal."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The computing and the sending of a job's ranks."""
+    """How much a job's ranks compute and send."""
 
     num_ranks: int
     weights_bytes: float
     compute_s: float
-    """Computing time of a rank's share of a batch, on a worker of median speed."""
+    """Computing time for a rank's share of a batch, on a worker of median speed."""
     bandwidth_bytes_per_s: float
-    """Bandwidth of each rank while all of them send."""
+    """Bandwidth of each rank while all ranks are sending."""
     latency_s: float
     paces: RankPaces = RankPaces()
 
@@ -57,21 +59,22 @@ class Work:
 
 @dataclass(frozen=True)
 class SyncCost:
-    """One way, and the cost of a step."""
+    """One way, and the cost per step."""
 
     sync: Mapping[str, Any]
     """The field `sync` of a job document."""
     sent_bytes: float
-    """Bytes that all ranks together send."""
+    """Total number of bytes that all ranks send."""
     compute_s: float
-    """The time of a step if nothing had to be sent."""
+    """Step time if nothing had to be sent."""
     step_time_s: float
     staleness_steps: int
-    """Steps that may pass until a rank's update is in the weights of all other ranks."""
+    """Maximum number of steps until a rank's update has reached the weights of all other ranks."""
 
 
 def sync_costs(work: Work) -> list[SyncCost]:
-    """The costs of all ways: all-reduce first, then the others by similarity to it."""
+    """Return the costs of all ways: all-reduce first, then the others in the order of their
+    similarity to it."""
     return [_all_reduce(work), _local_steps(work), *_gossip(work), *_parameter_servers(work)]
 
 
@@ -96,7 +99,7 @@ def _local_steps(work: Work) -> SyncCost:
 
 
 def _gossip(work: Work) -> Iterator[SyncCost]:
-    """Sending overlaps with computing: the longer of the two is a step's time."""
+    """Sending and computing overlap, so the longer of the two is the step time."""
     num_ranks, weights_s = work.num_ranks, work.send_weights_s
     around = num_ranks // 2
     compute_s = work.compute_s * work.paces.slowest
@@ -124,17 +127,17 @@ def _parameter_servers(work: Work) -> Iterator[SyncCost]:
     workers = max(1, work.num_ranks - servers)
     kind = {"kind": "parameter_server", "servers": servers}
     batch_s = work.compute_s * work.num_ranks
-    # The time in which a server receives a gradient, or sends its part of the weights.
+    # The time that a server needs to receive a gradient, or to send its part of the weights.
     at_server_s = work.send_weights_s / servers
 
-    # With several servers, server 0 counts the staleness before the others get their parts.
+    # With several servers, server 0 counts the staleness before the others receive their parts.
     messages = 3 if servers == 1 else 4
     own_s = 2 * work.send_weights_s + messages * work.latency_s
     for mode, slowness, more in (
         ("bounded", work.paces.slowest, {"max_staleness": 4}),
         ("asynchronous", 1 / work.paces.mean_speed, {}),
     ):
-        # A worker that is always slow finally makes the others wait at the bound.
+        # A worker that is always slow eventually makes the others wait at the staleness bound.
         compute_s = batch_s * slowness / workers
         step_s = max(compute_s + own_s / workers, at_server_s)
         sync = {**kind, "mode": mode, **more, "correction": {"name": "staleness_lr"}}

@@ -1,1 +1,1 @@
-"""Jobs as runs of MLflow: written by a separate process, and read by MLflow's client."""
+"""Jobs as MLflow runs, which a separate process writes and MLflow's client can read."""

@@ -1,9 +1,10 @@
 """The process that calls MLflow's own client: `python -m service.tracking.mlflow.client`.
 
-It has no database and decides nothing. The first line of its input has the addresses of MLflow and
-the storage, which may contain passwords: every user of the machine could read them in arguments.
-Each further line is a call, and each line of the output an answer, in any order. The process ends
-with its input. Calls can be repeated, because MLflow stores equal points of a run once.
+It has no database and makes no decisions. The first line of its input has the addresses of MLflow
+and the storage, which can contain passwords; as arguments, every user of the machine could read
+them. Each further line is a call, and each line of the output is an answer, in any order. The
+process ends when its input ends. Calls can be repeated, because MLflow stores identical points of a
+run only once.
 
     service -> process   [tracking URI, storage URL]
     service -> process   [number, method, arguments]
@@ -33,15 +34,15 @@ from service.tracking.mlflow.process import MLFLOW_CALLS
 from service.tracking.mlflow.runs import JOB_TAG
 
 MOST_METRICS, MOST_OTHERS = 1000, 100
-"""The most metrics, and the most parameters or tags, that MLflow accepts in one request."""
+"""Maximum number of metrics, and of parameters or tags, that MLflow accepts in one request."""
 PIECE_BYTES = 8 << 20
 MOST_CHARS = 2000
-"""The most characters of an error message, which may contain a server's whole answer."""
+"""Maximum length of an error message, which could contain a server's entire response."""
 _CREDENTIALS_OR_LOAD = (401, 403, 408, 429)
 
 
 class Runs:
-    """The calls. Each may run in its own thread."""
+    """The calls. Each can run in its own thread."""
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
         self._client = MlflowClient(tracking_uri)
@@ -51,7 +52,7 @@ class Runs:
     def begin(
         self, experiment: str, name: str, job_id: str, start_time_ms: int, params: dict[str, str]
     ) -> str:
-        """Create the job's run with its parameters, unless it exists, and return its id."""
+        """Create the job's run with its parameters, unless it already exists, and return its id."""
         with self._creating:
             experiment_id = self._experiment_id(experiment)
             found = self._client.search_runs(
@@ -64,7 +65,7 @@ class Runs:
                     experiment_id, start_time_ms, {JOB_TAG: job_id}, name
                 )
                 run_id = created.info.run_id
-        if not run_id:  # a server that is not MLflow may answer everything with {}
+        if not run_id:  # a server that is not MLflow could answer everything with {}
             raise RuntimeError("the server at MLflow's address created no run: is it MLflow?")
         for some in _in_parts([Param(*pair) for pair in params.items()], MOST_OTHERS):
             self._client.log_batch(run_id, params=some)
@@ -93,7 +94,7 @@ class Runs:
             self._client.set_terminated(run_id, status, end_time_ms)
 
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
-        """Upload an artifact under its path. The call is refused if the file is missing."""
+        """Upload an artifact under its path. A missing file is reported as a refusal."""
         key = self._storage.key_of(url)
         folder, name = posixpath.split(path)
         local = self._storage.local_path(key)
@@ -102,7 +103,7 @@ class Runs:
             if local is not None:
                 named.symlink_to(local.resolve(strict=True))
             else:
-                # The copy has no name, so that it always disappears with this process.
+                # The copy is an unnamed file, so that it always disappears with this process.
                 for start in range(0, size_bytes, PIECE_BYTES):
                     copy.write(self._storage.read_bytes(key, start, start + PIECE_BYTES))
                 copy.flush()
@@ -129,12 +130,14 @@ def _answer(runs: Runs, method: str, arguments: list[Any]) -> tuple[str, Any]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the failure is caused by the job, and not by MLflow or the connection to it."""
+    """Whether the failure is caused by the job, rather than by MLflow or the connection to it."""
     if isinstance(error, MlflowException):
         if error.error_code == "ENDPOINT_NOT_FOUND":  # the server is not MLflow
             return False
         status = error.get_http_status_code()
-    elif (answer := getattr(error, "response", None)) is not None:  # of requests, for an upload
+    elif (
+        answer := getattr(error, "response", None)
+    ) is not None:  # an error from `requests`, for an upload
         status = answer.status_code
     else:
         return isinstance(error, (FileNotFoundError, LookupError, ValueError))  # in an artifact
@@ -143,7 +146,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def main() -> None:
     tracking_uri, storage_url = json.loads(sys.stdin.readline())
-    # MLflow and its plugins may print; their output goes to the service's log.
+    # MLflow and its plugins may print: redirect their output to the service's log.
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     runs, writing = Runs(tracking_uri, storage_url), threading.Lock()
@@ -157,7 +160,7 @@ def main() -> None:
     with ThreadPoolExecutor(MLFLOW_CALLS) as pool:
         for line in sys.stdin:
             pool.submit(work, *json.loads(line))
-        os._exit(0)  # the service is gone, so answers are no longer needed
+        os._exit(0)  # the service has ended, so answers are no longer needed
 
 
 if __name__ == "__main__":

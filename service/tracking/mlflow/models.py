@@ -1,4 +1,4 @@
-"""MLflow's description of a recipe's model: the file `MLmodel`, with the signature."""
+"""MLflow's description of a recipe's model: the file `MLmodel` with the model's signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _Fields = list[dict[str, Any]]
 
 
 def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
-    """The file's text, made from the result's `config.json`. It is JSON, which is valid YAML."""
+    """Return the file's content, created from the result's `config.json`. It is JSON, which is
+    valid YAML."""
     inputs, outputs = _signature(config)
     described = {
         "artifact_path": "",
@@ -29,7 +30,7 @@ def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
 
 
 def _signature(config: Mapping[str, Any]) -> tuple[_Fields, _Fields]:
-    """Inputs and outputs. A size of -1 stands for any size."""
+    """Return the inputs and outputs. A size of -1 means any size."""
     match config["recipe"]:
         case "image_classification":
             return [_tensor("float32", -1, *config["input_shape"])], [_tensor("str", -1)]

@@ -1,4 +1,5 @@
-"""The next part of a job to export to MLflow: read in one transaction, and of bounded size."""
+"""The next part of a job to export to MLflow, which is read in one transaction and has a bounded
+size."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from service.tracking.mlflow.runs import (
 )
 
 POINTS_OF_A_PART = 10_000
-"""The most points of all metrics in one part."""
+"""Maximum number of points of all metrics in one part."""
 
 Metric = tuple[str, float, int, int]
 """(key, value, Unix time in milliseconds, step)"""
@@ -53,7 +54,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class JobPart:
-    """Data of a job that its run does not have yet."""
+    """A job's data that its run does not have yet."""
 
     run: NewRun
     run_id: str | None
@@ -82,7 +83,7 @@ class JobPart:
 
 
 def next_part(session: Session, job_id: str) -> JobPart | None:
-    """The next part; None if the job no longer exists."""
+    """Return the next part; None if the job no longer exists."""
     job, row = jobs_repository.get(session, job_id), repository.get(session, job_id)
     if job is None or row is None or job.deleted_at is not None:
         return None
@@ -135,7 +136,7 @@ def _new_points(
 ) -> tuple[dict[str, Points], int, bool]:
     """Return the next points of rank 0, the step after which to continue, and whether more exist.
 
-    A step that a later attempt trains again keeps its first value: MLflow can't replace values.
+    A step that a later attempt repeats keeps its first value, because MLflow can't replace values.
     """
     known: Mapping[str, int] = row.last_steps
     most = max(2, POINTS_OF_A_PART // max(1, job.num_metric_keys))
@@ -158,7 +159,7 @@ def _new_points(
     after_step = max(row.after_step, newest - 1)  # the newest step may be incomplete
     if series or not job.state.is_terminal:
         return series, after_step, job.state.is_terminal
-    # Points at steps that the export has already passed: each metric has its own last step.
+    # Export points at steps that the export has already passed: each metric has its own last step.
     ends = metric_reader.read(session, job.id, keys=None, rank=0, after_step=-1, max_points=2)
     for key, (steps, _) in ends.items():
         if steps[-1] > known.get(key, -1):

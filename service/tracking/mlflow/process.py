@@ -1,4 +1,4 @@
-"""The parent's side of the process with MLflow's client: all calls end within a time limit."""
+"""The parent's side of the process with MLflow's client. All calls have a time limit."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pathlib import Path
 from typing import Any
 
 MLFLOW_CALLS = 4
-"""The number of calls that the process makes at the same time."""
+"""Number of calls that the process makes concurrently."""
 LINE_BYTES = 64 << 20
 END_LIMIT_S = 5.0
-"""How long to wait for the end of a killed process."""
+"""How long to wait for a killed process to end."""
 DEFAULTS = {
     # Calls have a time limit and are repeated here, so the client should not retry. The server may
     # take long to store an upload after the last byte.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    # A redirected POST becomes a GET, whose answer would be taken for MLflow's answer.
+    # A redirected POST becomes a GET, whose response would be mistaken for MLflow's.
     "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it may contain a password
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the URL can contain a password
 }
-"""Default settings of MLflow's client, which the service's environment may override."""
+"""Default settings of MLflow's client, which the service's environment can override."""
 _ENDED = "the process that calls MLflow ended"
 CODE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class MlflowAway(Exception):
-    """MLflow, or the process that calls it, does not answer. The call can be repeated."""
+    """MLflow, or the process that calls it, does not respond. The call can be repeated."""
 
 
 class MlflowRefused(Exception):
@@ -42,10 +42,9 @@ class MlflowRefused(Exception):
 
 
 class MlflowProcess:
-    """Starts the process with the first call, and again after it died or was killed.
+    """Starts the process with the first call, and again after it has died or been killed.
 
-    A call without an answer in time kills the process. Its other calls fail, too, and can be
-    repeated.
+    If a call times out, the process is killed. Its other calls fail too, and can be repeated.
     """
 
     def __init__(self, tracking_uri: str, storage_url: str) -> None:
@@ -55,11 +54,11 @@ class MlflowProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None if no process runs."""
+        """The process's id; None if no process is running."""
         return None if self._child is None or self._child.is_over else self._child.process.pid
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
-        """Call a method of `client.Runs`. Raises MlflowAway or MlflowRefused."""
+        """Call a method of `client.Runs`. Raise MlflowAway or MlflowRefused."""
         async with self._starting:
             if self._child is None or self._child.is_over:
                 self._child = _Child(await _start())
@@ -78,12 +77,12 @@ class MlflowProcess:
         """Kill the process; a later call starts another one."""
         if self._child is not None:
             self._child.end()
-            # A process that waits for a file server that is gone can't be killed.
+            # A process that is waiting for an unreachable file server can't be killed.
             await asyncio.wait({self._child.reading}, timeout=END_LIMIT_S)
 
 
 class _Child:
-    """A process, with the calls that it has not yet answered."""
+    """A process and its pending calls."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.filters import MetricsFilter
 from dray.views import JobState
 from service.db.repositories.catalog import mlflow_search as repository
 from service.db.repositories.catalog import tracking
@@ -22,6 +21,7 @@ from service.domain.tracking import mlflow_search as search
 from service.domain.tracking.search_tree import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
+from service.telemetry.series_filters import MetricsFilter
 from service.tracking.mlflow.runs import (
     DEFAULT_EXPERIMENT,
     JOB_TAG,
@@ -32,9 +32,9 @@ from service.tracking.mlflow.runs import (
 
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
-"""The most runs on a page, whatever the caller requests."""
+"""Maximum number of runs on a page, whatever the caller requests."""
 MAX_RESULTS = 25_000
-"""The most points on a page of a history, which is what MLflow's client requests."""
+"""Maximum number of points on a page of a history, which is also what MLflow's client requests."""
 _SCOPE = "mlflow"
 
 _STATES: dict[str, tuple[JobState, ...]] = {
@@ -69,7 +69,7 @@ class MlflowExperiment:
 class RunPage:
     jobs: list[views.Job]
     notes: Mapping[str, str]
-    """Notes by job; jobs whose tags and notes never changed are left out."""
+    """Notes by job, without jobs whose tags and notes have never changed."""
     next_token: str | None
 
 
@@ -82,14 +82,15 @@ class HistoryPage:
 
 
 def experiment_id(name: str) -> str:
-    """The id of an experiment. MLflow's ids have only letters and digits, so the name is hashed."""
+    """Return the id of an experiment. MLflow's ids have only letters and digits, so the name is
+    hashed."""
     if name == DEFAULT_EXPERIMENT:
         return DEFAULT_ID
     return hashlib.sha256(name.encode()).hexdigest()[:18]
 
 
 def _is_position(found: Any, lowest: int) -> bool:
-    """Whether a page may begin at `found`, which may be forged. True is an int, too."""
+    """Whether a page may begin at `found`, which could be forged. (A bool is an int, too.)"""
     return type(found) is int and lowest <= found < 2**63
 
 
@@ -99,7 +100,7 @@ class MlflowQueries:
         self._reading = reading
 
     async def experiments(self, filter_: str = "") -> list[MlflowExperiment]:
-        """The label's values, and `Default` for jobs without the label. Raises BadSearch."""
+        """Return the label's values, and `Default` for jobs without the label. Raise BadSearch."""
         filters = search.parse_name_filter(filter_)
         names = await self._database.read(
             lambda s: repository.experiments(s, _NAMES, DEFAULT_EXPERIMENT, filters)
@@ -114,7 +115,7 @@ class MlflowQueries:
         max_results: int,
         token: str | None,
     ) -> RunPage:
-        """Search runs. Raises BadSearch, and BadCursor for a token of another search."""
+        """Search runs. Raise BadSearch, and BadCursor for a token from another search."""
         filters, order = search.parse_filter(filter_), search.parse_order(order_by)
         limit = max(1, min(max_results, MAX_RUNS))
         asked = [sorted(experiment_ids), filter_, list(order_by)]
@@ -149,19 +150,19 @@ class MlflowQueries:
         return await self._database.read(work)
 
     async def notes(self, job_id: str) -> str | None:
-        """The job's notes; None if its tags and notes never changed."""
+        """Return the job's notes; None if its tags and notes have never changed."""
         found = await self._database.read(lambda s: tracking.notes_of(s, [job_id]))
         return found.get(job_id)
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
-        """The series of rank 0, reduced to few points, of which the last one is exact."""
+        """Return the series of rank 0, reduced to a few points, of which the last is exact."""
         found = await self._reading.metrics(job_id, MetricsFilter(max_points=2, times=True))
         return found.series
 
     async def history(
         self, job_id: str, key: str, max_results: int, token: str | None
     ) -> HistoryPage:
-        """The points of a metric of rank 0 in order, each with its time."""
+        """Return the points of a metric of rank 0 in order, each with its time."""
         scope = f"{_SCOPE}:{job_id}:{key}"
         after_step = -1 if token is None else decode_cursor(scope, token)
         if not _is_position(after_step, -1):

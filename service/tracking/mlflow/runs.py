@@ -18,9 +18,9 @@ MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
-"""The tag by which a job's run is found."""
+"""The tag that identifies a job's run."""
 NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
-"""The tags with a job's notes, which MLflow shows as the description, and with a job's tags."""
+"""The tags for a job's notes, which MLflow shows as the description, and for a job's tags."""
 
 STATUS: Mapping[JobState, str] = {
     JobState.QUEUED: "SCHEDULED",
@@ -32,20 +32,20 @@ STATUS: Mapping[JobState, str] = {
     JobState.FAILED: "FAILED",
     JobState.CANCELLED: "KILLED",
 }
-"""The status of a run, by the state of its job."""
+"""The status of a run by the state of its job."""
 
 
 def experiment_of(labels: Mapping[str, str]) -> str:
-    return labels.get(EXPERIMENT) or DEFAULT_EXPERIMENT  # MLflow's experiments need a name
+    return labels.get(EXPERIMENT) or DEFAULT_EXPERIMENT  # MLflow experiments need a name
 
 
 def milliseconds(time: datetime) -> int:
-    """Unix time in milliseconds."""
+    """Return the Unix time in milliseconds."""
     return int(1000 * time.timestamp())
 
 
 def params_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a document that are set, by dotted path, in the form that MLflow accepts."""
+    """Return the fields that a document sets, by dotted path, in a form that MLflow accepts."""
     return {
         key_of(path): (value if isinstance(value, str) else json.dumps(value))[:MAX_PARAM_CHARS]
         for path, value in _flat("", document)
@@ -61,9 +61,9 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def key_of(name: str) -> str:
-    """Convert a name to a key that MLflow accepts. Different names stay different."""
+    """Convert a name to a key that MLflow accepts. Distinct names stay distinct."""
     fits = re.sub(r"[^\w./ -]", "_", name)
-    # MLflow requires that the name is a normalised path.
+    # MLflow requires the name to be a normalised path.
     if posixpath.normpath(fits) != fits or fits == "." or fits.startswith(("..", "/")):
         fits = "_" + fits.replace("/", "_")
     if fits == name and len(fits) <= MAX_KEY_CHARS:
@@ -82,15 +82,15 @@ def artifact_path_of(path: str) -> str:
 
 
 def _mark(name: str) -> str:
-    """A suffix for a name whose characters were replaced, which keeps different names different."""
+    """Return a suffix that keeps names distinct after characters were replaced."""
     return "-" + hashlib.sha256(name.encode()).hexdigest()[:6]
 
 
 def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
-    """The run's tags: the job's labels, and facts about the job.
+    """Return the run's tags: the job's labels, and facts about the job.
 
-    notes: None if the job's tags and notes never changed. Otherwise they are written even if empty,
-    to replace the notes and tags that the run has.
+    `notes` is None if the job's tags and notes have never changed. Otherwise both are written even
+    if empty, to replace the run's previous notes and tags.
     """
     script = job.spec.get("script") or {}
     code = script.get("code")

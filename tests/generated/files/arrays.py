@@ -44,7 +44,7 @@ class ArrayCase:
         return (x[:, 0], y[:, None]) if self.is_flat else (x, y)
 
     def refusals(self) -> list[Refusal]:
-        found = [Refusal("array 'x'", "holds Python objects")] * (self.dtype == "O")
+        found = [Refusal("array 'x'", "contains Python objects")] * (self.dtype == "O")
         found += [Refusal("array 'x'", "the type")] * (self.dtype in REFUSED and self.dtype != "O")
         if found:
             return found
@@ -58,7 +58,7 @@ class ArrayCase:
         if bad is not None and self.classifies:
             found.append(Refusal("array 'y'", "missing or not finite"))
         if self.classifies and len({*y.reshape(-1).tolist()}) == 1:
-            found.append(Refusal("one class only"))
+            found.append(Refusal("only one class"))
         return found
 
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:

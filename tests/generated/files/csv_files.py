@@ -156,13 +156,13 @@ class CsvCase:
         names = [column.name for column in self.columns]
         double = [_shown(name) for name in names if names.count(name) > 1]
         if double or (self.dialect.has_trailing_delimiter and "" in names):
-            return [Refusal("columns of the name", *double[:1])]
+            return [Refusal("columns with the name", *double[:1])]
         lines = self.text()[1]
         if self.dialect.ragged:
             at, more = self.dialect.ragged
             width = len(names) + self.dialect.has_trailing_delimiter
             if at == 0:
-                return [Refusal("fields, but the header names")]
+                return [Refusal("fields, but the header has")]
             return [Refusal(f"line {lines[at]}:", f"has {width + more} fields")]
         unnamed = self.dialect.has_trailing_delimiter and self.features is None
         found = [Refusal("has no name")] * unnamed
@@ -172,9 +172,9 @@ class CsvCase:
             found += self._refusals_of(at, lines)
         truths = self.truths()
         if not truths[self.target].values:
-            found.append(Refusal("has no row without missing values"))
+            found.append(Refusal("has no rows without missing values"))
         if self.classifies and len({*truths[self.target].values}) == 1:
-            found.append(Refusal("one class only"))
+            found.append(Refusal("only one class"))
         return found
 
     def _refusals_of(self, at: int, lines: list[int]) -> Iterator[Refusal]:
@@ -182,7 +182,7 @@ class CsvCase:
         if self.spoiled == at:
             yield Refusal(f"line {lines[2]}:", SPOILED, name)
         if all(value is None for value in values):
-            yield Refusal("has no value in any row", name)
+            yield Refusal("has no values", name)
         if None in values and self.missing_in(at) == "error":
             yield Refusal(f"line {lines[1 + values.index(None)]}:", "has no value", name)
         if self.columns[at].kind == "number" and not self.columns[at].is_categorical:
@@ -190,8 +190,8 @@ class CsvCase:
             largest = sys.float_info.max if is_class else tables.LARGEST
             row = tables.refused_row(values, self.kept_rows(), largest)
             if row is not None:
-                yield Refusal("not always finite")
-                yield Refusal(f"line {lines[1 + row]}:", "not a finite number", name)
+                yield Refusal("values that are not finite")
+                yield Refusal(f"line {lines[1 + row]}:", "not a finite 32-bit number", name)
 
     # What dray makes of it.
 

@@ -149,20 +149,22 @@ class ImageCase:
             if one.fault:
                 found.append(Refusal(name, "image"))
             if one.is_deep:
-                found += [Refusal(name, "mode"), Refusal(name, "16 bits")]
+                found += [Refusal(name, "mode"), Refusal(name, "16-bit channels")]
             elif one.form == "frames":
                 found.append(Refusal(name, "pages or frames"))
             if one.size != SIZE and not one.fault:
                 found.append(Refusal("pixels (height x width)"))
         if self.layout == "one":
-            found.append(Refusal("one class only"))
+            found.append(Refusal("only one class"))
         if self.layout == "loose":
-            found.append(Refusal("is not in a folder of its class"))
+            found.append(Refusal("is not in a class folder"))
             if self.container and self.top not in ("", "."):  # whose last folder is then the class
-                found.append(Refusal("one class only", PurePosixPath(self.top).name))
+                found.append(Refusal("only one class", PurePosixPath(self.top).name))
         if self.layout == "mixed":
             is_one = len({PurePosixPath(one.path).parts[0] for one in self.pictures}) == 1
-            found.append(Refusal("one class only" if is_one else "named like a division"))
+            found.append(
+                Refusal("only one class" if is_one else "names of a training and validation split")
+            )
         return found + self._refusals_of_masks()
 
     def _refusals_of_masks(self) -> list[Refusal]:
@@ -170,7 +172,7 @@ class ImageCase:
         found = [Refusal(PurePosixPath(m.path).name, REFUSED_MASKS[m.form]) for m in refused]
         values = {int(value) for one in self.masks for value in np.unique(one.numbers())}
         if 255 in values and values != {0, 255}:
-            found.append(Refusal("has a pixel of 255"))
+            found.append(Refusal("has a pixel with the value 255"))
         return found
 
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:

@@ -73,7 +73,7 @@ class LinkCase:
             elif not _counts(name):
                 continue
             elif to == "missing.txt":
-                found.append(Refusal(f"set/{name}", "is a link to nothing"))
+                found.append(Refusal(f"set/{name}", "is a broken link"))
             elif to == "itself":
                 found.append(Refusal(f"set/{name}", "can't be followed"))
             elif to == "to the pipe":

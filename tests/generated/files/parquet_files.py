@@ -168,14 +168,14 @@ class ParquetCase:
             values = column.values
             how = self.missing if at else {"drop": "drop"}.get(self.missing, "error")
             if all(value is None for value in values):
-                found.append(Refusal("has no value in any row", name))
+                found.append(Refusal("has no values", name))
             if None in values and how == "error":
                 found.append(Refusal(f"row {values.index(None) + 1}:", "has no value", name))
         kept = self.kept()
         if not kept:
-            found.append(Refusal("has no row without missing values"))
+            found.append(Refusal("has no rows without missing values"))
         if self.classifies and len({self.columns[0].values[row] for row in kept}) == 1:
-            found.append(Refusal("one class only"))
+            found.append(Refusal("only one class"))
         return found
 
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:

@@ -98,7 +98,7 @@ def _many_rows(dice: random.Random) -> Made:
         case 1:
             lines = text.split("\n")
             lines[at + 1] = lines[at + 1].rpartition(",")[0]
-            refusal = Refusal(f"line {at + 2}:", "has 2 fields, but the header names 3")
+            refusal = Refusal(f"line {at + 2}:", "has 2 fields, but the header has 3")
             return {"content": "\n".join(lines).encode(), "refusal": refusal}
     return {"content": text.encode(), "truths": _truths(rows)}
 
@@ -155,13 +155,13 @@ def _one_row(dice: random.Random) -> Made:
     rows = _rows(dice, 1)
     made: Made = {"content": _written(rows).encode(), "truths": _truths(rows)}
     if dice.random() < 0.5:
-        made |= {"classifies": True, "refusal": Refusal("one class only")}
+        made |= {"classifies": True, "refusal": Refusal("only one class")}
     return made
 
 
 def _one_column(dice: random.Random) -> Made:
     text = "y\n" + "".join(f"{dice.randint(0, 9)}\n" for _ in range(3))
-    return {"content": text.encode(), "refusal": Refusal("has no column besides the target")}
+    return {"content": text.encode(), "refusal": Refusal("has no columns other than the target")}
 
 
 def _json(dice: random.Random) -> Made:
@@ -169,7 +169,7 @@ def _json(dice: random.Random) -> Made:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     text = dice.choice((lines, json.dumps(rows), json.dumps(rows, indent=1)))
     name = dice.choice(("table.jsonl", "table.json", "table.csv"))
-    return {"content": text.encode(), "name": name, "refusal": Refusal("is it JSON?")}
+    return {"content": text.encode(), "name": name, "refusal": Refusal("if it is JSON")}
 
 
 def _comments(dice: random.Random) -> Made:
@@ -178,9 +178,9 @@ def _comments(dice: random.Random) -> Made:
     lines = _written(rows).splitlines(keepends=True)
     at = dice.randrange(len(lines))
     lines.insert(at, dice.choice(("# exported in 2026\n", "#\n", '# "a"\n')))
-    refusal = Refusal(f"line {at + 1}:", "has 1 fields, but the header names 3")
+    refusal = Refusal(f"line {at + 1}:", "has 1 fields, but the header has 3")
     if at == 0:
-        refusal = Refusal("data.target", "there is no column 'y'", "is it a comment?")
+        refusal = Refusal("data.target", "there is no column 'y'", "if this is a comment")
     return {"content": "".join(lines).encode(), "refusal": refusal}
 
 
@@ -221,7 +221,9 @@ def _other_encoding(dice: random.Random) -> Made:
         case 1:
             return {"content": text.encode("utf-16-le"), "refusal": Refusal("utf-16-le")}
     content = _written(_rows(dice, 3)).encode("utf-16-le") + b"\x00\xd8"
-    refusal = Refusal("is not utf-16-le, as data.encoding states", f"offset {len(content) - 2:,}")
+    refusal = Refusal(
+        "is not utf-16-le, the encoding in data.encoding", f"offset {len(content) - 2:,}"
+    )
     return {"content": content, "options": {"encoding": "utf-16-le"}, "refusal": refusal}
 
 
@@ -249,7 +251,7 @@ def _open_quote(dice: random.Random) -> Made:
     lines = _written(rows).splitlines(keepends=True)
     at = dice.randint(1, len(lines) - 1)
     lines[at] = lines[at].replace(rows[at - 1][2], '"' + rows[at - 1][2])
-    refusal = Refusal(f"line {at + 1}:", "has a quotation mark that is not closed")
+    refusal = Refusal(f"line {at + 1}:", "has a quotation mark that is never closed")
     if len("".join(lines[at:]).encode()) > BLOCK_BYTES:
         refusal = Refusal("quotation mark")
     return {"content": "".join(lines).encode(), "refusal": refusal}

@@ -79,7 +79,7 @@ class TextCase:
                     place = name.rsplit("/")[-1] if self.is_folder else "a.txt"
                     found.append(Refusal(place, f"offset {error.start:,} is not text"))
         if not found and not self.bytes_of("train") + self.bytes_of("val"):
-            found += [Refusal("holds no text"), Refusal("is an empty file")]
+            found += [Refusal("contains no text"), Refusal("is an empty file")]
         return found
 
     def smaller(self) -> Iterator[Self]:

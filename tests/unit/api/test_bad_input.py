@@ -135,7 +135,7 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
             }
         },
         "/script/roles/ps/resources",
-        "give these as the job's resources",
+        "use the job's resources",
     ),
     "cores of a role by the job's name": (
         {
@@ -145,7 +145,7 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
             }
         },
         "/script/roles/ps/resources",
-        "is called cpus here",
+        "has no field cpus_per_worker: use cpus",
     ),
     "both recipe and script": ({**GOOD, "script": {"entrypoint": "a.py"}}, "", "exactly one"),
     "null": ({**GOOD, "train": None}, "/train", ""),
@@ -161,7 +161,7 @@ INVALID |= {
         "'success' or 'end'",
     ),
     "after nothing": ({**GOOD, "after": [{"on": "end"}]}, "/after/0/job", "is missing"),
-    "after one job twice": ({**GOOD, "after": ["job-1", "job-1"]}, "/after", "names job-1 twice"),
+    "after one job twice": ({**GOOD, "after": ["job-1", "job-1"]}, "/after", "lists job-1 twice"),
     "after 65 jobs": ({**GOOD, "after": [f"job-{n}" for n in range(65)]}, "/after", "at most 64"),
     "an array without a size": ({**GOOD, "array": {}}, "/array/size", "is missing"),
     "an array with an index": ({**GOOD, "array": {"size": 2, "index": 0}}, "/array/index", ""),
@@ -183,7 +183,7 @@ INVALID |= {
     "more min_workers than workers": (
         {**GOOD, "elastic": {"min_workers": 2}},
         "/elastic/min_workers",
-        "more than the 1 of resources.num_workers",
+        "more than resources.num_workers, which is 1",
     ),
     "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
     "an exact elastic script": (
@@ -194,7 +194,7 @@ INVALID |= {
     "elastic on GPUs": (
         {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},
         "/elastic",
-        "needs gpus_per_worker 0",
+        "requires gpus_per_worker 0",
     ),
     "elastic with a fixed world": (
         {**GOOD, "elastic": {"min_workers": 1}, "parallel": {"data": 1}},

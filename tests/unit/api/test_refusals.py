@@ -67,12 +67,12 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("break_", "said"),
     [
-        (_no_database, "{path} is damaged (file is not a database): put a backup in"),
-        (_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
-        (_emptied, "{path} is damaged (it is empty): put a backup in"),
-        (_folder, "{path} is a folder, not a file: move it away"),
+        (_no_database, "{path} is damaged (file is not a database): restore its home"),
+        (_truncated, "{path} is damaged (database disk image is malformed): restore its home"),
+        (_emptied, "{path} is damaged (it is empty): restore its home"),
+        (_folder, "{path} is a folder instead of a file: move it away"),
         (_of_another_program, "{path} can't be used (table jobs already exists)"),
-        (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
+        (_of_a_newer_version, "{path} is at revision 9999, which is unknown to this version"),
     ],
 )
 @pytest.mark.parametrize("program", ["api", soak("service")])

@@ -16,13 +16,13 @@ from benchmarks.browsing import first_paint, open_pages, page_client, stores
 from benchmarks.browsing.browser import Visit
 from benchmarks.browsing.page_client import JOB_POLLS, LIST_POLLS, METRICS, Asked
 from benchmarks.machine import BenchmarkError
-from dray.filters import MetricsFilter
 from dray.views import JobState
 from service.config.settings import Settings
 from service.db.session import Database
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 
 
 def turns(step_s: float) -> list[open_pages.Turn]:

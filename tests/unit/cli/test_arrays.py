@@ -40,10 +40,13 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
         assert "states     3 QUEUED" in cli("get", reference).splitlines()
     cli("get", f"{array_id}/3", exits=Exit.REFUSED)
     cli("hold", array_id, exits=Exit.REFUSED)
-    assert f"that is the id of an array; {array_id}/0 is its first job" in cli.err
+    assert f"this is the id of an array; its first job is {array_id}/0" in cli.err
     for command in (("events",), ("submit", "--dry-run", "--like")):
         cli(*command, "sweep-1", exits=Exit.USAGE)
-        assert "means 3 jobs; sweep-1/INDEX, such as sweep-1/2, is one of an array" in cli.err
+        assert (
+            "matches 3 jobs: for one job of an array or sweep, give sweep-1/INDEX, such as"
+            in cli.err
+        )
     assert cli("events", "sweep-1/2")
 
 
@@ -101,7 +104,7 @@ def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document
     older, newer = (submitted(cli, document, "--array", "2", "--name", "by-name") for _ in range(2))
     assert cli.json("get", f"{newer}/1")["id"] == cli.json("get", "by-name/1")["id"]
     assert (
-        f"2 jobs are named by-name: this is the newest, {cli.json('get', f'{newer}/1')['id']}"
+        f"2 jobs are named by-name: using the newest, {cli.json('get', f'{newer}/1')['id']}"
         in (
             cli("get", "by-name/1"),
             cli.err,
@@ -112,7 +115,7 @@ def test_a_job_of_an_array_is_found_by_the_name_and_its_index(cli: Cli, document
         cli(command, "by-name/0")
         assert "this is the newest" in cli.err
     cli("cancel", "by-name/0", exits=Exit.USAGE)
-    assert "'by-name/0' means 2 jobs" in cli.err
+    assert "'by-name/0' matches 2 jobs" in cli.err
     assert first in cli.err
     assert cli.json("get", first)["state"] == "QUEUED"
     cli("delete", older, "-y", exits=Exit.REFUSED)
@@ -127,7 +130,7 @@ def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: Liv
     older, newer = (server.submit(name="same") for _ in range(2))
     for command in ("get", "explain", "events", "metrics"):
         cli(command, "same")
-        assert f"2 jobs are named same: this is the newest, {newer} of 20" in cli.err
+        assert f"2 jobs are named same: using the newest, {newer}, created 20" in cli.err
     for command in (("cancel",), ("hold",), ("annotate", "--tag", "x"), ("delete", "-y")):
         cli(command[0], "same", *command[1:], exits=Exit.USAGE)
         assert older in cli.err

@@ -38,11 +38,11 @@ def test_a_name_may_look_like_a_path(cli: Cli, server: LiveServer, name: str) ->
 def test_a_name_of_several_jobs_means_none_of_them(cli: Cli, server: LiveServer) -> None:
     made = [server.submit(name="ambiguous") for _ in range(2)]
     assert cli("cancel", "ambiguous", exits=2) == ""
-    assert "'ambiguous' means 2 jobs" in cli.err
+    assert "'ambiguous' matches 2 jobs" in cli.err
     lines = cli.err.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [[job, "QUEUED"] for job in made[::-1]]
     assert cli("get", "job-0", exits=2) == ""
-    assert "means more than 10 jobs" in cli.err or "jobs; give the id of one" in cli.err
+    assert "matches more than 10 jobs" in cli.err or "jobs: give a complete id" in cli.err
 
 
 def test_jobs_are_stopped_and_deleted_by_label_and_state(cli: Cli, server: LiveServer) -> None:
@@ -55,7 +55,7 @@ def test_jobs_are_stopped_and_deleted_by_label_and_state(cli: Cli, server: LiveS
     stopped = cli("cancel", *by_label, "--yes").splitlines()
     assert {line.split()[0] for line in stopped} == {first, second}
     assert cli("cancel", *by_label) == ""
-    assert cli.err == "there is no such job\n"
+    assert cli.err == "no matching jobs\n"
     assert cli("delete", *by_label, "--state", "failed", "-y") == ""
     lines = cli("delete", *by_label, "--state", "cancelled", "-y", "--json").splitlines()
     assert {json.loads(line)["deleted"] for line in lines} == {first, second}
@@ -71,7 +71,7 @@ def test_jobs_are_waited_for_by_label(cli: Cli, server: LiveServer) -> None:
     server.succeed(job_id)
     assert cli("wait", *by_label).split()[:2] == [job_id, "SUCCEEDED:"]
     assert cli("wait", "--label", "sweep=none", exits=Exit.REFUSED) == ""
-    assert cli.err == "there is no such job\n"
+    assert cli.err == "no matching jobs\n"
 
 
 def test_a_job_of_a_label_that_ended_badly_before_the_wait_is_not_missed(
@@ -121,5 +121,5 @@ def test_on_a_terminal_a_deletion_is_asked_for(
     screen.type(answer)
     assert screen.end() == (0 if deleted else Exit.INTERRUPTED)
     assert ("deleted" in screen.shown) == deleted
-    assert ("nothing was done" in screen.shown) != deleted
+    assert ("nothing was changed" in screen.shown) != deleted
     assert server.ask("GET", f"/v1/jobs/{job_id}").status_code == (404 if deleted else 200)

@@ -64,11 +64,11 @@ def test_a_plan_shows_each_mesh_and_what_is_chosen(cli: Cli, document: str) -> N
     lines = cli("plan", document, *workers, "--memory", "1000000000").splitlines()
     assert lines[0].split()[:2] == ["MESH", "PARAMETERS"]
     assert {line[:7].rstrip() for line in lines[1:3]} == {"data 2", "shard 2"}
-    for said in ("chosen: ", "sync: auto would take "):
+    for said in ("chosen: ", "sync: auto would choose "):
         assert any(line.startswith(said) for line in lines)
-    assert "given with the request" in cli("plan", document, "--memory", "1000000000")
+    assert "given in the request" in cli("plan", document, "--memory", "1000000000")
     assert cli.json("plan", document, *workers)["memory_bytes_per_rank"] is None
-    assert "would make it fit" in cli("plan", document, *workers, "--memory", "1000000")
+    assert "would make the job fit" in cli("plan", document, *workers, "--memory", "1000000")
 
 
 def test_a_wrong_document_is_a_sentence_with_field_and_hint(cli: Cli, document: str) -> None:
@@ -265,7 +265,7 @@ def finish(server: LiveServer, label: str, cause: Cause) -> None:
 def test_a_server_that_is_not_there_exits_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", "http://127.0.0.1:9", "cluster"]) == Exit.NO_SERVER
     err = capsys.readouterr().err
-    assert "is it running" in err
+    assert "no dray server is reachable" in err
     assert "Traceback" not in err
 
 
@@ -328,13 +328,13 @@ def test_the_cluster_says_since_when_nodes_are_asked_for() -> None:
 
     at = datetime(2026, 1, 1, 14, 3, 7, tzinfo=UTC)
     nothing = AutoscalingState(max_nodes=8)
-    assert _autoscaling(nothing, at) == "no more nodes are asked for now; there may be 8"
+    assert _autoscaling(nothing, at) == "no nodes requested; the maximum is 8"
     two = AutoscalingState(max_nodes=8, num_nodes=2, asked_at=at)
-    told = "Ray is asked for 2 more nodes since 2026-01-01 14:03:07 UTC"
+    told = "2 more nodes requested from Ray since 2026-01-01 14:03:07 UTC"
     assert _autoscaling(two, at) == told
     late = _autoscaling(two.model_copy(update={"num_nodes": 1}), at + DOUBTFUL)
-    assert late.startswith("Ray is asked for 1 more node since ")
-    assert late.endswith("; if none comes, see whether an autoscaler runs (`ray status`)")
+    assert late.startswith("1 more node requested from Ray since ")
+    assert late.endswith("; check whether an autoscaler is running (`ray status`)")
 
 
 def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:
@@ -364,7 +364,7 @@ def test_a_series_that_is_not_there_is_an_error_that_lists_those_that_are(
 ) -> None:
     for more in ((), ("--plot",), ("--csv",), ("--json",), ("-f",)):
         cli("metrics", finished, "-k", "train/los", *more, exits=2)
-        assert "no series 'train/los' so far; there are train/loss, val/accuracy" in cli.err
+        assert "no series 'train/los' yet; existing series: train/loss, val/accuracy" in cli.err
     assert cli("metrics", server.submit(), "-k", "train/loss", "--plot")
 
 
@@ -378,7 +378,7 @@ def test_a_part_of_the_series_is_shown_by_its_steps(cli: Cli, server: LiveServer
 def test_system_metrics_are_shown_by_rank_and_node(cli: Cli, server: LiveServer) -> None:
     job_id = server.submit(resources={"num_workers": 2})
     server.train(job_id)
-    assert cli("metrics", job_id, "--system") == "there are no samples yet\n"
+    assert cli("metrics", job_id, "--system") == "no samples yet\n"
     of_rank = {"system/cpu": 1.5, "system/memory_rss": 3 * 2.0**30, "system/disk_read": 2048.0}
     of_gpus = {f"system/gpu/{n}/utilization": 0.25 * (n + 1) for n in (0, 1)}
     of_node = {"system/node/cpu": 7.25, "system/node/network_sent": 0.0}

@@ -56,12 +56,12 @@ def test_costs_are_reported_by_user_and_queue(cli: Cli, job_id: str) -> None:
     report = json.loads(cli("costs", "--since", "2h", "--json"))
     assert report["items"][0]["cost"]["total"] == 4.0
     cli("costs", "--since", "yesterday", exits=2)
-    assert "'yesterday' is no time" in cli.err
+    assert "'yesterday' is not a time" in cli.err
 
 
 def test_prices_are_shown(cli: Cli) -> None:
     assert [line.split("  ")[0] for line in cli("costs", "--prices").splitlines()] == [
-        *("RESOURCE", "CPU", "CPU", "memory, by the GiB")
+        *("RESOURCE", "CPU", "CPU", "memory (GiB)")
     ]
     assert "ray.io/market-type=spot" in cli("costs", "--prices")
 

@@ -34,12 +34,12 @@ def test_a_document_that_is_there_is_not_overwritten_unasked(cli: Cli, tmp_path:
     path = tmp_path / "job.yaml"
     path.write_text("mine")
     cli("init", "-o", str(path), exits=2)
-    assert "exists already" in cli.err
+    assert "already exists" in cli.err
     assert path.read_text() == "mine"
     cli("init", "-o", str(path), "--force")
     assert dray.load_spec(path).recipe == "image_classification"
     cli("init", "image_clasification", "-o", "-", exits=2)
-    assert "is none of image_classification" in cli.err
+    assert "is not one of image_classification" in cli.err
 
 
 def test_a_document_for_a_script_names_it_and_its_folder(

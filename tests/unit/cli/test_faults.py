@@ -80,8 +80,8 @@ def test_jobs_are_asked_to_leave_and_what_fails_is_told(cli: Cli, server: LiveSe
     first, waiting, last = server.trains(), server.submit(), server.trains()
     said = cli("preempt", first, waiting, last, "--grace", "5", exits=Exit.REFUSED)
     assert said.splitlines() == [
-        f"{first} RUNNING: was asked to leave its slots",
-        f"{last} RUNNING: was asked to leave its slots",
+        f"{first} RUNNING: was asked to release its slots",
+        f"{last} RUNNING: was asked to release its slots",
     ]
     assert "it holds no slots" in cli.err
     events = server.ask("GET", f"/v1/jobs/{last}/events").json()["items"]
@@ -91,21 +91,19 @@ def test_jobs_are_asked_to_leave_and_what_fails_is_told(cli: Cli, server: LiveSe
 
 def test_hangs_are_shown_with_the_culprit_first(cli: Cli, server: LiveServer) -> None:
     job_id = server.trains()
-    assert cli("hangs", job_id) == "nothing hung\n"
+    assert cli("hangs", job_id) == "no hangs\n"
     stack = "File a.py, line 1\n\x1b[31mFile b.py, line 2"
     server.hands.report(job_id, 1, [hang(1, stack=stack), hang()])
     server.succeed(job_id)
     first, second = cli("hangs", job_id).split("\n\n")
     lines = first.splitlines()
     assert lines[0].startswith("hang 1, attempt 1, ")
-    assert lines[1] == (
-        "rank 1 stood still in data_wait at step 50 for 12.3 s (the limit was 4.0 s)"
-    )
-    assert lines[2] == "  rank 1, the culprit; forward; step 50; collective 7; there for 9.5 s"
+    assert lines[1] == ("rank 1 hung in data_wait at step 50 for 12.3 s (the limit was 4.0 s)")
+    assert lines[2] == "  rank 1, the culprit; forward; step 50; collective 7; for 9.5 s"
     assert lines[3] == "    File a.py, line 1"
     assert "\x1b" not in first
     assert lines[5].startswith("  rank 0; forward")
-    assert "an unknown rank stood still" in second
+    assert "an unknown rank hung" in second
     assert [found["culprits"] for found in cli.json("hangs", job_id)] == [[1], []]
 
 
@@ -136,7 +134,7 @@ def test_a_stack_of_a_script_begins_with_the_users_line_and_ends_with_the_progra
     server.hands.report(job_id, 1, [hang(1, ranks=ranks)])
     server.succeed(job_id)
     lines = cli("hangs", job_id).splitlines()
-    assert lines[2] == "  rank 1, the culprit; in all_reduce; step 0; there for 9.5 s"
+    assert lines[2] == "  rank 1, the culprit; in all_reduce; step 0; for 9.5 s"
     assert lines[3] == "    at /jobs/job-1/train.py, line 7 in step"
     shown = [line.strip() for line in lines[4:]]
     main = SCRIPT_STACK.splitlines()
@@ -178,6 +176,6 @@ def test_the_goodput_of_a_script_that_reports_no_step_is_said_to_be_unknown(
     assert cli.json("get", job_id)["goodput"]["useful_share"] is None
     text = " ".join(cli("get", job_id).split())
     assert (
-        "goodput no steps reported, so it is unknown how much was useful of 92.7 slot-seconds: "
+        "goodput no steps reported, so an unknown share was useful of 92.7 slot-seconds: "
         "starting 0.4, unreported 92.3"
     ) in text

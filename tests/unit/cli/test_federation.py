@@ -37,9 +37,9 @@ def test_clients_are_invited_listed_and_revoked(
     assert "the token does not belong to a client of this job" in cli.err
     monkeypatch.setenv("DRAY_TOKEN", tokens[0])
     cli("federate", "join", job_id, "--data", "none.csv", exits=2)
-    assert cli.err == "error: none.csv: there is no such file or folder\n", "the job has not begun"
+    assert cli.err == "error: none.csv: no such file or folder\n", "the job has not begun"
     cli("ls", exits=3)
-    assert "is only for its rounds" in cli.err
+    assert "is valid only for its rounds" in cli.err
 
 
 def test_the_clients_that_have_not_answered_are_named(server: LiveServer, cli: Cli) -> None:
@@ -47,7 +47,7 @@ def test_the_clients_that_have_not_answered_are_named(server: LiveServer, cli: C
     assert server.hands.claim(job_id) is not None
     body = round_report(round_name(1, "0" * 64)).body()
     server.hands.report(job_id, 1, [frame(FrameKind.ROUND, body)])
-    assert "not answered, with the deadline over: 0, 1" in cli("federate", "clients", job_id)
+    assert "no update yet, after the deadline: 0, 1" in cli("federate", "clients", job_id)
     assert "round 1 waits for clients 0, 1, and has" in " ".join(cli("explain", job_id).split())
     assert cli.json("explain", job_id)["round"]["missing"] == ["0", "1"]
 

@@ -33,7 +33,7 @@ def test_ctrl_c_leaves_the_terminal_sane_and_says_that_the_job_goes_on(
         screen.until(lambda shown: "QUEUED" in shown)
     screen.interrupt()
     assert screen.end() == Exit.INTERRUPTED
-    assert "the job goes on" in screen.shown or "the jobs go on" in screen.shown
+    assert "the job continues" in screen.shown or "the jobs continue" in screen.shown
     assert "Traceback" not in screen.shown
     assert screen.shown.rfind(SHOW) >= screen.shown.rfind(HIDE)
 

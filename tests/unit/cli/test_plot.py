@@ -78,7 +78,7 @@ def test_powers_of_ten_are_a_straight_line_on_a_logarithmic_axis() -> None:
 
 def test_a_logarithmic_axis_leaves_out_what_is_not_above_zero_and_says_so() -> None:
     *_, note = text_of(Curve("k", [1, 2, 3], [0.0, -1.0, 5.0]), log=True)
-    assert note == "  k: 2 of 3 values are not above 0"
+    assert note == "  k: 2 of 3 values are 0 or negative"
 
 
 def test_curves_together_are_told_apart_by_letters_or_by_colours() -> None:

@@ -69,13 +69,16 @@ def test_the_jobs_of_a_queue_are_shown_by_user(cli: Cli, server: LiveServer) -> 
     ("arguments", "said"),
     [
         (("queue", "set", "x", "--limit", "GPU"), "write 'GPU' as RESOURCE=AMOUNT"),
-        (("queue", "set", "x", "--limit", "GPU=many"), "'many' is no number, and not 'none'"),
-        (("queue", "set", "x", "--limit", "memory=64", "--weight", "nan"), "'nan' is no number"),
-        (("queue", "set", "x", "--limit", "CPU=inf"), "'inf' is no number"),
-        (("queue", "set", "x", "--max-queued", "1.5"), "'1.5' is no whole number"),
-        (("queue", "set", "x", "--limit", "gpu=1"), "there is no resource 'gpu'"),
+        (("queue", "set", "x", "--limit", "GPU=many"), "'many' is neither a number nor 'none'"),
+        (
+            ("queue", "set", "x", "--limit", "memory=64", "--weight", "nan"),
+            "'nan' is neither a number",
+        ),
+        (("queue", "set", "x", "--limit", "CPU=inf"), "'inf' is neither a number"),
+        (("queue", "set", "x", "--max-queued", "1.5"), "'1.5' is neither a whole number"),
+        (("queue", "set", "x", "--limit", "gpu=1"), "'gpu' is not a resource"),
         (("queue", "set", "x", "--user-weight", "ann"), "write 'ann' as USER=WEIGHT"),
-        (("queue", "set", "x", "--user-weight", "ann=nan"), "'nan' is no number"),
+        (("queue", "set", "x", "--user-weight", "ann=nan"), "'nan' is neither a number"),
         (("queue", "set", "x", "--user-weight", "ann=-1"), "(at /user_weights/ann)"),
         (("queue", "set", "x", "--weight", "0"), "must be greater than 0 (at /weight)"),
         (

@@ -119,11 +119,11 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "hold slots:",
         "  job-a nightly: RUNNING, 2 workers, priority 50",
         "waits for: job-b",
-        "expected start: 2026-01-31 12:50 CET to 2026-01-31 13:30 CET, if 2 jobs of unknown length "
-        "take as long as recent jobs did",
-        "such forecasts were off by 30.0 s in the median, and 5m00s at most in nine of ten cases "
-        "(of 7 in 7 days)",
-        "otherwise:",
+        "expected start: 2026-01-31 12:50 CET to 2026-01-31 13:30 CET, assuming that 2 jobs of "
+        ""
+        "unknown length take as long as recent jobs",
+        "error of recent forecasts: median 30.0 s, 90th percentile 5m00s (7 forecasts in 7 days)",
+        "what would change this:",
         "  starts now with 1 worker",
     ]
 
@@ -140,7 +140,7 @@ def test_a_job_that_nobody_knows_the_start_of_says_why_and_until_when_not(answer
     explanation = {"state": "QUEUED", "reason": reason, "start": start, "forecast_error": off}
     lines = answered(explanation, "explain", JOB)
     assert lines[-1] == (
-        "expected start: not known: the forecast ends 3 hours from now; not before "
+        "expected start: unknown: the forecast ends 3 hours from now; not before "
         "2026-01-31 13:00 CET"
     )
 
@@ -153,7 +153,7 @@ def test_a_round_that_is_decided_otherwise_now_shows_both(answered: Any) -> None
     shown = {**told, "is_same": False, "decided": [starts], "replayed": [waits]}
     lines = answered(shown, "queue", "decisions", "3")
     assert lines[0] == "round 3 at 2026-01-31 12:00:00Z: 1 job waited"
-    assert "The policy decides otherwise now:" in lines
+    assert "The current policy would decide differently:" in lines
     assert any("2 workers on n1" in line for line in lines)
     assert any("full" in line for line in lines)
 

@@ -53,7 +53,7 @@ def test_a_document_is_read_from_standard_input(cli: Cli, monkeypatch: pytest.Mo
     assert cli.json("submit", "-")["name"] == "piped"
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     cli("submit", "-", exits=2)
-    assert "standard input holds no job" in cli.err
+    assert "standard input is not a job document" in cli.err
 
 
 def test_several_jobs_are_cancelled_and_deleted_and_failures_told(
@@ -110,7 +110,7 @@ def test_jobs_are_listed_by_time(cli: Cli, server: LiveServer) -> None:
     assert found("--owner", "nobody") == found("--project", "none") == []
     for wrong in ("yesterday", "2026-13-01", "5x", "-1h"):
         cli("ls", f"--since={wrong}", exits=2)
-        assert "is no time" in cli.err
+        assert "is not a time" in cli.err
 
 
 def test_a_list_that_was_cut_says_so_and_all_are_listed_on_demand(
@@ -120,7 +120,7 @@ def test_a_list_that_was_cut_says_so_and_all_are_listed_on_demand(
         server.submit(labels={"test": "all"})
     listed = cli("ls", "--label", "test=all", "-n", "2").splitlines()
     assert len(listed) == 3
-    assert cli.err == "there are more than 2; --all lists them\n"
+    assert cli.err == "only 2 jobs are listed; --all lists all\n"
     assert len(cli("ls", "--label", "test=all", "-n", "3").splitlines()) == 4
     assert cli.err == ""
     assert len(cli.json("ls", "--label", "test=all", "--all", "-n", "1")) == 3
@@ -151,7 +151,7 @@ def test_series_are_drawn(cli: Cli, finished: str, server: LiveServer) -> None:
     assert shown.count("step 10") == 2
     assert "train/loss  last 0.5" in shown
     assert cli("metrics", finished, "--together", "--log").count("step 10") == 1
-    assert cli("metrics", server.submit(), "--plot") == "there are no points yet\n"
+    assert cli("metrics", server.submit(), "--plot") == "no points yet\n"
     cli("metrics", finished, "--plot", "--csv", exits=2)
     cli("metrics", finished, "--plot", "-f", exits=2)
 

@@ -37,7 +37,7 @@ def test_a_program_is_submitted_with_its_folder_and_its_arguments(
         cli("submit", "--json", "--workers", "2", "--", "train.py", "--lr", "0.1", "-v")
     )
     assert (job["name"], job["state"]) == ("train", JobState.QUEUED)
-    assert cli.err == "not uploaded: .env may hold secrets\n"
+    assert cli.err == "not uploaded: .env might contain secrets\n"
     script = job["spec"]["script"]
     assert (script["entrypoint"], script["args"]) == ("train.py", ["--lr", "0.1", "-v"])
     assert job["spec"]["resources"]["num_workers"] == 2
@@ -83,7 +83,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
     shown = cli("submit", "--dry-run", "--", "train.py")
     assert "Nothing was submitted" in shown
     assert "once.txt" in shown
-    assert "left out: .env may hold secrets" in shown
+    assert "excluded: .env might contain secrets" in shown
     files = [{"path": "a", "size_bytes": 1, "parts": []}]
     assert server.ask("POST", "/v1/code", json={"files": files}).status_code == 422
 
@@ -94,12 +94,12 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
     [
         (["none.py"], "there is no file none.py in"),
         (["--code", "pkg", "train.py"], "is not in"),
-        (["--code", "nothing", "train.py"], "is no folder"),
-        (["--include", "no.txt", "train.py"], "there is no such file"),
-        (["job.yaml", "extra"], "one argument too many"),
-        (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "leave out torchrun"),
+        (["--code", "nothing", "train.py"], "is not a folder"),
+        (["--include", "no.txt", "train.py"], "no such file in"),
+        (["job.yaml", "extra"], "unexpected argument"),
+        (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "remove torchrun"),
         (["--include", ".env", "job.yaml"], "--include needs --code"),
-        (["ignored.py"], "ignored.py is left out of the upload"),
+        (["ignored.py"], "ignored.py is excluded from the upload"),
         (["--", "-m"], "needs the name of a module"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_recipes_own_model_travels_with_the_folder(cli: Cli, folder: Path) -> 
     assert {"job.yaml", "net.py"} <= paths
     (folder / "plain.yaml").write_text("recipe: image_classification\n")
     cli("submit", "--code", ".", "plain.yaml", exits=2)
-    assert "has no script, and no model.import" in cli.err
+    assert "has neither a script nor model.import" in cli.err
 
 
 def test_a_commit_of_a_repository_is_submitted_without_an_upload(

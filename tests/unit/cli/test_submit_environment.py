@@ -52,7 +52,7 @@ def test_the_packages_of_a_programs_folder_come_along(
     (tmp_path / "requirements.txt").write_text("-r other.txt\n")
     job = json.loads(cli("submit", "--json", "--", "train.py"))
     assert job["spec"].get("environment") is None
-    assert "no packages are installed for the job: requirements.txt: -r names a file" in cli.err
+    assert "no packages will be installed for the job: requirements.txt: -r names a file" in cli.err
 
 
 def test_guesses_are_switched_off_by_an_option(

@@ -46,7 +46,7 @@ def test_one_metric_is_compared_with_its_extremes(cli: Cli, jobs: list[str]) -> 
     assert lines[-3:] == [
         ["val/loss", "1", "0.5", "0.25"],
         ["least", *["1", "at", "2", "0.5", "at", "2", "0.25", "at", "2"]],
-        ["greatest", *["2", "at", "1", "2", "at", "1", "2", "at", "1"]],
+        ["maximum", *["2", "at", "1", "2", "at", "1", "2", "at", "1"]],
     ]
     assert cli.json("compare", *jobs)["differences"] == [
         {"pointer": "/train/epochs", "values": [1, 2, 4]}
@@ -61,9 +61,9 @@ def test_what_keeping_in_step_cost_is_a_section(cli: Cli, server: LiveServer) ->
         server.succeed(jobs[-1])
     lines = [line.split("  ") for line in cli("compare", *jobs).splitlines()]
     rows = {line[1] or line[0]: [cell.strip() for cell in line if cell.strip()] for line in lines}
-    sent = next(row for row in rows.values() if row[0] == "bytes sent a step")
+    sent = next(row for row in rows.values() if row[0] == "sent per step")
     assert sent[1:] == ["2.0 KiB", "2.0 KiB"]
-    title = next(row for row in rows.values() if row[0] == "cost of keeping in step")
+    title = next(row for row in rows.values() if row[0] == "cost of sync")
     assert title[1:] == ["all-reduce", "gossip, d_psgd, ring"]
 
 
@@ -73,7 +73,7 @@ def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     cli("experiment", "show", "none", exits=3)
     assert "no job has the experiment 'none'" in cli.err
     cli("experiment", "baseline", "s", exits=2)
-    assert "name a job, or give --none" in cli.err
+    assert "name a job or use --none" in cli.err
     cli("ls", "--where", "val/loss <", exits=2)
     assert "column 11: expected a number" in cli.err
     cli("annotate", jobs[0], "--tag", "a b", exits=2)

@@ -151,7 +151,7 @@ def test_commands_print_what_they_did_and_say_what_is_wrong(
     assert "filter    SUCCEEDED, FAILED, CANCELLED in default\n" in shown
     assert "secret" not in shown
     tried = cli("webhook", "test", hook["id"], exits=1)
-    assert tried.endswith("failed: it answered 503: done\n")
+    assert tried.endswith("failed: the receiver answered 503: done\n")
     assert cli.json("webhook", "deliveries", hook["id"])[0]["status"] == "failed"
     (line,) = [one for one in cli("webhook", "ls").splitlines() if hook["id"] in one]
     assert "  enabled  " in line
@@ -159,7 +159,7 @@ def test_commands_print_what_they_did_and_say_what_is_wrong(
     cli("webhook", "add", "https://10.0.0.1/", exits=3)
     assert "10.0.0.1 is a private address (at /url)" in cli.err
     cli("webhook", "add", busy, "--state", "done", exits=2)
-    assert "DONE is none of QUEUED" in cli.err
+    assert "DONE is not one of QUEUED" in cli.err
     cli("webhook", "delete", hook["id"])
     cli("webhook", "show", hook["id"], exits=3)
     assert f"there is no webhook {hook['id']}" in cli.err

@@ -113,7 +113,9 @@ def test_classes_may_be_called_train(
 def test_what_may_be_either_is_refused_with_what_was_found(
     folders: tuple[str, ...], found: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    with pytest.raises(DataError, match="named like a division") as raised:
+    with pytest.raises(
+        DataError, match="with the names of a training and validation split"
+    ) as raised:
         read(laid(tmp_path / "set", *folders), policy)
     assert found in str(raised.value)
 
@@ -131,7 +133,7 @@ def test_what_may_be_either_is_refused_with_what_was_found(
 def test_the_same_folders_in_each_folder_are_refused(
     folders: tuple[str, ...], found: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    with pytest.raises(DataError, match="the same folders in each folder") as raised:
+    with pytest.raises(DataError, match="the same subfolders in each folder") as raised:
         read(laid(tmp_path / "set", *folders), policy)
     assert found in str(raised.value)
 
@@ -143,7 +145,7 @@ def test_a_class_that_training_lacks(tmp_path: Path, policy: DataPolicy) -> None
 
 
 def test_classes_that_differ_by_case(tmp_path: Path, policy: DataPolicy) -> None:
-    with pytest.raises(DataError, match="'Dark', 'dark', which are probably one class"):
+    with pytest.raises(DataError, match="'Dark', 'dark', which are probably the same class"):
         read(laid(tmp_path / "set", "Dark", "dark", "light"), policy)
     assert read(laid(tmp_path / "letters", "A", "a"), policy).classes == ("A", "a")
 
@@ -178,7 +180,7 @@ def test_the_recipe_trains_and_measures_by_the_folders(tmp_path: Path, policy: D
     work = built(laid(tmp_path / "set", *folders), policy)
     assert (len(work.train), len(work.validation)) == (4, 4)
     assert "4 for training and 4 for validation" in work.about[0]
-    assert work.about[1] == "the 4 images of the test folder are left out"
+    assert work.about[1] == "the 4 images in the test folder are ignored"
 
 
 def test_without_a_folder_for_validation_a_share_is_held_out(
@@ -188,4 +190,4 @@ def test_without_a_folder_for_validation_a_share_is_held_out(
     files = {f"{folder}/{at}.png": picture(at) for folder in folders for at in range(10)}
     work = built(lay(tmp_path / "set", files), policy)
     assert (len(work.train), len(work.validation)) == (16, 4)
-    assert work.about == ["the 20 images of the test folder are left out"]
+    assert work.about == ["the 20 images in the test folder are ignored"]

@@ -92,7 +92,7 @@ def test_content_that_white_hides_is_refused(
 ) -> None:
     pixels = np.full((SIDE, SIDE, 4), 255, np.uint8)
     pixels[..., 3] = RNG.integers(0, 256, (SIDE, SIDE)) if alpha == "drawn" else 0
-    with pytest.raises(DataError, match=r"1\.png: is of one colour on white"):
+    with pytest.raises(DataError, match=r"1\.png: has a single colour on white"):
         read(saved(Image.fromarray(pixels)), tmp_path, policy)
 
 
@@ -122,10 +122,10 @@ def test_further_pages_are_refused(kind: str, tmp_path: Path, policy: DataPolicy
 def test_sixteen_bits_are_refused(colour: int, tmp_path: Path, policy: DataPolicy) -> None:
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
     content = png(16, colour, [[300] * SIDE * channels] * SIDE)
-    with pytest.raises(DataError, match="8 bits are read"):
+    with pytest.raises(DataError, match="only 8-bit images are supported"):
         read(content, tmp_path, policy)
     form = ImageForm((1, SIDE, SIDE), (SIDE, SIDE), is_fixed=True)
-    with pytest.raises(DataError, match="8 bits are read"):
+    with pytest.raises(DataError, match="only 8-bit images are supported"):
         form.tensor(tmp_path / "set" / "a/1.png")
 
 

@@ -111,7 +111,7 @@ def test_single_folders_around_the_set_in_an_archive_are_left_out(
 
 def test_the_folder_of_one_class_is_not_left_out(tmp_path: Path, policy: DataPolicy) -> None:
     inside = {f"set-main/set/{name}": picture() for name in ("cat/1.png", "cat/2.png")}
-    with pytest.raises(DataError, match="has one class only, the folder 'cat'"):
+    with pytest.raises(DataError, match="has only one class, the folder 'cat'"):
         read(zipped(tmp_path / "a.zip", inside), policy)
 
 
@@ -189,7 +189,7 @@ def test_an_archive_can_not_fill_the_disk(tmp_path: Path) -> None:
     policy = replace(DataPolicy.open(str(tmp_path / "cache")), cache_limit_bytes=1 << 20)
     path = zipped(tmp_path / "bomb.zip", {"cat/1.png": b"\0" * (64 << 20), "dog/1.png": picture()})
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(DataError, match="unpacked, it needs more than the 1,048,576 bytes"):
+    with pytest.raises(DataError, match="unpacked, it needs more than 1,048,576 bytes"):
         read(path, policy)
     assert list((tmp_path / "cache" / "scratch").iterdir()) == []
 
@@ -205,12 +205,12 @@ def huge_png() -> bytes:
     ("files", "fault"),
     [
         ({}, "is an empty folder"),
-        ({"1.png": picture()}, "1.png: is not in a folder of its class"),
-        ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it needs two"),
+        ({"1.png": picture()}, "1.png: is not in a class folder"),
+        ({"cat/1.png": picture()}, "has only one class, the folder 'cat', but needs two"),
         (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is not a readable image"),
         (TWO | {"dog/2.png": b""}, "dog/2.png: is not a readable image"),
         (TWO | {"dog/2.png": b"GIF? no"}, "dog/2.png: is not a readable image"),
-        (TWO | {"dog/2.png": picture(0, mode="I;16")}, "dog/2.png: has pixels of the mode I;16"),
+        (TWO | {"dog/2.png": picture(0, mode="I;16")}, "dog/2.png: has pixels of mode I;16"),
         (TWO | {"dog/2.png": huge_png()}, "dog/2.png: is "),
     ],
 )
@@ -230,12 +230,12 @@ def test_a_truncated_image_of_many_is_named(tmp_path: Path, policy: DataPolicy) 
     Image.fromarray(noise).save(buffer, "png")
     half = buffer.getvalue()[: len(buffer.getvalue()) // 2]
     folder = lay(tmp_path / "set", {"a/1.png": buffer.getvalue(), "b/7.png": half})
-    with pytest.raises(DataError, match=r"b/7\.png: is a broken or truncated image"):
+    with pytest.raises(DataError, match=r"b/7\.png: is a damaged or truncated image"):
         read(folder, policy)
 
 
 def test_a_missing_source(tmp_path: Path, policy: DataPolicy) -> None:
-    with pytest.raises(DataError, match="there is no such file or folder on this node"):
+    with pytest.raises(DataError, match="this file or folder does not exist on this node"):
         read(tmp_path / "nothing", policy, format="images")
 
 
@@ -270,7 +270,7 @@ def test_arrays_of_floats_keep_their_values(tmp_path: Path, policy: DataPolicy) 
     [
         (np.ones((2, 5)), "has the shape (2, 5)"),
         (np.ones((2, 5, 5, 7)), "has the shape (2, 5, 5, 7)"),
-        (np.full((2, 5, 5), 999), "has whole numbers outside of 0 to 255"),
+        (np.full((2, 5, 5), 999), "has integers outside 0 to 255"),
         (np.full((2, 5, 5), np.nan), "sample 0: has a value that is missing or not finite"),
     ],
 )

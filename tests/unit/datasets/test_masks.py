@@ -131,28 +131,31 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
             TWO | {"masks/2.png": mask(1, size=(4, 4))},
             "masks/2.png: is 4 x 4 pixels (height x width), but its image images/2.png is 2 x 3",
         ),
-        (TWO | {"masks/2.png": mask(7, 255)}, "masks/2.png: has a pixel of 255; the pixels of"),
+        (
+            TWO | {"masks/2.png": mask(7, 255)},
+            "masks/2.png: has a pixel with the value 255; the pixels of",
+        ),
         (
             {**TWO, "masks/1.png": mask(), "masks/2.png": mask()},
-            "has one class only: every pixel of its masks is 0; it needs two",
+            "has only one class, but needs two: every pixel of its masks is 0",
         ),
         (
             TWO | {"masks/2.png": picture((1, 1, 1), mode="RGB")},
-            "masks/2.png: has pixels of the mode RGB; a mask has one channel of 8 bits",
+            "masks/2.png: has pixels of mode RGB; a mask must have one 8-bit channel",
         ),
         (
             TWO | {"masks/2.png": mask(1, mode="I;16")},
-            "masks/2.png: has pixels of the mode I;16; a mask has one channel of 8 bits",
+            "masks/2.png: has pixels of mode I;16; a mask must have one 8-bit channel",
         ),
         (
             TWO | {"masks/2.png": mask(1, kind="jpeg")},
-            "masks/2.png: is a JPEG, which blurs the numbers of classes; give a PNG",
+            "masks/2.png: is a JPEG, whose compression changes class indices; use PNG",
         ),
         (TWO | {"images/2.png": b"no"}, "images/2.png: is not a readable image"),
         (TWO | {"masks/2.png": b""}, "masks/2.png: is not a readable image"),
         (
             BIG | {"masks/1.png": noise("png")[:-200]},
-            "masks/1.png: is a broken or truncated image",
+            "masks/1.png: is a damaged or truncated image",
         ),
     ],
 )
@@ -169,7 +172,7 @@ def test_an_error_names_the_mask_with_a_number_beyond_the_named_classes(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     folder = lay(tmp_path / "set", TWO)
-    fault = r"masks/1\.png: has a pixel of 2, but data\.classes names 2 classes, which are 0 to 1"
+    fault = r"masks/1\.png: has a pixel with the value 2, but data\.classes lists 2 classes, 0 to 1"
     with pytest.raises(DataError, match=fault):
         read(folder, policy, classes=["background", "cell"])
 
@@ -199,13 +202,16 @@ def test_arrays_of_two_classes(y: Any, tmp_path: Path, policy: DataPolicy) -> No
 @pytest.mark.parametrize(
     ("y", "fault"),
     [
-        (np.array([0, 1]), "has the shape (2,) and the type int64; masks are whole numbers of"),
-        (MASKS.astype(float), "and the type float64; masks are whole numbers of (samples, height"),
+        (np.array([0, 1]), "has the shape (2,) and the type int64; masks must be integers of"),
+        (
+            MASKS.astype(float),
+            "and the type float64; masks must be integers of shape (samples, height",
+        ),
         (MASKS[:1], "has 1 values, but 'x' has 2 samples"),
         (MASKS[:, :1], "has masks of 1 x 2 pixels (height x width), but the images are 2 x 2"),
-        (MASKS - 1, "array 'y', sample 0: has a pixel of -1"),
-        (MASKS * 200, "array 'y', sample 0: has a pixel of 400"),
-        (MASKS * 0, "has one class only: every pixel of its masks is 0"),
+        (MASKS - 1, "array 'y', sample 0: has a pixel with the value -1"),
+        (MASKS * 200, "array 'y', sample 0: has a pixel with the value 400"),
+        (MASKS * 0, "has only one class, but needs two: every pixel of its masks is 0"),
     ],
 )
 def test_arrays_that_are_no_masks(y: Any, fault: str, tmp_path: Path, policy: DataPolicy) -> None:

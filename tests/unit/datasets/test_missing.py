@@ -89,10 +89,14 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         ("x,y\n1,a\n,b\n", {}, "line 3: the column 'x' has no value; set data.missing to"),
         ("x,y\n1,a\n2,\n", {"missing": "mean"}, "line 3: the target 'y' has no value"),
         ("x,y\n1,a\n2,\n", {"missing": "mean"}, "set data.missing to drop"),
-        ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "mean"}, "the column 'x' has no value in any row"),
-        ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no value in any row; leave it out"),
-        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no row without missing values"),
-        ("x,y\n1,a\ninf,b\n", {"missing": "mean"}, "'x' is inf, not a finite number"),
+        ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "mean"}, "the column 'x' has no values"),
+        ("x,z,y\n,1,a\nNA,2,b\n", {"missing": "drop"}, "'x' has no values; leave it out"),
+        ("x,z,y\n,1,a\n2,,b\n", {"missing": "drop"}, "has no rows without missing values"),
+        (
+            "x,y\n1,a\ninf,b\n",
+            {"missing": "mean"},
+            "'x' is inf, which is not a finite 32-bit number",
+        ),
         (f"x,y\n{2**60 + 1},a\n-1e39,b\n", {}, "line 3: the column 'x' is -1e39, not a finite"),
         (
             "x,y\n1,a\n2,b\n",
@@ -138,5 +142,5 @@ def test_a_parquet_column_of_nulls_alone(tmp_path: Path, policy: DataPolicy) -> 
     path = tmp_path / "t.parquet"
     parquet.write_table(pa.table({"x": [None, None], "z": [1, 2], "y": [0, 1]}), path)
     data = Data(source=path.as_uri(), target="y", missing="mean")
-    with pytest.raises(DataError, match="the column 'x' has no value in any row"):
+    with pytest.raises(DataError, match="the column 'x' has no values"):
         open_table(data, policy, classifies=True)

@@ -131,7 +131,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
         return files(self, content)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Source, "files", rewriting)
-    with pytest.raises(DataError, match=r"a\.txt: changed while it was read"):
+    with pytest.raises(DataError, match=r"a\.txt: changed while it was being read"):
         open_text(data, policy, None)
     assert list(Path(policy.cache_dir or "", "prepared").iterdir()) == []
 
@@ -270,18 +270,18 @@ def test_a_link_to_a_folder_is_not_passed_over(tmp_path: Path, policy: DataPolic
 def test_a_link_to_nothing_is_named(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.txt").symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(DataError, match=r"set/a\.txt: is a link to nothing"):
+    with pytest.raises(DataError, match=r"set/a\.txt: is a broken link"):
         open_text(Data(source=(tmp_path / "set").as_uri(), format="text"), policy, None)
 
 
 def test_a_folder_where_one_file_is_meant(tmp_path: Path, policy: DataPolicy) -> None:
-    with pytest.raises(DataError, match="is a folder, and this format is one file"):
+    with pytest.raises(DataError, match="is a folder, but this format requires a single file"):
         open_table(Data(source=tmp_path.as_uri(), format="csv", target="y"), policy,
                    classifies=True)  # fmt: skip
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.txt").write_text("a")
     data = Data(source=(tmp_path / "set").as_uri(), format="text", size_bytes=1)
-    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are for one file"):
+    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are for a single file"):
         open_text(data, policy, None)
 
 

@@ -115,13 +115,13 @@ def test_a_folder_of_very_many_objects_takes_few_descriptors(
 
 @pytest.mark.parametrize("url", ["s3://bucket/none.csv", "s3://no-such-bucket/t.csv"])
 def test_what_is_not_there(url: str, s3: ObjectStore, cloud: DataPolicy) -> None:
-    with pytest.raises(DataError, match="there is no such object, folder or bucket"):
+    with pytest.raises(DataError, match="this object, folder or bucket does not exist"):
         read(url, cloud)
 
 
 def test_a_folder_where_a_file_is_meant(s3: ObjectStore, cloud: DataPolicy) -> None:
     s3.put("set/t.csv", CSV)
-    with pytest.raises(DataError, match="is a folder, and this format is one file"):
+    with pytest.raises(DataError, match="is a folder, but this format requires a single file"):
         read("s3://bucket/set", cloud)
 
 
@@ -253,5 +253,5 @@ def test_storage_that_can_not_be_reached_is_unavailable(
         lambda: store.size_bytes("a/b"),
         lambda: store.delete_tree("a"),
     ):
-        with pytest.raises(StorageUnavailable, match="the object store fails"):
+        with pytest.raises(StorageUnavailable, match="the object store failed"):
             act()

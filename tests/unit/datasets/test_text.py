@@ -106,7 +106,7 @@ def test_empty_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(DataError, match=r"a\.txt: is an empty file"):
         read(write(tmp_path / "a.txt", b""), policy)
     (tmp_path / "set").mkdir()
-    with pytest.raises(DataError, match=r"is an empty folder: there is no file of \.txt"):
+    with pytest.raises(DataError, match=r"is an empty folder: it has no \.txt files"):
         read(tmp_path / "set", policy)
 
 
@@ -120,7 +120,9 @@ def test_a_byte_order_mark_is_dropped_from_each_file(tmp_path: Path, policy: Dat
 
 def test_utf_16_is_named(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "a.txt").write_text("one", encoding="utf-16")
-    with pytest.raises(DataError, match="the byte at offset 0 is not text; it is probably utf-16"):
+    with pytest.raises(
+        DataError, match="the byte at offset 0 is not text; its encoding is probably utf-16"
+    ):
         open_text(Data(source=(tmp_path / "a.txt").as_uri()), policy, None)
 
 
@@ -136,6 +138,6 @@ def test_names_of_files_divide_a_text(tmp_path: Path, policy: DataPolicy) -> Non
     assert text[validation[0] * 3 :].startswith(b"lidvalid")
     (tmp_path / "notes.txt").write_text("?")
     with pytest.raises(
-        DataError, match=r"named like a division, .* and others such as 'notes.txt'"
+        DataError, match=r"the names of a split, .* and other files such as 'notes.txt'"
     ):
         open_text(Data(source=tmp_path.as_uri(), format="text"), policy, None)

@@ -15,6 +15,8 @@ from tests.plain_english.__main__ import findings
         ("a.py", '"""Of a rank, its step."""', [(1, "a docstring that begins with 'Of'")]),
         ("a.py", 'size = 1\n"""As given."""', [(2, "a docstring that begins with 'As'")]),
         ("a.py", '"""Offsets of a table."""', []),
+        ("a.py", '"""A size. What a rank has."""', [(1, "What")]),
+        ("a.py", '"""A size. What is a size?"""', []),
         ("a.py", "# a line\n# that says\n# more\nx = 1", [(2, "says")]),
         ("a.py", "# so\n# many workers", [(1, "so # many")]),
         ("a.py", 'x = f"job {name} stands by for slots"', [(1, "stands by")]),

@@ -101,7 +101,7 @@ def test_a_parquet_files_dates_and_times(tmp_path: Path) -> None:
     assert first[1] == first[2] == pytest.approx(parts_by_python(day.isoformat()), rel=1e-7)
     assert np.isnan(table.numeric[1, : len(PARTS)]).all()
     for options in ({"target": "day"}, {"categorical": ["day"]}):
-        with pytest.raises(DataError, match="'day' is of the type date32"):
+        with pytest.raises(DataError, match="'day' has the type date32"):
             open_table(
                 Data(source=path.as_uri(), **{"target": "y", **options}),
                 DataPolicy.open(str(tmp_path / "cache")),

@@ -56,7 +56,7 @@ def test_a_file_is_scaled_to_what_the_model_was_trained_on(tmp_path: Path) -> No
             np.zeros((2, 5, 5)),
             "are 5 x 5 pixels with 1 channel, but the model was",
         ),
-        (np.zeros((2, 3, 4, 6)), r"the shape \(2, 3, 4, 6\) holds no images with 1 channels"),
+        (np.zeros((2, 3, 4, 6)), r"shape \(2, 3, 4, 6\) does not contain images with 1 channels"),
         ([np.zeros((4, 6)), np.zeros((5, 6))], "the same size, but these are 4 x 6"),
     ],
 )

@@ -103,7 +103,7 @@ def test_results_that_name_a_function_of_python_do_not_call_it(tmp_path: Path) -
         args = {"command": command} if command else {"args": ["touch", str(done)]}
         changed["spec"]["model"] |= {"import": name, "args": args}
         (folder / "config.json").write_text(json.dumps(changed))
-        with pytest.raises(ModelError, match="Python's own library"):
+        with pytest.raises(ModelError, match="Python's standard library"):
             recipes.load(folder)
     assert not done.exists()
 
@@ -120,9 +120,13 @@ def test_a_module_of_the_users_own_may_have_a_name_of_python(
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("Net", {"num_classes": 3}, r"shape \(2, 3\).*expected \(batch, classes\), here \(2, 10\)"),
+        (
+            "Net",
+            {"num_classes": 3},
+            r"shape \(2, 3\).*expected \(batch, classes\), which is \(2, 10\)",
+        ),
         ("Wide", {}, "returns a dict, not a tensor"),
-        ("Frozen", {}, "no parameter to train"),
+        ("Frozen", {}, "no trainable parameters"),
         ("number", {}, "made a int, not a torch.nn.Module"),
         ("Other", {}, "no Other in the module my_net"),
     ],

@@ -162,17 +162,20 @@ def test_a_language_model_of_ones_own_goes_on_with_a_text(tmp_path: Path) -> Non
             r"shape \(2, 256\) for inputs of shape \(2, 8\): expected "
             r"\(batch, time, vocabulary\), here \(2, 8, 256\)",
         ),
-        ({"import": "my_nets:Choice"}, "a tensor of torch.int64: expected numbers with a fraction"),
+        ({"import": "my_nets:Choice"}, "a tensor of torch.int64: expected a floating-point type"),
         (
             {"import": "my_nets:Bigram", "args": {"widht": 3}},
-            r"can't be made with model.args {'widht': 3}: TypeError: Bigram.__init__\(\) got an "
+            r"can't be created with model.args {'widht': 3}: TypeError: Bigram.__init__\(\) got an "
             "unexpected keyword argument 'widht'",
         ),
         (
             {"import": "my_nets:Bigram", "args": {"vocabulary": 7}},
             r"shape \(2, 8, 7\) .*, here \(2, 8, 256\)",
         ),
-        ({"import": "net_of_mine:Net"}, "no module net_of_mine .* add model.code, as `dray submit"),
+        (
+            {"import": "net_of_mine:Net"},
+            "no module net_of_mine .* add model.code, for example with `dray submit",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_ends_the_job_with_one_sentence(

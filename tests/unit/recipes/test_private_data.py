@@ -45,7 +45,7 @@ def test_rows_have_the_codes_that_the_job_knows(tmp_path: Path) -> None:
 
 
 def test_a_town_that_the_job_does_not_know_counts_as_unknown(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="never saw"):
+    with pytest.warns(UserWarning, match="did not occur in training"):
         found = opened(tmp_path, "town,ill,age\nOslo,no,31\n")
     assert found.inputs.tolist() == [[31.0, 0.0]]
 
@@ -66,7 +66,7 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
     [
         ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe'; the job knows"),
         ("town,ill\nUlm,yes\n", "age"),
-        ("town,age\nUlm,31\n", "has no column 'ill', which is to be predicted"),
+        ("town,age\nUlm,31\n", "has no column 'ill', which is the column to predict"),
         ("town,ill,age\nUlm,yes,old\n", "'old', not a number"),
         ("town,ill,age\nUlm,yes\n", "more or fewer fields"),
         ("town,ill,age\n", "has no row"),

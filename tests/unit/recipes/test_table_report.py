@@ -28,14 +28,14 @@ def about(tmp_path: Path, recipe: str = "tabular_classification", **data: Any) -
 
 def test_each_column_has_a_line(tmp_path: Path) -> None:
     assert about(tmp_path, missing="median", missing_columns={"colour": "indicator"}) == [
-        "the table has 40 rows, and besides the target columns: 2 of numbers, 2 of categories, "
-        "1 ignored",
+        "the table has 40 rows, and these columns besides the target: 2 of numbers, 2 of "
+        "categories, 1 ignored",
         "  'y': target, 2 classes: 'no', 'yes'",
-        "  'age': number, missing in 10 rows, filled in by 30 (median)",
+        "  'age': number, missing in 10 rows, replaced by 30 (median)",
         "  'rooms': number",
-        "  'colour': category with 1 value, missing in 8 rows, which are a category of their own",
+        "  'colour': category with 1 value, missing in 8 rows, treated as a separate category",
         "  'kind': category with 2 values",
-        "  'note': ignored, as data.features does not name it",
+        "  'note': ignored, because data.features does not name it",
     ]
 
 
@@ -44,10 +44,10 @@ def test_each_column_has_a_line(tmp_path: Path) -> None:
     [
         (
             "indicator",
-            "filled in by 30 (mean), with an input that marks them",
-            "which are a category of their own",
+            "replaced by 30 (mean), with an additional input that marks them",
+            "treated as a separate category",
         ),
-        ("mean", "filled in by 30 (mean)", "filled in by 'red' (most_frequent)"),
+        ("mean", "replaced by 30 (mean)", "replaced by 'red' (most_frequent)"),
         ("drop", "which were dropped", "which were dropped"),
     ],
 )

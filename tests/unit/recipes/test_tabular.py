@@ -69,7 +69,9 @@ def test_a_class_is_predicted_from_rows_as_they_are_in_the_table(
         predicted = predictor.predict([row, unknown])
     assert warned[0].filename == __file__, "it points at the caller's line"
     assert set(predicted) <= {"heavy", "light"}
-    with pytest.warns(UnseenCategoryWarning, match="'ultraviolet', which training never saw"):
+    with pytest.warns(
+        UnseenCategoryWarning, match="'ultraviolet', which did not occur in training"
+    ):
         inputs = predictor.form.tensor([row, unknown])
     assert inputs[1, -1] == 0.0
     expected = work.model.eval()(inputs).argmax(dim=1).tolist()

@@ -231,7 +231,7 @@ def test_answers_with_fields_of_a_newer_server_are_read() -> None:
 def test_nobody_listening_is_a_sentence() -> None:
     with (
         Client("http://127.0.0.1:9", retry=IMPATIENT) as client,
-        pytest.raises(errors.ServerUnreachable, match="is it running"),
+        pytest.raises(errors.ServerUnreachable, match="no dray server is reachable"),
     ):
         client.cluster()
 
@@ -389,7 +389,7 @@ def test_a_job_is_found_by_how_its_id_begins_and_by_its_name(client: Client) -> 
     for reference in ("job-zzz", "none of this name", ".."):
         with pytest.raises(errors.JobNotFound, match=f"there is no job {reference}"):
             client.resolve(reference)
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="an id must not be empty"):
         client.resolve("")
 
 

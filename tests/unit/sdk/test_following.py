@@ -120,7 +120,7 @@ def test_a_job_that_is_over_has_no_more_events() -> None:
 def test_a_server_that_ends_every_stream_is_given_up() -> None:
     clock = iter(range(0, 10_000, 10))
     impatient = Retry(first_delay_s=0.0, clock=lambda: float(next(clock)))
-    with pytest.raises(errors.TransportError, match="ends every stream"):
+    with pytest.raises(errors.TransportError, match="keeps closing the event stream"):
         follow(Streams(*[""] * 50), retry=impatient)
 
 

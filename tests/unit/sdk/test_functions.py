@@ -78,7 +78,7 @@ async def _result(url: str, job_id: str) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(lambda: LOCK, "can't be sent: .*lock"), (locks, "can't be sent: .*lock")],
+    [(lambda: LOCK, "can't be pickled: .*lock"), (locks, "can't be pickled: .*lock")],
 )
 def test_a_function_that_can_not_be_pickled_is_refused_here(
     client: Client, function: Callable[..., Any], said: str
@@ -98,7 +98,7 @@ def test_a_function_of_another_python_or_with_a_result_that_can_not_be_kept_says
     program.write_text(program.read_text().replace(here, "[3, 8]"))
     done, _ = call(tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("the function was sent by Python 3.8, and this node has Python 3")
+    assert done.stderr.startswith("the function was packed by Python 3.8, but this node has")
 
 
 def _makes_a_lock() -> object:
@@ -112,7 +112,7 @@ def test_another_program_in_the_document_is_refused(client: Client) -> None:
 
 def test_a_server_may_take_no_functions(tmp_path: Path) -> None:
     with serving(tmp_path, takes_functions=False) as server, Client(server.url) as client:
-        with pytest.raises(errors.Forbidden, match="takes no pickled functions"):
+        with pytest.raises(errors.Forbidden, match="does not accept pickled functions"):
             client.submit_function(helped, [1])
         assert list(client.jobs()) == []
 

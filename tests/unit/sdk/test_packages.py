@@ -90,7 +90,7 @@ def test_the_first_file_that_lists_packages_counts(
     listed = found(tmp_path)
     assert listed is not None
     assert (listed.source, listed.num_packages) == ("pyproject.toml", 2)
-    assert listed.without == "uv.lock is read by uv, which is not installed here"
+    assert listed.without == "reading uv.lock requires uv, which is not installed"
     listed = found(tmp_path, requirements_txt="# none yet\n")
     assert listed is None
     listed = found(tmp_path, requirements_txt="--pre\ntorch\n\n# why\nnumpy>=2\n")

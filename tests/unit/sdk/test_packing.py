@@ -106,7 +106,7 @@ def test_secrets_and_environments_are_left_out_unless_they_are_named(tmp_path: P
 def test_an_ignored_file_that_is_named_is_packed(tmp_path: Path) -> None:
     put(tmp_path, {".gitignore": "out/\n", "out/a/w.bin": "x", "out/b.bin": "x", "t.py": "x"})
     assert packed(tmp_path, "out/a/w.bin") == [".gitignore", "out/a/w.bin", "t.py"]
-    with pytest.raises(SpecError, match="there is no such file"):
+    with pytest.raises(SpecError, match="no such file in"):
         pack(tmp_path, ["out/none"])
     with pytest.raises(SpecError, match="is not in"):
         pack(tmp_path, ["../x"])
@@ -161,7 +161,7 @@ def test_a_file_that_changes_meanwhile_is_not_sent(tmp_path: Path) -> None:
     put(tmp_path, {"a.py": "x = 1"})
     found = pack(tmp_path)
     put(tmp_path, {"a.py": "x = 2"})
-    with pytest.raises(SpecError, match=r"a\.py was changed"):
+    with pytest.raises(SpecError, match=r"a\.py changed during the upload"):
         found.read(found.files[0].parts[0])
     (tmp_path / "a.py").unlink()
     with pytest.raises(SpecError, match=r"can't read .*a\.py: No such file"):
@@ -224,9 +224,9 @@ def test_deep_paths_are_compared_in_little_memory() -> None:
 def test_an_empty_or_missing_folder_and_too_many_files_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SpecError, match="no file to upload"):
+    with pytest.raises(SpecError, match="no files to upload"):
         pack(tmp_path)
-    with pytest.raises(SpecError, match="is no folder"):
+    with pytest.raises(SpecError, match="is not a folder"):
         pack(tmp_path / "none")
     monkeypatch.setattr(packing, "MAX_FILES", 2)
     put(tmp_path, {"a": "1", "b": "2", "c": "3"})

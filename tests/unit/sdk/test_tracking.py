@@ -65,7 +65,9 @@ def test_frames_without_pandas_say_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with Client(server.url) as client:
         for frame in (client.frame, client.series_frame):
-            with pytest.raises(ImportError, match=r"frames need the package pandas: pip install"):
+            with pytest.raises(
+                ImportError, match=r"DataFrames require the package pandas: pip install"
+            ):
                 frame(jobs)
 
 

@@ -175,7 +175,9 @@ def test_a_delete_whose_answer_was_lost_is_done_when_the_job_is_gone(clock: Cloc
 
 def test_a_refused_connection_says_how_to_start_a_server(clock: Clock) -> None:
     answers = [httpx.ConnectError("[Errno 111] Connection refused")] * 99
-    with pytest.raises(errors.ServerUnreachable, match=r"is it running.*`make run`") as caught:
+    with pytest.raises(
+        errors.ServerUnreachable, match=r"no dray server is reachable.*`make run`"
+    ) as caught:
         send(GET, retry(clock), answers)
     assert isinstance(caught.value, ConnectionError)
     assert URL in str(caught.value)
@@ -234,7 +236,7 @@ def test_an_id_stays_one_segment_of_the_path(name: str, quoted: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_an_id_that_would_change_the_path_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="is not an id"):
         segment(name)
 
 

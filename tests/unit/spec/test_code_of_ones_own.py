@@ -26,14 +26,18 @@ def refused(document: dict[str, Any]) -> errors.SpecError:
     ("metric", "pointer", "words"),
     [
         ({**PATTERN, "pattern": "loss=("}, "/metrics/0/pattern", r"missing \)"),
-        ({**PATTERN, "pattern": "loss=.*"}, "/metrics/0/pattern", "one group .* and has 0"),
-        ({**PATTERN, "pattern": r"(a)\1"}, "/metrics/0/pattern", "regular expression of RE2"),
+        (
+            {**PATTERN, "pattern": "loss=.*"},
+            "/metrics/0/pattern",
+            "one capturing group, .* but has 0",
+        ),
+        ({**PATTERN, "pattern": r"(a)\1"}, "/metrics/0/pattern", "RE2 regular expression"),
         ({**PATTERN, "pattern": "(a)" + "b" * 500}, "/metrics/0/pattern", "500 characters"),
         ({**PATTERN, "pattern": r"(\pL{900})"}, "/metrics/0/pattern", "too large"),
-        ({**PATTERN, "step": "(a)(b)"}, "/metrics/0/step", "one group .* and has 2"),
+        ({**PATTERN, "step": "(a)(b)"}, "/metrics/0/step", "one capturing group, .* but has 2"),
         ({**PATTERN, "name": "train\tloss"}, "/metrics/0/name", "printable"),
-        ({"name": "x"}, "/metrics/0", "needs a name and a pattern, or a source"),
-        ({**PATTERN, "source": "csv"}, "/metrics/0", "give that alone"),
+        ({"name": "x"}, "/metrics/0", "requires a name and a pattern, or a source"),
+        ({**PATTERN, "source": "csv"}, "/metrics/0", "omit name, pattern and step"),
         ({**PATTERN, "rank": 1}, "/metrics/0/rank", "below resources.num_workers, which is 1"),
         ({"source": "mlflow"}, "/metrics/0/source", "tensorboard"),
     ],
@@ -99,7 +103,7 @@ def test_every_recipe_takes_a_model_of_ones_own_whole_on_each_rank(
     for axis in ("tensor", "pipeline", "context"):
         error = refused({**NET, **document, "resources": {"num_workers": 2}, "parallel": {axis: 2}})
         assert error.pointer == f"/parallel/{axis}"
-        assert "imported can't be divided so" in error.detail
+        assert "imported can't be divided this way" in error.detail
 
 
 @pytest.mark.parametrize(
@@ -149,19 +153,19 @@ def test_code_may_be_named_elsewhere(code: dict[str, str]) -> None:
     ("code", "pointer", "words"),
     [
         ({**GIT, "commit": "main"}, "/commit", "rev-parse"),
-        ({**GIT, "commit": "abc1234"}, "/commit", "whole hash"),
+        ({**GIT, "commit": "abc1234"}, "/commit", "full hash"),
         ({"git": GIT["git"]}, "/commit", "is missing"),
-        ({**GIT, "git": "ssh://git@example.org/a"}, "/git", "must begin with https://"),
-        ({**GIT, "git": "ext::sh -c touch% /tmp/x"}, "/git", "must begin with https://"),
-        ({**GIT, "git": "file:///srv/a"}, "/git", "must begin with https://"),
+        ({**GIT, "git": "ssh://git@example.org/a"}, "/git", "must start with https://"),
+        ({**GIT, "git": "ext::sh -c touch% /tmp/x"}, "/git", "must start with https://"),
+        ({**GIT, "git": "file:///srv/a"}, "/git", "must start with https://"),
         ({**GIT, "git": "https://me:secret@example.org/a"}, "/git", "user or password"),
-        ({**GIT, "git": "https://example.org./a"}, "/git", "plain letters"),
-        ({**GIT, "git": "https://ex%61mple.org/a"}, "/git", "plain letters"),
+        ({**GIT, "git": "https://example.org./a"}, "/git", "ASCII letters"),
+        ({**GIT, "git": "https://ex%61mple.org/a"}, "/git", "ASCII letters"),
         ({**GIT, "git": "https://example.org/a?b=1"}, "/git", "query"),
         ({**GIT, **ARCHIVE}, "", "git and commit, or url and sha256"),
-        ({**ARCHIVE, "commit": "a" * 40}, "/commit", "does not go with sha256"),
+        ({**ARCHIVE, "commit": "a" * 40}, "/commit", "can't be combined with sha256"),
         ({"url": ARCHIVE["url"]}, "/sha256", "is missing"),
-        ({**ARCHIVE, "url": "s3://bucket/a.tar"}, "/url", "must begin with https://"),
+        ({**ARCHIVE, "url": "s3://bucket/a.tar"}, "/url", "must start with https://"),
         ({**GIT, "branch": "main"}, "/branch", "no field"),
         ("code-1", "", "pattern"),
     ],

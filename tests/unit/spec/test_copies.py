@@ -26,8 +26,8 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     (CUSTOM, "/sync/edges", "give both or neither"),
     ({"edges": [[0, 1]]}, "/sync/edges", "give both or neither"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
-    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, and the ranks are 0"),
-    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank with itself"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but ranks are 0"),
+    (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "joins a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
         CUSTOM | {"mode": "sgp", "edges": [[0, 1], [1, 2], [2, 3]]},
@@ -46,21 +46,21 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("document", "pointer", "message"),
     [
-        (images(sync={"every": 1, "outer": {}}), "/sync/outer", "needs sync.every above 1"),
+        (images(sync={"every": 1, "outer": {}}), "/sync/outer", "requires sync.every above 1"),
         (
             images(sync={"every": 5, "compression": {"name": "fp16"}}),
             "/sync/compression",
-            "needs sync.every 1",
+            "requires sync.every 1",
         ),
         (
             images(sync={"every": 5}, elastic={"min_workers": 1}),
             "/elastic",
-            "no common weights in between",
+            "no common weights between averages",
         ),
         (
             images(sync={"every": 5}, train={"ema": {}}),
             "/train/ema",
-            "no common weights in between",
+            "no common weights between averages",
         ),
         (
             images(sync={"every": 5}, checkpoint={"every_steps": "auto"}),
@@ -72,10 +72,10 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             images(sync={"kind": "auto", "compression": {"name": "bf16"}}),
             "/sync/compression",
-            "leave it out, or name the kind that it belongs to",
+            "leave it out, or give the kind that it belongs to",
         ),
         (gossip(1), "/resources/num_workers", "a single rank has no neighbours"),
-        (gossip(3, mode="ad_psgd"), "/sync/graph", "needs an even number. Take random or complete"),
+        (gossip(3, mode="ad_psgd"), "/sync/graph", "an even number of workers. Use random"),
         (gossip(2) | {"elastic": {"min_workers": 1}}, "/elastic", "with sync.kind gossip"),
         (gossip(2) | {"train": {"ema": {}}}, "/train/ema", "with sync.kind gossip"),
         (gossip(2) | {"checkpoint": {"every_steps": "auto"}}, "/checkpoint/every_steps", "gossip"),
@@ -94,29 +94,29 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(3, servers=2),
             "/resources/num_workers",
-            "is 3, of which sync.servers takes 2: make it 4 or more",
+            "is 3, including 2 for sync.servers: set it to 4 or more",
         ),
         (
             served(7, servers=4),
             "/sync/servers",
-            "is 4, more than the 3 workers that are left of the 7 ranks: take 3 servers or fewer",
+            "is 4, more than the 3 workers among the 7 ranks: use 3 servers or fewer",
         ),
         (served(4, mode="bounded"), "/sync/max_staleness", "and mode: bounded go together"),
         (served(4, max_staleness=4), "/sync/max_staleness", "and mode: bounded go together"),
         (
             served(4, correction={"name": "staleness_lr"}),
             "/sync/correction",
-            "synchronous updates are not stale",
+            "synchronous updates are never stale",
         ),
         (
             served(4, mode="asynchronous", correction={"name": "staleness_lr", "strength": 0.1}),
             "/sync/correction/strength",
-            "is for delay_compensation",
+            "only applies to delay_compensation",
         ),
         (
             images(sync="auto", init_from={"job": "job-1", "take": "everything"}),
             "/sync",
-            "give the other job's sync, with which the job goes on",
+            "give the sync of the other job, which this job continues",
         ),
         (
             images(sync="auto", federated={"clients": 20, "clients_per_round": 5, "rounds": 30}),
@@ -126,17 +126,17 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4, shards_kept_by="replica"),
             "/sync/shards_kept_by",
-            "must be snapshot with one server: a replica is on the next server. Take sync",
+            "must be snapshot with one server, because the replica is kept on the next server",
         ),
         (
             served(4) | {"parallel": {"shard": 2}},
             "/parallel",
-            "must be unset with sync.kind parameter_server: each worker has the whole model",
+            "must be unset with sync.kind parameter_server: each worker has the complete model",
         ),
         (
             served(4) | {"elastic": {"min_workers": 3}},
             "/elastic",
-            "with sync.kind parameter_server the size is fixed",
+            "with sync.kind parameter_server, whose group has a fixed size",
         ),
         (
             served(4) | {"parallel": {"balance": "auto"}},
@@ -146,7 +146,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"resources": {"num_workers": 4, "gpus_per_worker": 1}},
             "/sync/server_resources",
-            "must be given with gpus_per_worker, because servers use no GPU",
+            "must be given with gpus_per_worker, because servers have no GPU",
         ),
         (
             served(4, server_resources={})
@@ -173,19 +173,19 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4) | {"train": {"optimizer": {"name": "lamb"}}},
             "/train/optimizer/name",
-            "must be adamw or sgd with sync.kind parameter_server: lamb looks at whole layers",
+            "must be adamw or sgd with sync.kind parameter_server: lamb needs complete layers",
         ),
         (
             served(4) | {"train": {"max_grad_norm": 1.0}},
             "/train/max_grad_norm",
-            "or take sync.mode asynchronous or bounded",
+            "or set sync.mode to asynchronous or bounded",
         ),
         (served(4) | {"train": {"precision": "fp16"}}, "/train/precision", "must be fp32 or bf16"),
         (served(4) | {"train": {"ema": {}}}, "/train/ema", "must be unset"),
         (
             served(4) | {"train": {"on_divergence": "skip_step"}},
             "/train/on_divergence",
-            "take rollback",
+            "Use rollback",
         ),
         (
             served(4) | {"train": {"optimizer": {"state_dtype": "bf16"}}},
@@ -198,11 +198,11 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
             "/data/loader_workers",
             "must be 0 with sync.mode asynchronous",
         ),
-        (served(4) | {"profile": {}}, "/profile", "workers do not take the same steps"),
+        (served(4) | {"profile": {}}, "/profile", "workers don't take the same steps"),
         (
             served(6, servers=2) | {"train": {"global_batch_size": 3}},
             "/train/global_batch_size",
-            "is 3, fewer than one sample for each of 4 workers",
+            "is 3, less than one sample for each of 4 workers",
         ),
         (
             images(sync={"compression": {"name": "fp16", "ratio": 0.1}}),
@@ -216,7 +216,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
                 elastic={"min_workers": 1, "exact": True},
             ),
             "/sync/compression",
-            "is not for elastic.exact",
+            "can't be combined with elastic.exact",
         ),
         (
             images(
@@ -224,7 +224,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
                 train={"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
             ),
             "/train/optimizer/nesterov",
-            "is not for topk",
+            "can't be combined with topk",
         ),
         (
             images(sync={"compression": {"name": "topk"}}, train={"optimizer": {"name": "lars"}}),

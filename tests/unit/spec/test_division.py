@@ -25,26 +25,30 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 3}),
             "/parallel/shard",
-            "does not divide the 4 of resources.num_workers: make those 6, or this 2 or 4",
+            "does not divide resources.num_workers, which is 4: set num_workers to 6, or",
         ),
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
-            "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4 of "
-            "resources.num_workers: make those 6, or this 4",
+            "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
+            "resources.num_workers, which is 4: set num_workers to 6, or this to 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
-        (divided({"tensor": 2}), "/parallel/tensor", "use parallel.shard, which every model takes"),
+        (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
         (divided({"pipeline": 2}), "/parallel/pipeline", "is for gpt and resnet"),
         (divided({"context": 2}), "/parallel/context", "is for gpt"),
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
-            "makes 4 stages, more than the 3 blocks of this depth: it can be 3 at most",
+            "makes 4 stages, more than the 3 blocks of this depth: it must be 3 or less",
         ),
         (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
-        (divided_gpt({"tensor": 2, "zero": 2}), "/parallel/zero", "is for parallel.shard above 1"),
-        (divided({"zero": 1}), "/parallel/zero", "is for parallel.shard above 1"),
+        (
+            divided_gpt({"tensor": 2, "zero": 2}),
+            "/parallel/zero",
+            "requires parallel.shard above 1",
+        ),
+        (divided({"zero": 1}), "/parallel/zero", "requires parallel.shard above 1"),
         (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
         (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
         (
@@ -55,7 +59,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
             "/parallel/pipeline",
-            "more than the 4 of model.num_layers: pipeline x stages_per_rank can be 4 at most",
+            "more than the 4 of model.num_layers: pipeline x stages_per_rank must be 4 or less",
         ),
         (
             divided_gpt({"tensor": 4}, num_heads=2),
@@ -80,12 +84,12 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"balance": "auto"}, train={"measure_noise": True}),
             "/train/measure_noise",
-            "is not for elastic.exact, sync and balance",
+            "can't be combined with elastic.exact, sync or balance",
         ),
         (
             divided({}, train={"measure_noise": True, "precision": "fp16"}),
             "/train/measure_noise",
-            "needs train.precision fp32 or bf16",
+            "requires train.precision fp32 or bf16",
         ),
         (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
         (
@@ -102,7 +106,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({}, train={"recompute": "full"}),
             "/train/recompute",
-            "is for models made of blocks",
+            "is for models that consist of blocks",
         ),
         (
             divided_gpt({"pipeline": 2, "schedule": "zero_bubble"})
@@ -126,17 +130,17 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({}, train={"optimizer": {"name": "adamw", "offload": True}}),
             "/train/optimizer/offload",
-            "needs gpus_per_worker 1",
+            "requires gpus_per_worker 1",
         ),
         (
             divided({}, train={"optimizer": {"name": "sgd", "state_dtype": "bf16"}}),
             "/train/optimizer/state_dtype",
-            "sgd without momentum has nothing",
+            "sgd without momentum, which has no state",
         ),
         (
             divided({"shard": 2, "zero": 1}, train={"optimizer": {"state_dtype": "bf16"}}),
             "/train/optimizer/state_dtype",
-            "needs parallel.zero 2 or 3",
+            "requires parallel.zero 2 or 3",
         ),
         (divided({"param_dtype": "bf16"}), "/parallel/param_dtype", "shard or context above 1"),
         (
@@ -147,25 +151,29 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"shard": 2, "param_dtype": "bf16"}, train={"precision": "fp16"}),
             "/parallel/param_dtype",
-            "needs train.precision bf16",
+            "requires train.precision bf16",
         ),
         (
             divided({"shard": 2, "reduce_dtype": "fp16"}, train={"precision": "bf16"}),
             "/parallel/reduce_dtype",
-            "fp16 needs train.precision fp16",
+            "fp16 requires train.precision fp16",
         ),
-        (divided({"shard": 2}, elastic={"min_workers": 2}), "/elastic", "needs parallel.shard 1"),
+        (
+            divided({"shard": 2}, elastic={"min_workers": 2}),
+            "/elastic",
+            "requires parallel.shard 1",
+        ),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "needs parallel.shard 1, or take parallel.zero 1: FSDP2 adds up parts, for which "
-            "torch has none of these; "
-            "parallel.reduce_dtype bf16 sends half",
+            "requires parallel.shard 1, or set parallel.zero to 1: torch has no "
+            "compression for the sharded gradients of FSDP2. "
+            "parallel.reduce_dtype bf16 halves the traffic",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
             "/sync/compression",
-            "needs parallel.tensor 1: it is for gradients that each rank has whole",
+            "requires parallel.tensor 1: compression applies to complete gradients",
         ),
         (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
         (
@@ -180,18 +188,18 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
                 sync={"compression": {"name": "topk"}},
             ),
             "/train/optimizer/state_dtype",
-            "topk keeps the momentum itself",
+            "topk, which stores the momentum itself",
         ),
         (
             divided_gpt({"tensor": 2}) | {"train": {"compile": True}},
             "/train/compile",
             "must be false with parallel.tensor",
         ),
-        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "needs parallel.shard 1"),
+        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "requires parallel.shard 1"),
         (
             divided({"shard": 2}, train={"optimizer": {"name": "lamb"}}),
             "/train/optimizer/name",
-            "looks at whole layers",
+            "needs complete layers",
         ),
         (
             divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
@@ -201,12 +209,12 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},
             "/parallel/pipeline",
-            "train.prepare() takes parallel.shard and parallel.tensor",
+            "train.prepare() supports parallel.shard and parallel.tensor",
         ),
         (
             SCRIPT | {"parallel": {"shard": 2, "tensor": 2}, "resources": {"num_workers": 6}},
             "/parallel/tensor",
-            "does not divide the 6",
+            "does not divide resources.num_workers, which is 6",
         ),
         (
             SCRIPT | {"parallel": {"shard": 2, "zero": 2}, "resources": {"num_workers": 2}},
@@ -226,7 +234,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
                 "resources": {"num_workers": 2},
             },
             "/parallel",
-            "a script of torch without roles",
+            "is only for scripts with `framework: torch` and without roles",
         ),
         (images(parallel={"data": 2}), "/parallel/data", "resources.num_workers is 1"),
     ],

@@ -70,7 +70,11 @@ def silos(fields: dict[str, Any] | None = None, **federated: Any) -> dict[str, A
 
 
 OF_ROUNDS = [
-    (job({"clients_per_round": 101}), "/clients_per_round", "is 101, more than the 100"),
+    (
+        job({"clients_per_round": 101}),
+        "/clients_per_round",
+        "is 101, more than federated.clients, which is 100",
+    ),
     (job({"partition": {"by": "dirichlet", "alpha": 0}}), "/partition/alpha", "greater than 0"),
     (job({"partition": {"by": "classes", "alpha": 1.0}}), "/partition", "alpha is an option"),
     (job({"privacy": {**PRIVACY, "epsilon": 0}}), "/privacy/epsilon", "greater than 0"),
@@ -80,14 +84,18 @@ OF_ROUNDS = [
         "/privacy/noise_multiplier",
         "must be below 1 with adaptive",
     ),
-    (job({"privacy": PRIVACY, "algorithm": "scaffold"}), "/privacy", "is not for scaffold"),
+    (
+        job({"privacy": PRIVACY, "algorithm": "scaffold"}),
+        "/privacy",
+        "can't be combined with scaffold",
+    ),
     (job({"privacy": PRIVACY, "quorum": 2}), "/quorum", "must be unset with privacy"),
     (
         job({"privacy": PRIVACY, "aggregator": {"name": "median"}}),
         "/aggregator/name",
         "must be mean with privacy",
     ),
-    (job({"quorum": 11}), "/quorum", "is 11, more than the 10"),
+    (job({"quorum": 11}), "/quorum", "is 11, more than federated.clients_per_round"),
     (
         job({"aggregator": {"name": "krum", "malicious": 4}}),
         "/aggregator/malicious",
@@ -96,7 +104,7 @@ OF_ROUNDS = [
     (
         job({"aggregator": {"name": "trimmed_mean", "trim": 0.05}}),
         "/aggregator/trim",
-        "is 0.05: trimmed_mean needs 20 clients in each round",
+        "is 0.05, for which trimmed_mean needs 20 clients in each round",
     ),
     (
         job({"aggregator": {"name": "krum", "malicious": 3, "keep": 8}}),
@@ -111,7 +119,7 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {}, "clients_per_round": 2}),
         "/clients_per_round",
-        "must be 3 to 500 with secure_aggregation: with fewer clients there are too few",
+        "must be 3 to 500 with secure_aggregation: fewer clients can't hide an update",
     ),
     (
         job({"secure_aggregation": {}, "clients": 501, "clients_per_round": 501}),
@@ -131,18 +139,18 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {"threshold": 0.9}, "dropout_rate": 0.3}),
         "/secure_aggregation/threshold",
-        "is 0.9: 9 of 10 clients must stay to the end of a round, and by dropout_rate and "
-        "stragglers 7 will",
+        "is 0.9: 9 of 10 clients must stay until a round ends, but dropout_rate and "
+        "stragglers leave 7 on average",
     ),
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "krum"}}),
         "/aggregator/name",
-        "must be mean with secure_aggregation: krum needs each update by itself",
+        "must be mean with secure_aggregation: krum needs each update",
     ),
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "median"}}),
         "/aggregator/name",
-        "median needs each update by itself",
+        "median needs each update, and the server has only",
     ),
     (
         job({"secure_aggregation": {}, "algorithm": "scaffold"}),
@@ -164,14 +172,18 @@ OF_ROUNDS = [
 ]
 """Pointers below /federated."""
 BESIDE_IT = [
-    (job({}, resources={"num_workers": 11}), "/resources/num_workers", "with more workers"),
+    (
+        job({}, resources={"num_workers": 11}),
+        "/resources/num_workers",
+        "some workers would be idle",
+    ),
     (job({}, sync={"every": 2}), "/sync", "clients send updates, not gradients"),
     (
         job({}, parallel={"shard": 2}, resources={"num_workers": 2}),
         "/parallel",
-        "each rank has the whole model",
+        "each rank has the complete model",
     ),
-    (job({}, parallel="auto"), "/parallel", "each rank has the whole model"),
+    (job({}, parallel="auto"), "/parallel", "each rank has the complete model"),
     (job({}, profile={}), "/profile", "must be unset with federated"),
     (job({}, data={"loader_workers": 1}), "/data/loader_workers", "must be 0"),
     (job({}, train={"epochs": 3}), "/train/epochs", "give federated.rounds"),
@@ -195,8 +207,16 @@ BESIDE_IT = [
     ),
 ]
 OF_CLIENTS_OUTSIDE = [
-    (outside({"quorum": 11}), "/federated/quorum", "more than the 10 of federated.clients_per"),
-    (outside({"clients": 5}), "/federated/clients_per_round", "more than the 5"),
+    (
+        outside({"quorum": 11}),
+        "/federated/quorum",
+        "more than federated.clients_per_round, which is 10",
+    ),
+    (
+        outside({"clients": 5}),
+        "/federated/clients_per_round",
+        "more than federated.clients, which is 5",
+    ),
     (outside({"deadline_s": 0}), "/federated/deadline_s", "1"),
     (outside({"dropout_rate": 0.1}), "/federated/dropout_rate", "clients are real"),
     (outside({"privacy": PRIVACY, "quorum": None}), "/federated/privacy", "unset with http"),
@@ -209,25 +229,29 @@ OF_CLIENTS_OUTSIDE = [
     (
         outside(model={"import": "net:Net"}),
         "/model/name",
-        "clients run no code of a job",
+        "clients don't run a job's code",
     ),
 ]
 OF_SILOS = [
     (silos(silos=SILOS[:1]), "/federated/silos", "at least 2"),
-    (silos(silos=[SILOS[0], SILOS[0]]), "/federated/silos/1/name", "names 'north' twice"),
+    (
+        silos(silos=[SILOS[0], SILOS[0]]),
+        "/federated/silos/1/name",
+        "is 'north', the name of another silo",
+    ),
     (silos(clients=3), "/federated/clients", "must be 2, the number of silos"),
-    (silos(quorum=3), "/federated/quorum", "more than the 2"),
-    (silos(dropout_rate=0.1), "/federated/dropout_rate", "is for a simulation"),
-    (silos(partition={"by": "classes"}), "/federated/partition", "is for a simulation"),
-    (silos(privacy=PRIVACY), "/federated/privacy", "is for a simulation"),
+    (silos(quorum=3), "/federated/quorum", "more than federated.clients_per_round, which is 2"),
+    (silos(dropout_rate=0.1), "/federated/dropout_rate", "is only for simulations"),
+    (silos(partition={"by": "classes"}), "/federated/partition", "is only for simulations"),
+    (silos(privacy=PRIVACY), "/federated/privacy", "is only for simulations"),
     (silos(metrics=["val/Age"]), "/federated/metrics/0", "match pattern"),
     (silos({"resources": {"num_workers": 2}}), "/resources/num_workers", "must be 3"),
     (silos({"elastic": {"min_workers": 1}}), "/elastic", "Give a quorum"),
     (silos({"environment": {"env": {"A": "b"}}}), "/environment", "must be unset"),
-    (silos({"model": {"import": "net:Net"}}), "/model", "no code of yours runs in a silo"),
+    (silos({"model": {"import": "net:Net"}}), "/model", "silos don't run users' code"),
     (silos({"array": {"size": 2}}), "/array", "must be unset"),
-    (job({"metrics": ["val/loss"]}), "/federated/metrics", "is for silos"),
-    (job({"deadline_s": 5}), "/federated/deadline_s", "is for silos and http"),
+    (job({"metrics": ["val/loss"]}), "/federated/metrics", "is only for silos"),
+    (job({"deadline_s": 5}), "/federated/deadline_s", "is only for silos and http"),
 ]
 
 
@@ -251,7 +275,7 @@ def test_a_script_trains_its_clients_itself() -> None:
     del document["recipe"]
     assert refusal(document) == (
         "/federated",
-        "is for recipes; a script trains its clients itself",
+        "is for recipes: a script trains its clients itself",
     )
 
 

@@ -42,22 +42,22 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (ranged(65, 256), "must hold train.global_batch_size, which is 64"),
-        (ranged(32, 48), "must hold train.global_batch_size, which is 64"),
-        (ranged(24, 256), "must have global_batch_size and its end as multiples of 24"),
-        (ranged(32, 100), "must have global_batch_size and its end as multiples of 32"),
-        (ranged(2, 256), "must begin with 4 or more, a sample for each worker"),
-        (ranged(32, 256, elastic=None), "needs elastic with by_speed"),
+        (ranged(65, 256), "must include train.global_batch_size, which is 64"),
+        (ranged(32, 48), "must include train.global_batch_size, which is 64"),
+        (ranged(24, 256), "train.global_batch_size, and 24 is not one"),
+        (ranged(32, 100), "train.global_batch_size, and 32 is not one"),
+        (ranged(2, 256), "must start at 4 or more, one sample for each worker"),
+        (ranged(32, 256, elastic=None), "requires elastic with by_speed"),
         (
             ranged(32, 256, elastic={"min_workers": 1, "by_speed": False}),
-            "needs elastic with by_speed",
+            "requires elastic with by_speed",
         ),
-        (ranged(32, 256, train={"measure_noise": False}), "needs train.measure_noise"),
-        (ranged(32, 256, train={"ema": {}}), "is not for train.ema"),
-        (ranged(32, 256, profile={}), "is not for profile"),
+        (ranged(32, 256, train={"measure_noise": False}), "requires train.measure_noise"),
+        (ranged(32, 256, train={"ema": {}}), "can't be combined with train.ema"),
+        (ranged(32, 256, profile={}), "can't be combined with profile"),
         (
             ranged(32, 256, checkpoint={"every_steps": "auto"}),
-            "is not for checkpoint.every_steps: auto",
+            "can't be combined with checkpoint.every_steps: auto",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
     [
         (text(model={"name": "cnn"}), "/model/name", "must be one of gpt"),
         (recipe("tabular_regression", data={}), "/data/source", "sklearn://diabetes"),
-        (text(data={}), "/data/source", "scikit-learn brings none"),
+        (text(data={}), "/data/source", "has no scikit-learn data sets"),
         (
             classes(data={"source": "s3://b/x.csv"}),
             "/data/target",
@@ -107,49 +107,49 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             classes(data={"source": "s3://b/folder/"}),
             "/data/format",
-            "the source's extension is none of",
+            "the extension of the source is none of",
         ),
         (
             images(data={"source": "s3://b/x.csv"}),
             "/data/source",
-            "is csv, and this recipe reads images, npz",
+            "is csv, but this recipe reads only images, npz",
         ),
         (
             images(data={"source": "s3://b/x", "format": "text"}),
             "/data/format",
-            "is text, and this recipe reads",
+            "is text, but this recipe reads",
         ),
         *(
             (classes(data={"source": "s3://b/x.csv", "target": "y", **options}), pointer, message)
             for options, pointer, message in (
                 ({"delimiter": "a"}, "/data/delimiter", "String should match pattern"),
                 ({"delimiter": ";;"}, "/data/delimiter", "String should match pattern"),
-                ({"encoding": "klingon"}, "/data/encoding", "no encoding of text that Python"),
-                ({"encoding": "base64"}, "/data/encoding", "no encoding of text that Python"),
-                ({"decimal": ","}, "/data/decimal", "is a comma, and so is data.delimiter"),
+                ({"encoding": "klingon"}, "/data/encoding", "must be a text encoding that Python"),
+                ({"encoding": "base64"}, "/data/encoding", "must be a text encoding that Python"),
+                ({"decimal": ","}, "/data/decimal", "is a comma, like data.delimiter"),
             )
         ),
         (
             classes(data={"source": "sklearn://iris", "missing": "mean"}),
             "/data/missing",
-            "is for csv, parquet, and the data are sklearn",
+            "is only for csv, parquet, but the data are sklearn",
         ),
         (
             classes(
                 data={"source": "s3://b/x.csv", "target": "y", "missing_columns": {"y": "mean"}}
             ),
             "/data/missing_columns",
-            "must be error or drop of the target, 'y'",
+            "must be error or drop for the target 'y'",
         ),
         (
             images(data={"image_size": [8, 8]}),
             "/data/image_size",
-            "is for images, and the data are sklearn",
+            "is only for images, but the data are sklearn",
         ),
         (
             images(data={"source": "s3://b/x", "target": "y"}),
             "/data/target",
-            "is for npz, csv, parquet",
+            "is only for npz, csv, parquet",
         ),
         (images(checkpoint={"best": "val/mae"}), "/checkpoint/best", "must be one of val/loss"),
         (
@@ -160,27 +160,31 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             recipe("tabular_regression", train={"label_smoothing": 0.1}),
             "/train/label_smoothing",
-            "is for classification",
+            "is only for classification",
         ),
-        (masks(data={}), "/data/source", "scikit-learn brings none"),
+        (masks(data={}), "/data/source", "has no scikit-learn data sets"),
         (masks(model={"name": "cnn"}), "/model/name", "must be one of unet"),
         (images(model={"name": "unet"}), "/model/name", "one of cnn, resn"),
         (
             masks(data={"source": "s3://b/x.csv"}),
             "/data/source",
-            "is csv, and this recipe reads images, npz",
+            "is csv, but this recipe reads only images, npz",
         ),
         (
             images(data={"source": "s3://b/x", "classes": ["a", "b"]}),
             "/data/classes",
-            "is for image_segmentation",
+            "is only for image_segmentation",
         ),
         (
             masks(data={"source": "s3://b/x", "image_size": [31, 64]}),
             "/data/image_size",
-            "is 31 x 64; a unet of depth 4 needs sides of at least 32 pixels",
+            "is 31 x 64; a unet of depth 4 requires sides of at least 32 pixels",
         ),
-        (masks(train={"label_smoothing": 0.1}), "/train/label_smoothing", "is for classification"),
+        (
+            masks(train={"label_smoothing": 0.1}),
+            "/train/label_smoothing",
+            "is only for classification",
+        ),
         (
             masks(checkpoint={"best": "val/f1"}),
             "/checkpoint/best",
@@ -194,7 +198,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             images() | {"train": {"measure_noise": True}},
             "/train/measure_noise",
-            "needs resources.num_workers 2",
+            "requires resources.num_workers 2",
         ),
         (SCRIPT | {"profile": {}}, "/profile", "a script calls torch.profiler itself"),
         (
@@ -205,7 +209,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             images(resources={"num_workers": 300}),
             "/train/global_batch_size",
-            "fewer than one sample for each of 300 workers",
+            "less than one sample for each of 300 workers",
         ),
         (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is for recipes"),
     ],
@@ -221,13 +225,13 @@ def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
     [
         ("ftp://host/x.csv", "must be a URL that begins with one of file://"),
         ("digits", "must be a URL"),
-        ("sklearn://faces", "scikit-learn's sets are"),
-        ("file://relative/x.csv", "must name an absolute path"),
+        ("sklearn://faces", "must be one of scikit-learn's data sets"),
+        ("file://relative/x.csv", "must have an absolute path"),
         ("https:///x.csv", "names no host"),
         ("https://host:99999/x.csv", "is not a URL"),
         ("s3:///key", "names no bucket"),
-        ("https://me:secret@host/x.csv", "must not hold a user or password"),
-        ("https://host/x.csv?X-Amz-Signature=abc", "must not hold a secret"),
+        ("https://me:secret@host/x.csv", "must not contain a user name or password"),
+        ("https://host/x.csv?X-Amz-Signature=abc", "must not contain a secret"),
         *(
             (f"https://host/x.csv?a=b&{name}=abc", f"its parameter '{name}' looks like one")
             for name in (
@@ -253,8 +257,8 @@ def test_a_source_is_a_url_without_secrets(source: str, message: str) -> None:
     [
         ({"optimizer": {"momentum": 0.9}}, "momentum is an option of sgd and lars, not of adamw"),
         ({"optimizer": {"name": "adafactor", "eps": 1e-3}}, "eps is an option of adamw"),
-        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov needs a momentum"),
-        ({"schedule": {"name": "step"}}, "needs every_steps"),
+        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov requires a momentum"),
+        ({"schedule": {"name": "step"}}, "requires every_steps"),
         ({"schedule": {"name": "cosine", "factor": 0.5}}, "factor is an option of step"),
         ({"schedule": {"name": "step", "every_steps": 5, "final_ratio": 0.1}}, "final_ratio is an"),
         ({"lr_scaling": {"rule": "cubic", "reference_batch_size": 2}}, "'linear' or 'sqrt'"),
@@ -271,7 +275,7 @@ def test_options_that_would_be_ignored_are_refused(train: dict[str, Any], messag
     [
         (["cell"], "at least 2 items"),
         ([f"organ {number}" for number in range(256)], "at most 255 items"),
-        (["background", "cell", "cell"], "names 'cell' twice"),
+        (["background", "cell", "cell"], "lists 'cell' twice"),
         (["background", ""], "at least 1"),
         (["background", 1], "valid string"),
         ("cell", "valid list"),

@@ -62,7 +62,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
             {"worker": {"resources": {}}, "ps": {"resources": {}}},
             "torch",
             "/script/roles",
-            "all have resources of their own, .* leave them out of one role",
+            "all have their own resources, .* omit the resources of one role",
         ),
         ({}, "mxnet", "/script/roles", "lacks scheduler and server and worker"),
         ({"worker": {}, "server": {}}, "mxnet", "/script/roles", "lacks scheduler: "),
@@ -159,5 +159,7 @@ def test_resources_that_a_role_can_not_have_are_refused(
 
 
 def test_roles_with_resources_of_their_own_are_not_elastic() -> None:
-    with pytest.raises(ValidationError, match="is not for roles, whose sizes are fixed"):
+    with pytest.raises(
+        ValidationError, match="can't be combined with roles, whose sizes are fixed"
+    ):
         job({"worker": {}, "ps": {"resources": {}}}, elastic={"min_workers": 1})

@@ -2,7 +2,7 @@
 
 import { Store } from './stores.js';
 
-// The decoded part; a malformed part is returned unchanged, and leads to no view.
+// Decodes a part. A malformed part is returned unchanged, and matches no view.
 function decoded(part) {
   try {
     return decodeURIComponent(part);

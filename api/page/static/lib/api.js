@@ -5,12 +5,12 @@ import { Store } from './stores.js';
 const BASE = new URL('.', document.baseURI);
 const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
-// Milliseconds until the server counts as lost, since it may hang without closing its connections:
-// until an answer begins, and from then until it is complete.
+// Milliseconds after which the server counts as lost, since it can hang without closing its connections:
+// first until an answer begins, then until it is complete.
 const HEAD_MS = 15000;
 const CHANGE_MS = 60000;
 const BODY_MS = 60000;
-// An event stream has a comment every 5 s.
+// The server sends a comment every 5 s on an event stream.
 const STREAM_MS = 15000;
 
 // Whether the last call failed to reach the server, and `since` when.
@@ -19,8 +19,8 @@ export const connection = new Store({ lost: false, since: null });
 export const asksForToken = new Store(null);
 export const hasToken = new Store(Boolean(sessionStorage.getItem(TOKEN)));
 
-// The link that the server prints at its start signs in. An address may only contain the token in the
-// server's home: with a link to a user token, others could make a reader work in their account.
+// The link that the server prints when it starts signs in. An address can contain only the token in the
+// server's home: with a link to a user's token, others could make a reader work in their account.
 function takeToken() {
   const token = /^#token=(dray-home-[\w-]+)$/.exec(location.hash)?.[1];
   if (!token) return;
@@ -70,11 +70,11 @@ function noticeSilence() {
   if (!connection.value.lost) connection.set({ lost: true, since: serverNow() });
 }
 
-// Whether the same call may succeed later.
+// Whether the same call can succeed later.
 export const mayPass = (error) => !(error.status < 500) || error.status === 408 || error.status === 429;
 
-// Milliseconds by which the server's clock, which all times of jobs come from, is ahead of the
-// reader's. A few seconds are ignored: answers have whole seconds, and take a while to arrive.
+// Milliseconds by which the server's clock is ahead of the reader's. All times of jobs are the server's.
+// A few seconds are ignored: answers have whole seconds, and take a while to arrive.
 export const ahead = new Store(0);
 const CLOSE_MS = 10000;
 export const serverNow = () => Date.now() + ahead.value;
@@ -85,7 +85,7 @@ function noticeTime(response) {
   if (Math.abs(wanted - ahead.value) > CLOSE_MS / 2) ahead.set(wanted);
 }
 
-// A signal that aborts with either of two signals.
+// A signal that aborts when either of two signals aborts.
 const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 
 // The result of `read` for the Response of a successful call; without `read`, the Response. Raises
@@ -204,7 +204,7 @@ export function pause(milliseconds, signal) {
 }
 
 // Save a file of a job: {artifact: id}, {checkpoint: {step, path}} or {log: {rank, attempt}}. The
-// browser itself fetches the file, of any size, by a link that works once, since links must not
+// browser fetches the file, whatever its size, from a link that works once, because a link must not
 // contain the token. Raises Problem.
 export async function download(jobId, wanted) {
   const { url } = await change('POST', `v1/jobs/${jobId}/downloads`, wanted);

@@ -1,6 +1,6 @@
 // The list of jobs, in pages that are loaded as the reader scrolls to them, and refreshed while they
 // are in view. Jobs are ordered by their ids, newest first, so an answer is complete for the part of
-// the list that it covers: jobs that are missing in it were deleted.
+// the list that it covers: jobs that are missing from it were deleted.
 
 import { get } from './api.js';
 import { Store } from './stores.js';
@@ -11,7 +11,7 @@ export class JobList {
   constructor(query) {
     this.query = query;
     this.jobs = [];
-    // The beginnings of pages: {cursor, after}. The first begins at the top, where new jobs appear.
+    // The starts of pages: {cursor, after}. The first begins at the top, where new jobs appear.
     this.pages = [{ cursor: null, after: null }];
     this.next = null;
     this.loaded = new Store(null);

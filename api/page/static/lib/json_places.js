@@ -49,7 +49,7 @@ export function placesOf(text) {
   try {
     value('');
   } catch {
-    // The values before the error were found.
+    // The values before the error are kept.
   }
   return places;
 }

@@ -7,8 +7,8 @@ import { useStore } from './stores.js';
 const RETRY_MS = [1000, 2000, 4000, 5000];
 const SOONEST_MS = 1000;
 
-// The polling period for a value that changed at `since`, a time of the server's clock: the next change
-// is likely soon after a change. The period grows up to `most`. If clocks differ, `since` may be in the
+// The polling period for a value that changed at `since`, a time of the server's clock. It is short after
+// a change, when the next one is likely, and grows up to `most`. If clocks differ, `since` can be in the
 // future.
 export const pace = (since, most) => Math.min(most, Math.max(SOONEST_MS, Math.abs(serverNow() - since) / 2));
 
@@ -51,7 +51,7 @@ export async function repeat(look, { every, signal, onError, wake }) {
   }
 }
 
-// Wait, but not longer than until `wake` fires or the server is back.
+// Wait until `wake` fires, the server is back, or the time is up.
 async function rest(milliseconds, signal, wake) {
   const early = new AbortController();
   const stop = () => early.abort();
@@ -65,7 +65,7 @@ async function rest(milliseconds, signal, wake) {
 }
 
 // Poll a GET: {data, error, refresh}. `every` is the period in ms, or a function of the newest answer;
-// 0 calls once. The last answer stays while the server is away.
+// 0 calls once. The last answer is kept while the server is away.
 export function usePoll(path, query, every = 3000) {
   const [state, setState] = useState({ data: null, error: null, key: null });
   const wake = useRef(null);

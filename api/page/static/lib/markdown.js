@@ -1,6 +1,6 @@
-// Renders Markdown as Preact nodes. HTML stays text, links may only lead to http and https, and images
-// become links. The time is bounded by the length of the text, whatever it is: an unclosed mark is
-// searched for only once.
+// Renders Markdown as Preact nodes. HTML remains text, links can lead only to http and https, and
+// images become links. The time is bounded by the length of any text: an unclosed mark is searched for
+// only once.
 
 import { html } from './html.js';
 
@@ -104,7 +104,7 @@ function paragraph(lines, at, depth) {
 
 const isOpen = (text, at, mark) => /\S/.test(text[at + mark.length] ?? ' ') && (mark[0] !== '_' || !isWord(text[at - 1]));
 
-// The position of the next `mark` that may be a closing one; -1 if there is none.
+// The position of the next `mark` that can be a closing one; -1 if there is none.
 function closing(text, from, mark) {
   for (let at = text.indexOf(mark, from); at >= 0; at = text.indexOf(mark, at + 1)) {
     const [before, after] = [text[at - 1], text[at + mark.length]];
@@ -180,7 +180,7 @@ function inline(text, depth = 0, withLinks = true) {
 
 const anchor = (href, label) => html`<a href=${href} target="_blank" rel="noopener noreferrer">${label}</a>`;
 
-// The complete address if it is an http or https address, else null.
+// The complete address if it is an http or https address, otherwise null.
 function address(text) {
   const url = /^https?:\/\//i.test(text ?? '') && URL.canParse(text) ? new URL(text) : null;
   return url && (url.protocol === 'http:' || url.protocol === 'https:') ? url.href : null;

@@ -6,7 +6,7 @@ function resolved(schema, root) {
   return at;
 }
 
-// The schemas that may apply to a value of this schema.
+// The schemas that can apply to a value of this schema.
 function choices(schema, root) {
   const at = resolved(schema, root);
   if (!at) return [];
@@ -15,7 +15,7 @@ function choices(schema, root) {
 
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
-// The document without fields whose value is the default.
+// The document without the fields that have their default.
 export function withoutDefaults(document, root, schema = root) {
   const objects = choices(schema, root).filter(({ properties }) => properties);
   const fits = objects.find(({ properties }) => !properties.name?.const || properties.name.const === document.name) ?? objects[0];

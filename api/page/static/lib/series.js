@@ -20,7 +20,7 @@ export class LiveSeries {
     Object.assign(this, { jobId, rank, keys, times, series: {}, next: null });
   }
 
-  // Read new points; returns whether there are any. Long series are read anew from the beginning, so
+  // Read new points; returns whether there are any. Long series are read again from the beginning, so
   // that the server downsamples them evenly. If a job returns to a checkpoint, later steps are void.
   async read(signal) {
     const longest = Math.max(0, ...Object.values(this.series).map(({ steps }) => steps.length));
@@ -50,7 +50,7 @@ export class LiveSeries {
   }
 }
 
-// The points from `low` to `high`, as many as the whole series has.
+// The points from `low` to `high`: as many of them as the whole series has.
 export async function detail(jobId, rank, keys, low, high, signal) {
   const query = { rank, keys, max_points: MAX_POINTS, after_step: Math.max(-1, Math.floor(low) - 1), until_step: Math.max(0, Math.ceil(high)) };
   return (await get(`v1/jobs/${jobId}/metrics`, query, signal)).series;

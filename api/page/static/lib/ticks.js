@@ -5,7 +5,7 @@ import { bytes, whole } from './format.js';
 
 const DAY_S = 86400;
 const OF_CLOCKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
-// The shortest range that an axis shows: steps are whole, and clocks are not more exact.
+// The shortest range that an axis shows: steps are integers, and clocks are not more precise.
 const LEAST = { step: 1, time: 0.01, seconds: 0.01, bytes: 1024 };
 
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });

@@ -28,7 +28,7 @@ export const asNumber = (value) => (typeof value === 'number' ? value : null);
 export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
 
 // A bias-corrected exponential moving average. Its window is a share of the x range, so that series
-// with few and with many points are smoothed equally. Gaps stay gaps.
+// with few and with many points are smoothed equally. Gaps remain gaps.
 export function smoothed(xs, values, weight) {
   const width = xs.at(-1) - xs[0];
   if (!weight || !width) return values;
@@ -79,7 +79,7 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
     };
   }, [shape]);
   useEffect(() => {
-    // Skipped if only the cursor has moved, which renders this component too.
+    // Skipped if only the cursor has moved, which also renders this component.
     if (newest.current[0] === data && newest.current[1] === range) return;
     newest.current = [data, range];
     plot.current.setData(data);

@@ -7,7 +7,7 @@ import { link } from '../lib/address.js';
 
 export const STATES = ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
 export const ENDED = new Set(['SUCCEEDED', 'FAILED', 'CANCELLED']);
-// Whether all jobs have ended, by their counts per state.
+// Whether all jobs have ended, given their counts per state.
 export const isOver = (counts) => Object.keys(counts).every((state) => ENDED.has(state));
 export const WITH_SLOTS = new Set(['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING']);
 
@@ -17,14 +17,14 @@ export function State({ job }) {
     ${held ? 'HELD' : job.state}</span>`;
 }
 
-// An address may contain anything, and the id becomes a part of the path of a call.
+// An address can contain anything, and the id becomes part of the path of a call.
 export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
 export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 
 export const nameOf = (job) => job.name || job.id;
 export const toJob = (id, tab) => link(['jobs', id], { tab });
 
-// The model of a node's GPUs, by Ray's name for it; empty without GPUs.
+// The model of a node's GPUs, as Ray names it; empty without GPUs.
 export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
 
 // A link to a view of Ray's dashboard.

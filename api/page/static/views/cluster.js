@@ -28,7 +28,7 @@ export function ClusterPage() {
       <span class="soft">${plural(nodes.length, 'node')}${seen ? html`, seen <span title=${exactly(seen)}>${ago(seen, now)}</span>` : ''}</span>
       ${dashboard && html`<${RayLink} className="button" dashboard=${dashboard} place="cluster">Ray dashboard<//>`}</header>
     ${!connected && html`<div class="failure" role="alert"><strong>The service is not connected to the cluster.</strong> ${reason}</div>`}
-    ${storage.problem && html`<div class="failure" role="alert"><strong>The storage accepts no more data:</strong> ${storage.problem}</div>`}
+    ${storage.problem && html`<div class="failure" role="alert"><strong>The storage does not accept data:</strong> ${storage.problem}</div>`}
     <dl class="facts card">${totals.map(({ name, held, total }) => html`<div key=${name} class="fact"><dt>${name} held</dt><dd>${amount(name, held)} of ${amount(name, total)}</dd></div>`)}
       ${storage.used_bytes !== null && html`<div class="fact"><dt>Storage</dt><dd>${bytes(storage.used_bytes)} of ${bytes(storage.quota_bytes)}</dd></div>`}
       ${autoscaling && html`<div class="fact"><dt>Requested nodes</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
@@ -68,7 +68,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
   const status = !node.alive ? 'lost' : out ? 'refused' : `${taken} of ${count} ${kind}`;
   return html`<section class=${`node ${out ? 'out' : ''}`} aria-label=${node.hostname}>
     <h2 class="minor"><${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//><span class="soft">${status}${model && `, ${model}`}</span></h2>
-    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs have lost their slots on it.</p>`}
+    ${!node.alive && html`<p class="note">Ray has lost this node. Jobs on it have lost their slots.</p>`}
     ${!out && count <= MOST_SLOTS && html`<div class="slots" role="img" aria-label=${`${taken} of ${count} ${kind} are held${stuck ? `, ${stuck} are in quarantine` : ''}`}>
       ${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${`slot ${n < taken ? 'held' : n < taken + stuck ? 'stuck' : ''}`}></span>`)}</div>`}
     ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
@@ -91,7 +91,7 @@ function Gpus({ node, jobs, spread }) {
 
 function GpusOf({ id, name, isSpread }) {
   const sample = usePoll(isSpread ? null : `v1/jobs/${id}/metrics/system/newest`, {}, SAMPLED_MS).data;
-  const note = isSpread ? 'runs on several nodes: see its ranks' : sample && !sample.ranks.length ? 'has no sample yet' : '';
+  const note = isSpread ? 'runs on several nodes: see its ranks' : sample && !sample.ranks.length ? 'no samples yet' : '';
   return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${note}</span></td></tr>
     ${sample?.ranks.map(({ rank, values }) => html`<tr key=${rank}><td>${rank}</td>${GPU_USES.map(([column, of]) => html`<td key=${column} class="num">${of(values) || '–'}</td>`)}</tr>`)}</tbody>`;
 }

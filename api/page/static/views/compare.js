@@ -15,9 +15,9 @@ import { SweepView } from './sweep.js';
 
 const MOST = 20;
 const EVERY_MS = 4000;
-// The x axes besides steps: for the series of a job, a function from a step to its position.
+// The x axes other than steps. Each maps the series of a job to a function from a step to its position.
 const AXES = { seconds: secondsOf, bytes: sentOf };
-// Metrics of which less is better, and of which more is better; other metrics have no best end.
+// Metrics for which lower is better, and for which higher is better; others have no best value.
 const LESS = /loss|error|perplexity|_time_s|wait_s|(^|[/_])(mae|mse|rmse)$/;
 const MORE = /accuracy|samples_per_s|tokens_per_s|(^|[/_])(auc|f1|iou|r2|map|bleu|dice|precision|recall)/;
 
@@ -39,7 +39,7 @@ function useComparison(ids, times) {
     const live = new Map();
     repeat(async (signal) => {
       const found = await get('v1/compare', { jobs: key }, signal);
-      // The answer may also have the baseline.
+      // The answer can also contain the baseline.
       for (const { id } of found.jobs) {
         if (!live.has(id)) live.set(id, new LiveSeries(id, { times }));
         await live.get(id).read(signal);
@@ -107,11 +107,11 @@ function Synchronization({ jobs, baseline, sync }) {
   const rows = [
     row('synchronized by', (one) => one.topology),
     row('steps', (one) => number(one.steps)),
-    row('samples a second', (one) => number(one.samples_per_s)),
-    row('bytes sent a step', (one) => bytes(one.sent_bytes)),
+    row('samples per second', (one) => number(one.samples_per_s)),
+    row('bytes sent per step', (one) => bytes(one.sent_bytes)),
     row('staleness, mean', (one) => number(one.staleness_mean)),
     row('staleness, most', (one) => number(one.staleness_max)),
-    row('distance from consensus', (one) => number(one.consensus_distance)),
+    row('consensus distance', (one) => number(one.consensus_distance)),
     row('val/loss', (one) => number(one.loss)),
   ];
   return html`<h2>Cost of synchronization</h2><p class="soft">Bytes are summed over all ranks. Staleness is the number of updates by other ranks between reading weights and applying their gradient.</p>
@@ -123,7 +123,7 @@ function inOrderBy(metrics) {
   return inOrder(byKey.keys()).map((key) => byKey.get(key));
 }
 
-// A metric as a row of cells. The best job is marked if the metric has a best end.
+// A metric as a row of cells. The best job is marked if the metric has a best value.
 function rowOfMetric({ key, values, changes }) {
   const end = LESS.test(key) ? 'min' : MORE.test(key) ? 'max' : null;
   const bests = end ? values.map((one) => asNumber(one?.[end])).filter((value) => value !== null) : [];

@@ -20,9 +20,9 @@ import { EventList, Timeline, changedAt } from './job/timeline.js';
 
 const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
 const JOB_MS = 3000;
-// Period for data that changes only with an event, which reloads it at once.
+// Period for data that changes only with events; an event reloads it at once.
 const SELDOM_MS = 60000;
-// Period for the explanation of a running job: between events only the remaining time changes.
+// Period for the explanation of a running job: between events, only the remaining time changes.
 const RUNNING_MS = 30000;
 const CLASSES = {
   useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
@@ -123,10 +123,10 @@ function Actions({ job, refresh }) {
     ${ended && html`<button class="danger" onClick=${() => setAsking('delete')}>Delete</button>`}
     ${error && html`<${Dialog} title="That did not work" onClose=${() => setError(null)}><${Failure} error=${error} /><p class="buttons"><button onClick=${() => setError(null)}>Close</button></p><//>`}
     ${asking === 'cancel' && html`<${Dialog} title=${`Cancel ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
-      <p>The job stops. Its metrics, logs and checkpoints are kept.</p>
+      <p>The job will stop. Its metrics, logs and checkpoints are kept.</p>
       <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${() => act('POST', `v1/jobs/${job.id}/cancel`)}>Cancel it</button></p><//>`}
     ${asking === 'delete' && html`<${Dialog} title=${`Delete ${nameOf(job)}?`} onClose=${() => setAsking(null)}>
-      <p>Its logs, checkpoints and artifacts are deleted too. This can't be undone.</p>
+      <p>Its logs, checkpoints and artifacts will be deleted too. This can't be undone.</p>
       <p class="buttons"><button onClick=${() => setAsking(null)}>Keep it</button><button class="danger" onClick=${remove}>Delete it</button></p><//>`}
   </span>`;
 }

@@ -96,7 +96,7 @@ export function Jobs() {
           onChange=${() => setChosen(allChosen ? new Set() : new Set(list.jobs.map((job) => job.id)))} /></th>
         <th>Name</th><th>State</th><th class="wide">Progress</th><th class="num">Loss</th><th>Queue</th>
         <th class="who">Owner</th><th class="num" title="Workers: the world size">Workers</th>
-        <th class="num" title="The useful share of the time of its slots">Goodput</th><th class="num cost">Cost</th><th class="num">Submitted</th>
+        <th class="num" title="The share of its slots' time that was useful">Goodput</th><th class="num cost">Cost</th><th class="num">Submitted</th>
       </tr></thead>
       <tbody ref=${body}>
         ${above > 0 && html`<tr key="above" class="spacer" aria-hidden="true" style=${{ height: `${above}px` }}></tr>`}

@@ -70,7 +70,7 @@ export function SubmitPage() {
         editor.current.focus();
         editor.current.setSelectionRange(wrong.start, wrong.end);
       }} />
-      <p class="soft">The document is JSON. Ctrl+Space shows the fields that fit at the cursor. <a href="docs" target="_blank" rel="noopener">All fields</a></p></div>
+      <p class="soft">The document is JSON. Ctrl+Space shows the fields that are allowed at the cursor. <a href="docs" target="_blank" rel="noopener">All fields</a></p></div>
     </div></section>`;
 }
 
@@ -124,7 +124,7 @@ function Verdict({ verdict, line, show }) {
   const { explanation, plan, problem, message } = verdict;
   if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
   if (problem) {
-    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked now' : 'Invalid'}</h2>
+    return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked at the moment' : 'Invalid'}</h2>
       <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the position</button></p>`}</div>`;
   }
   if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Checking …</p></div>`;
@@ -142,7 +142,7 @@ function Verdict({ verdict, line, show }) {
 function Plan({ plan }) {
   if (!plan.chosen) return html`<p><strong>It does not fit.</strong> ${plan.change}</p>`;
   const mesh = plan.meshes.find(({ name }) => name === plan.chosen);
-  return html`<p>Planned: <code>${mesh.name}</code>, about ${duration(mesh.step_time_s)} a step, ${bytes(mesh.memory.total_bytes)} on the worker with the most${
+  return html`<p>Planned: <code>${mesh.name}</code>, about ${duration(mesh.step_time_s)} per step, ${bytes(mesh.memory.total_bytes)} on the worker with the most${
     plan.memory_bytes_per_rank ? ` of ${bytes(plan.memory_bytes_per_rank)}` : ''}.</p>`;
 }
 

@@ -17,7 +17,7 @@ const HEIGHT = 332;
 const [TOP, BOTTOM, SIDE] = [46, 14, 60];
 const AXIS_WIDTH = 160;
 
-// The sweep and its trials, best first, polled until all trials are over.
+// The sweep and its trials, best first, polled until all trials have ended.
 function useSweep(id) {
   const [state, setState] = useState({ sweep: null, trials: [], error: null });
   useEffect(() => {
@@ -59,7 +59,7 @@ export function SweepView({ id }) {
       <span class="buttons"><a class="button" href=${`#/jobs?text=${id}`}>All trials in the list</a>
         <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: best.slice(0, NUM_COLOURS).map((one) => one.job_id).join(',') })}>Compare the curves of the best</button></span></header>
     <${Failure} error=${error} />
-    <p class="soft">${sweep.mode === 'min' ? 'Less' : 'More'} ${sweep.metric} is better; the ${sweep.by === 'last' ? 'last' : 'best'} value of each trial counts. Sampler: ${sweep.sampler}.
+    <p class="soft">${sweep.mode === 'min' ? 'Lower' : 'Higher'} ${sweep.metric} is better; the ${sweep.by === 'last' ? 'last' : 'best'} value of each trial counts. Sampler: ${sweep.sampler}.
       ${sweep.size > MOST_TRIALS ? ` The first ${whole(MOST_TRIALS)} trials are shown.` : ''}</p>
     ${trials.some(({ parameters }) => parameters) ? html`<${Lines} sweep=${sweep} names=${names} trials=${trials} />` : html`<${Empty}>No trial has values yet.<//>`}
     <h2>The best trials</h2>

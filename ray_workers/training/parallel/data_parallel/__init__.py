@@ -1,1 +1,2 @@
-"""Replicas of the whole model: DDP and its variants, compression, local SGD, ZeRO 1."""
+"""Strategies with replicas of the whole model: DDP and its variants, compression, local SGD, ZeRO
+1."""

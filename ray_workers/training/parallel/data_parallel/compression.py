@@ -1,7 +1,8 @@
-"""Compression of gradients that the ranks exchange, as hooks of DDP.
+"""Compression of the exchanged gradients, implemented as DDP communication hooks.
 
-A compressor keeps the remainder of a gradient that it did not send, and adds it to the gradient of
-the next step. Each rank has its own remainder, which begins at zero whenever a group is formed.
+A compressor keeps the part of a gradient that it did not send, and adds this remainder to the
+gradient of the next step. Each rank has its own remainder, which is reset to zero whenever a group
+is formed.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_RATIO = 0.25
-"""Share of the elements with which topk's warm-up begins, as in the authors' code."""
+"""Share of the elements with which the warm-up of topk begins, as in the authors' code."""
 Gradients = torch.futures.Future[Tensor]
 
 
 def takes_momentum(options: spec.Compression | None) -> bool:
-    """Whether the compressor applies the momentum: it accumulates gradients that are sent late, and
-    the optimizer's momentum would count them twice."""
+    """Whether the compressor applies the momentum instead of the optimizer. It accumulates
+    gradients that are sent late, which the optimizer's momentum would count twice."""
     return options is not None and options.name == "topk"
 
 
@@ -44,13 +45,15 @@ class CompressedGradientEngine(GradientEngine):
     def __init__(
         self, parts: EngineParts, options: spec.Compression, *, momentum: float, seed: int
     ) -> None:
-        """momentum: the optimizer's momentum, which topk applies instead (`takes_momentum`)."""
+        """momentum: the optimizer's momentum, which topk applies instead of the optimizer
+        (`takes_momentum`)."""
         super().__init__(parts)
         self._options = options
         self._hook_momentum = momentum
         self._seed = seed
         self._velocities: list[Tensor] = []
-        """Velocities of the gradients while this rank is alone, when no hook keeps them."""
+        """Velocities of the gradients while this rank is alone and there is no hook to keep
+        them."""
 
     def form(self, world_size: int) -> None:
         super().form(world_size)
@@ -82,9 +85,10 @@ class CompressedGradientEngine(GradientEngine):
 
     @property
     def _bucket_cap_mb(self) -> int | None:
-        """The bucket size in MiB: one bucket for the whole gradient if little of it is sent.
-        PowerSGD's hook starts its second exchange in the thread that ended the first, and waits for
-        it there; gloo has two threads, so two buckets at once would deadlock."""
+        """The bucket size in MiB: a single bucket for the whole gradient if only a small part of it
+        is sent. PowerSGD's hook starts its second exchange in the thread that completed the first,
+        and waits for it there. Since gloo has two threads, two concurrent buckets would
+        deadlock."""
         if self._options.name in ("fp16", "bf16"):
             return None
         return 1 + sum(p.nbytes for p in self._parameters) // 2**20
@@ -98,7 +102,7 @@ class CompressedGradientEngine(GradientEngine):
 
 
 def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientEngine:
-    """Return the engine for a model that every rank has, with compression if it is set."""
+    """Return the engine for a replicated model, with compression if the document sets it."""
     options = given.spec.compression
     if options is None:
         return GradientEngine(parts)
@@ -110,12 +114,14 @@ def compressed_or_plain(given: StrategyContext, parts: EngineParts) -> GradientE
 def compress(
     module: DistributedDataParallel, options: spec.Compression, *, momentum: float, seed: int
 ) -> None:
-    """Compress the module's gradients as the options specify, with a remainder of zero."""
+    """Compress the module's gradients as specified by the options, starting with a remainder of
+    zero."""
     match options.name:
         case "fp16":
             module.register_comm_hook(None, fp16_compress_hook)
         case "bf16":
-            # A lambda: DDP refuses this hook by its name on CPU, although gloo supports bf16 now.
+            # A lambda, because DDP refuses this hook by name on CPU, although gloo supports bf16 by
+            # now.
             module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         case "powersgd":
             factors = PowerSGDState(
@@ -127,7 +133,8 @@ def compress(
             )
             module.register_comm_hook(factors, powerSGD_hook)
         case "topk":
-            # A lambda: DDP requires an annotation with its own class, and no postponed annotation.
+            # A lambda, because DDP requires an annotation with its own class, which can't be
+            # postponed.
             state = TopK(options.ratio, momentum, options.warmup_steps)
             module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
         case unknown:
@@ -135,12 +142,12 @@ def compress(
 
 
 class TopK:
-    """The part of each parameter's gradient that was not sent yet.
+    """Keeps the part of each parameter's gradient that has not been sent yet.
 
-    Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity u =
-    momentum * u + g is added to the remainder v; the elements with the largest |v| are sent, and u
-    and v become zero there. Its warm-up sends more elements while the gradients change fast; the
-    share falls by the same factor in each step.
+    Implements Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the
+    velocity u = momentum * u + g is added to the remainder v; the elements with the largest |v| are
+    sent, and u and v are set to zero for these elements. During the warm-up, while gradients change
+    fast, more elements are sent; the share decreases by a constant factor in each step.
     """
 
     def __init__(self, ratio: float, momentum: float, warmup_steps: int = 0) -> None:
@@ -168,7 +175,7 @@ class TopK:
         return numbers, values
 
     def step(self) -> None:
-        """Begin another step."""
+        """Begin the next step."""
         self._num_steps += 1
 
     def count(self, num_elements: int) -> int:
@@ -186,9 +193,9 @@ class TopK:
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
-    """Return the mean over the ranks of what each sends, in the bucket's own memory."""
+    """Return the mean of the elements that the ranks send, in the bucket's own memory."""
     flat: Tensor = bucket.buffer()
-    state.step()  # one bucket has the whole gradient
+    state.step()  # there is one bucket with the whole gradient
     world_size = dist.get_world_size()
     start, numbers, values = 0, [], []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -196,7 +203,7 @@ def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
         numbers.append(found + start)
         values.append(picked)
         start += gradient.numel()
-    # Indices and values in one message, as 32-bit words.
+    # Send indices and values in one message, as 32-bit words.
     sent = torch.cat([torch.cat(numbers).to(torch.int32), torch.cat(values).view(torch.int32)])
     received = sent.new_empty(world_size * sent.numel())
     work: Any = dist.all_gather_into_tensor(received, sent, async_op=True)

@@ -1,12 +1,12 @@
-"""A gradient that is bitwise independent of the number of ranks that compute it.
+"""Computes a gradient that is bitwise independent of the number of ranks.
 
 A global batch is always divided into as many shares as the group can have ranks, and each share is
-computed separately: same samples, same shapes, same random numbers, on any rank. The gradients are
-added element by element in the order of the shares. In a ring all-reduce the ranks would decide the
-order. Each rank sums one slice of the elements, and all ranks receive every slice.
+computed separately, with the same samples, shapes and random numbers on any rank. The gradients are
+added element by element in the order of the shares; in a ring all-reduce, the order would depend on
+the ranks. Each rank sums one slice of the elements, and all ranks receive every slice.
 
-With one share per rank this sends as much as a ring, and with fewer ranks more; it does not overlap
-with the backward pass.
+With one share per rank, this sends as much data as a ring; with fewer ranks, it sends more. It
+doesn't overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class DeterministicGradientEngine(GradientEngine):
-    """Divides a batch into `num_shares` shares; each rank has a contiguous part of them."""
+    """Divides a batch into `num_shares` shares. Each rank computes a contiguous range of them."""
 
     uses_ddp = False
 
@@ -32,19 +32,19 @@ class DeterministicGradientEngine(GradientEngine):
         super().__init__(parts)
         self._num_shares = num_shares
         self._slot = self._objective.slot
-        """The loss is summed with the gradients, in the same order."""
+        """Carries the loss, which is summed together with the gradients and in the same order."""
         self._sizes = [p.numel() for p in (*self._parameters, self._slot)]
 
     def form(self, world_size: int) -> None:
         super().form(world_size)
-        # One slice for each rank; the last is padded with zeros.
+        # One slice per rank; the last slice is padded with zeros.
         self._slice = -(-sum(self._sizes) // world_size)
 
     def backward(self, work: Pass) -> None:
         self.keep_buffers()
         shares = work.shares
         terms = self._slot.new_zeros(len(shares), self._slice * self._world_size)
-        # Reversed, so that rank 0 ends with the buffers of the first share.
+        # In reverse order, so that rank 0 ends up with the buffers of the first share.
         for row in reversed(range(len(shares))):
             self.restore_buffers()
             self._compute(shares[row], work)
@@ -67,7 +67,7 @@ class DeterministicGradientEngine(GradientEngine):
             torch.autograd.backward(self._objective(inputs, targets), root)
 
     def _take_gradients(self, row: Tensor) -> None:
-        """Move the gradients into a flat row, with zeros for a parameter without gradient."""
+        """Move the gradients into a flat row, with zeros for parameters without a gradient."""
         parts = torch.split(row[: sum(self._sizes)], self._sizes)
         for parameter, part in zip((*self._parameters, self._slot), parts, strict=True):
             if parameter.grad is not None:
@@ -77,7 +77,7 @@ class DeterministicGradientEngine(GradientEngine):
     def _add_up(self, terms: Tensor) -> Tensor:
         """Sum the rows of all ranks, each element in the order of the shares.
 
-        terms: (own shares, elements); the number of elements is a multiple of the world size.
+        terms: (own shares, elements). The number of elements is a multiple of the world size.
         """
         if self._world_size == 1:
             return _in_order(terms)
@@ -100,7 +100,7 @@ class DeterministicGradientEngine(GradientEngine):
 
 
 class DeterministicDdp(Replicas):
-    """Replicas whose results are equal at any world size."""
+    """Replicas whose results are the same at any world size."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.num_shares = num_shares = given.spec.resources.num_workers
@@ -112,7 +112,7 @@ class DeterministicDdp(Replicas):
 
 
 def _in_order(rows: Tensor) -> Tensor:
-    """Sum the rows one after the other."""
+    """Sum the rows in order."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row

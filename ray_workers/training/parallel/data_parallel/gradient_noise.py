@@ -1,10 +1,10 @@
 """Measures the gradient noise scale of a job during training.
 
-The noise scale is tr(S) / |G|^2 with the gradient G and the covariance S of a sample's gradient:
-the size of a batch whose mean gradient is half noise (McCandlish et al. 2018,
-https://arxiv.org/abs/1812.06162, section 2.2). It is estimated from two batch sizes (appendix A.1),
-the share of each rank and the global batch. Their squared norms take one pass over the gradient
-before the exchange, and the exchange of one additional number.
+The noise scale is tr(S) / |G|^2, where G is the gradient and S is the covariance of a sample's
+gradient. It is the size of a batch whose mean gradient is half noise (McCandlish et al. 2018,
+https://arxiv.org/abs/1812.06162, section 2.2). It is estimated from two batch sizes (appendix A.1):
+the share of each rank, and the global batch. Computing their squared norms requires one pass over
+the gradient before the exchange, and exchanging one additional number.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from ray_workers.training.data.sampler import share
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine, Pass
 
 EVERY = 10
-"""Steps from one measurement to the next: on a GPU each measurement waits for the device."""
+"""Number of steps between two measurements. On a GPU, each measurement waits for the device."""
 DECAY = 0.9
-"""Decay of the separate means of |G|^2 and tr(S), because the mean of their ratio is biased."""
+"""Decay of the means of |G|^2 and tr(S). They are averaged separately, because the mean of their
+ratio is biased."""
 
 
 def estimates(
     own_squares: float, global_square: float, parts: Sequence[float], batch_size: int
 ) -> tuple[float, float]:
-    """Unbiased estimates of (|G|^2, tr(S)) from one global batch; either may be negative.
+    """Return unbiased estimates of (|G|^2, tr(S)) from one global batch. Either can be negative.
 
-    own_squares: the sum over the ranks of |h|^2, with the part h that a rank adds to the gradient
-        of the global batch: its samples' mean gradient times its part of the samples.
-    global_square: |sum of h|^2. parts: the ranks' parts of the batch, which add up to 1.
+    own_squares: the sum over the ranks of |h|^2, where h is what a rank adds to the gradient of the
+    global batch: the mean gradient of its samples times its part of the samples.
+    global_square: |sum of h|^2. parts: the ranks' parts of the batch, which sum to 1.
 
-    For a rank with n of N samples, E|h|^2 = (n/N)^2 |G|^2 + (n/N) tr(S) / N, so with q the sum of
-    the squared parts E(own_squares) = q |G|^2 + tr(S) / N, and E(global_square) is the same with
-    q = 1. The shares need not be equal.
+    For a rank with n of N samples, E|h|^2 = (n/N)^2 |G|^2 + (n/N) tr(S) / N. If q is the sum of the
+    squared parts, then E(own_squares) = q |G|^2 + tr(S) / N, and E(global_square) is the same with
+    q = 1. The shares don't have to be equal.
     """
     q = sum(part * part for part in parts)
     square = (global_square - own_squares) / (1 - q)
@@ -47,7 +48,7 @@ def estimates(
 
 
 class GradientNoise:
-    """Means of the estimates over the last measurements."""
+    """Decaying means of the estimates."""
 
     def __init__(self) -> None:
         self._square = self._variance = self._weight = 0.0
@@ -66,15 +67,15 @@ class GradientNoise:
 
 
 class NoiseMeasuringGradientEngine(GradientEngine):
-    """DDP that periodically measures the noise of its gradients without changing them."""
+    """DDP that periodically measures the noise of its gradients, without changing them."""
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self._noise = GradientNoise()
         self._num_steps = 0
-        """Number of steps in this group, so that all ranks measure in the same steps."""
+        """Number of steps in this group, by which all ranks measure in the same steps."""
         self._own_square: Tensor | None = None
-        """While a step is measured, |h|^2 of the buckets that are exchanged already."""
+        """During a measurement: |h|^2 of the buckets that have already been exchanged."""
         self._is_measured = False
 
     def form(self, world_size: int) -> None:

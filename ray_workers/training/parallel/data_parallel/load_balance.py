@@ -1,8 +1,9 @@
-"""Shares of the batch in proportion to the speed of the ranks, for machines of different speed.
+"""Makes the ranks' shares of the batch proportional to their speeds, for machines of different
+speeds.
 
-The ranks periodically compare their time for a sample; the next global batches are divided in
-proportion to the speeds. A sample's weight in the gradient does not depend on the rank that
-computes it, so the result stays the same, except for the order in which numbers are added.
+The ranks periodically compare their times per sample, and the following global batches are divided
+in proportion to their speeds. A sample's weight in the gradient doesn't depend on the rank that
+computes it, so the result stays the same, except for the order of summation.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ray_workers.training.parallel.gradients import EngineParts, GradientEngine,
 from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_AFTER, EVERY = 5, 20
-"""Steps after which the ranks compare their speeds: first soon, and then periodically."""
+"""Numbers of steps after which the ranks compare their speeds: first soon, then periodically."""
 WORTH_IT = 1.03
-"""Shares change if a step is expected to become shorter by this factor."""
+"""The shares change if a step is expected to become shorter by at least this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank is reported if its time for a sample is STRAGGLES times the median, until it is less than
-KEEPS_UP times the median."""
+"""A rank is reported if its time per sample is more than STRAGGLES times the median, until it is
+less than KEEPS_UP times the median."""
 
 
 class LoadBalancedDdp(Replicas):
@@ -68,7 +69,7 @@ class LoadBalancedDdp(Replicas):
             self._feed.cut_anew(parts, from_step=step + 1)
 
     def _report(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
-        """Report the stragglers if they are other ranks than in the last report."""
+        """Report the stragglers, if they are not the same ranks as in the last report."""
         middle = statistics.median_low(seconds)
         limits = [KEEPS_UP if rank in self._reported else STRAGGLES for rank in range(len(seconds))]
         slow = [r for r, each in enumerate(seconds) if each > limits[r] * middle]
@@ -91,7 +92,7 @@ class LoadBalancedDdp(Replicas):
 
 
 class TimedGradientEngine(GradientEngine):
-    """Measures the time for a sample in each step, without the wait for other ranks."""
+    """Measures the time per sample in each step, without the time spent waiting for other ranks."""
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
@@ -99,14 +100,14 @@ class TimedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine = work.share
-        # Measured in forward passes of a sample. A backward pass takes about two; the measurement
-        # ends before the backward pass of the last micro-batch.
+        # The unit is the forward pass of a sample. A backward pass takes about two, and the
+        # measurement ends before the backward pass of the last micro-batch.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         self._wait_for_device()  # unfinished operations belong to the previous step
         began = time.perf_counter()
 
         def timed() -> None:
-            # From here on the rank waits for the gradients of others.
+            # From here on, the rank waits for the gradients of other ranks.
             self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
@@ -119,7 +120,8 @@ class TimedGradientEngine(GradientEngine):
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:
-    """The parts of a batch that take all ranks the same time, given their seconds for a sample."""
+    """Return the parts of a batch for which all ranks take the same time, given their seconds per
+    sample."""
     speeds = [1 / each for each in seconds]
     return [speed / sum(speeds) for speed in speeds]
 

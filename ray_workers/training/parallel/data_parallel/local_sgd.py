@@ -1,9 +1,9 @@
-"""Steps that each rank does independently, and the periodic synchronization of the ranks.
+"""Local steps of each rank, with periodic synchronization of the ranks.
 
 Local SGD (arXiv:1805.09767) averages the ranks' weights. DiLoCo (arXiv:2311.08105) passes the mean
-of the ranks' changes as a gradient to an outer optimizer. In between each rank has its own weights,
-and it always has its own state of the inner optimizer. So checkpoints and evaluations directly
-follow a synchronization, and a checkpoint has every rank's inner state.
+of the ranks' changes as a gradient to an outer optimizer. Between synchronizations, each rank has
+its own weights, and it always has its own state of the inner optimizer. Therefore checkpoints and
+evaluations directly follow a synchronization, and a checkpoint contains every rank's inner state.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class LocalGradientEngine(GradientEngine):
-    """Computes the gradient of this rank's own share without exchanging it.
+    """Computes the gradient of this rank's own share, without exchanging it.
 
-    The gradient is weighted by the samples of the share, so that the mean over the ranks is the
-    gradient of the global batch, as with all-reduce: if shares are equal, it is the share's mean;
-    otherwise it is this mean times the ratio of the share's size to that of an equal share.
+    The gradient is weighted by the number of samples in the share, so that the mean over the ranks
+    is the gradient of the global batch, as with all-reduce. If all shares are equal, it is the mean
+    over the share; otherwise, this mean is multiplied by the ratio of the share's size to the size
+    of an equal share.
     """
 
     uses_ddp = False
     _scale: Tensor | None = None
     _part = 1.0
-    """Ratio of the share's size to that of an equal share."""
+    """Ratio of the share's size to the size of an equal share."""
     _last_loss: Tensor | None = None
 
     def backward(self, work: Pass) -> None:
-        """Compute the gradient of this rank's share only; `before_exchange` is not called."""
+        """Compute the gradient of this rank's share only. `before_exchange` is not called."""
         mine = work.share
         work.prepare(mine.batch.number)
         self.has_samples, self._scale = not mine.batch.is_empty, work.scale
@@ -48,7 +49,8 @@ class LocalGradientEngine(GradientEngine):
         self._exchange(mine, mine.batch.weight, work.scale, lambda: None)
 
     def take_loss(self) -> Tensor:
-        """The mean loss of the share; without samples, the mean loss of the rank's last share."""
+        """Return the mean loss of the share or, if it has no samples, of the rank's last share with
+        samples."""
         carried = super().take_loss()
         scale = carried.new_ones(()) if self._scale is None else self._scale
         if self.has_samples:
@@ -57,7 +59,7 @@ class LocalGradientEngine(GradientEngine):
 
 
 class LocalSgd(Replicas):
-    """The ranks periodically synchronize their weights; a checkpoint has all inner states."""
+    """The ranks periodically synchronize their weights. A checkpoint contains all inner states."""
 
     saves_alone = False
 
@@ -82,7 +84,7 @@ class LocalSgd(Replicas):
 
     @property
     def preemption_requested(self) -> bool:
-        """Whether any rank had been asked to leave at the last synchronization."""
+        """Whether any rank had been asked to leave at the time of the last synchronization."""
         return self._is_asked_to_leave
 
     def prepare(self, feed: Feed, step: int) -> None:
@@ -99,7 +101,7 @@ class LocalSgd(Replicas):
 
     @torch.no_grad()
     def _agree(self, *, measures: bool) -> None:
-        """Synchronize the weights, and find out whether any rank was asked to leave. measures:
+        """Synchronize the weights, and find out whether any rank has been asked to leave. measures:
         whether to also measure the distance between the ranks' weights."""
         asked = self._weights[0].new_tensor([float(self.given.page.is_asked_to_leave)])
         *means, asked = _means([*self._weights, *self._means, asked], self.world_size)
@@ -124,20 +126,22 @@ class LocalSgd(Replicas):
         torch._foreach_copy_(self._weights, self.agreed)
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """The distance of the weights before the average that the evaluation used."""
+        """Return the distance of the weights before the averaging whose result was evaluated."""
         return {} if self._distance is None else {CONSENSUS_DISTANCE: self._distance}
 
     def consolidate(self) -> None:
         self._others = state_transfer.gather(self.update.state_dict, self.device)
 
     def state(self) -> dict[str, Any]:
-        """The state with the inner states that `consolidate` gathered, which are released."""
+        """Return the state, including the inner states that `consolidate` gathered. They are then
+        released."""
         inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
         return {**super().state(), "local": {"outer": outer, "inner": inner}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state, with the inner state of this rank, or another's if the rank had none."""
+        """Load a state, with the inner state of this rank, or of another rank if this rank had
+        none."""
         super().load(state)
         local = state["local"]
         if self._outer is not None and local["outer"]:
@@ -149,7 +153,8 @@ class LocalSgd(Replicas):
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:
-    """The mean of each tensor over the ranks; all tensors of one dtype are sent together."""
+    """Return the mean of each tensor over the ranks. All tensors of the same dtype are sent
+    together."""
     if world_size == 1:
         return list(tensors)
     found: dict[int, Tensor] = {}

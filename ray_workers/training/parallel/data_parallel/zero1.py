@@ -1,7 +1,8 @@
-"""ZeRO 1: optimizer state divided among the ranks, parameters and gradients whole on each.
+"""ZeRO 1: the optimizer's state is divided among the ranks; each rank has all parameters and
+gradients.
 
-Uses torch's `ZeroRedundancyOptimizer`: each rank of a group updates some of the parameters, and
-sends them to the others. DDP averages the gradients over the whole world.
+This uses torch's `ZeroRedundancyOptimizer`: each rank of a group updates some of the parameters and
+sends them to the others. DDP averages the gradients over all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    # torch compiles its functional optimizers in a way that it has itself deprecated.
+    # torch compiles its functional optimizers in a way that torch itself has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -38,8 +39,8 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 
 class Zero1Step(OptimizerStep):
-    """The step of an optimizer of which this rank has a part. After each step all ranks know
-    whether any rank was asked to leave."""
+    """The step of an optimizer of which this rank has a part. After each step, all ranks know
+    whether any rank has been asked to leave."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Zero1Step(OptimizerStep):
         self._is_gathered = False
         self.preemption_requested = False
         self.is_torn = False
-        """Whether an update began, and not all ranks' parts of the new weights have arrived."""
+        """Whether an update has begun, but not all ranks' parts of the new weights have arrived."""
 
     def step(self, lr: float) -> Tensor:
         asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
@@ -67,14 +68,15 @@ class Zero1Step(OptimizerStep):
         return norm
 
     def consolidate(self) -> None:
-        """Gather the whole state on rank 0. A collective of its group."""
+        """Gather the complete state on rank 0. A collective of its group."""
         self._spread.consolidate_state_dict(to=0)
-        # The call copies to main memory without waiting for the copy (pytorch/pytorch#198020).
+        # The call above doesn't wait for its copies to main memory (pytorch/pytorch#198020).
         devices.synchronize(self._one.device)
         self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """The whole state directly after `consolidate` on rank 0; otherwise this rank's part."""
+        """Return the complete state on rank 0 directly after `consolidate`; otherwise this rank's
+        part."""
         whole, self._is_gathered = self._is_gathered, False
         if not whole:
             return named_state(self._local_optimizer, self._names)
@@ -89,13 +91,13 @@ class Zero1Step(OptimizerStep):
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
         # `ZeroRedundancyOptimizer.load_state_dict` would move `step` to the CPU, where a fused
-        # optimizer on a GPU can't use it (pytorch/pytorch#124133).
+        # optimizer for a GPU can't use it (pytorch/pytorch#124133).
         load_named_state(self._local_optimizer, self._names, state, part)
 
 
 class Zero1(ModelParallel):
-    """The ranks of a `shard` group divide only the optimizer's state. The update knows whether a
-    rank was asked to leave."""
+    """The ranks of a `shard` group divide only the optimizer's state among them. The update knows
+    whether a rank has been asked to leave."""
 
     is_whole = True
     update: Zero1Step
@@ -124,7 +126,7 @@ class Zero1(ModelParallel):
         super().leave_group()
 
     def consolidate(self) -> None:
-        if self.mesh.at["data"] == 0:  # its groups have the whole state
+        if self.mesh.at["data"] == 0:  # these groups have the complete state
             self.update.consolidate()
         super().consolidate()
 
@@ -132,7 +134,7 @@ class Zero1(ModelParallel):
 def _spread_over(
     whole: torch.optim.Optimizer, group: dist.ProcessGroup | None
 ) -> ZeroRedundancyOptimizer:
-    """Make a sharded optimizer of the same kind, with the same groups and options."""
+    """Create a sharded optimizer of the same kind, with the same groups and options."""
     kind = type(whole)
     known = inspect.signature(kind).parameters
     options = {name: value for name, value in whole.defaults.items() if name in known}

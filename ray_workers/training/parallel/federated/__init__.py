@@ -1,1 +1,1 @@
-"""Federated learning: a round of clients is a step of the job, wherever the clients are."""
+"""Federated learning: a round of clients is a step of the job, no matter where the clients are."""

@@ -1,4 +1,4 @@
-"""The clients of a round that a rank plays, and the samples of their steps."""
+"""The clients of a round that a rank simulates, and the samples of their steps."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from ray_workers.training.parallel.federated.rounds import Participant, RoundPla
 
 @dataclass(frozen=True)
 class RoundShare(Share):
-    """A rank's part of a round. Its batch has no samples, because the clients have them."""
+    """A rank's part of a round. Its batch contains no samples, because the clients have them."""
 
     plan: RoundPlan
     owners: Sequence[int]
-    """The rank that plays each participant."""
+    """The rank that simulates each participant."""
 
     @classmethod
     def of(cls, plan: RoundPlan, owners: Sequence[int] | None = None, **more: Any) -> Self:
-        """owners: None if rank 0 plays all. more: the fields of a subclass."""
+        """owners: None if rank 0 simulates all participants. more: the fields of a subclass."""
         batch = Batch(0, torch.empty(0, dtype=torch.int64), plan.num_samples, is_empty=True)
         return cls(batch, [], plan, owners or [0] * len(plan.participants), **more)
 
     def own(self, rank: int) -> Iterator[tuple[int, Participant]]:
-        """Yield (index among all participants, participant) for each that a rank plays."""
+        """Yield (index among all participants, participant) for each participant that a rank
+        simulates."""
         for place, participant in enumerate(self.plan.participants):
             if self.owners[place] == rank:
                 yield place, participant
 
 
 class RoundFeed:
-    """The methods of a feed of rounds that are the same wherever clients are. `at` returns the
+    """The methods of a feed of rounds that don't depend on where the clients are. `at` returns the
     round of a step as one share."""
 
     def end_batches(self, *_: object) -> None:
-        """Do nothing: a round is one step."""
+        """Do nothing, because a round is one step."""
 
     def close(self) -> None:
-        """Do nothing: nothing is read ahead."""
+        """Do nothing, because nothing is read ahead."""
 
 
 def batches_of(
@@ -54,8 +55,8 @@ def batches_of(
     batch_size: int,
     *seed: int,
 ) -> Iterator[Piece]:
-    """Yield (inputs, targets) of each step of a client in a round, whose samples have the numbers
-    `own`. Each local epoch visits them in a different order.
+    """Yield (inputs, targets) for each step of a client in a round. `own` contains the numbers of
+    its samples. Each local epoch visits them in a different order.
 
     seed: the seed of the job, the round and the client.
     """

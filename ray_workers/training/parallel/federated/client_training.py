@@ -1,4 +1,4 @@
-"""The training of one client in a round, from the server's weights to an update."""
+"""Training of one client in a round, from the server's weights to an update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROXIMAL_MU = 0.01
 
 
 def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
-    """The clients' learning rate in a round."""
+    """Return the clients' learning rate in a round."""
     return lr_at(
         round_number,
         total_steps=num_rounds,
@@ -29,10 +29,10 @@ def client_lr(options: spec.Train, round_number: int, num_rounds: int) -> float:
 
 
 class Flat:
-    """The parameters of a model, and its floating-point buffers (running means), as one vector.
+    """The parameters of a model and its floating-point buffers (running means) as one vector.
 
-    With privacy, buffers are left out: noise would spoil buffers that are constants, such as the
-    means of a table's columns.
+    With privacy, buffers are left out, because noise would corrupt buffers that are constants, such
+    as the means of a table's columns.
     """
 
     def __init__(self, model: nn.Module, *, has_buffers: bool) -> None:
@@ -50,17 +50,18 @@ class Flat:
         self.num_elements = sum(self._sizes)
 
     def change_since(self, before: Flat) -> Tensor:
-        """float32 (elements,): the difference of the tensors from the ones of `before`."""
+        """Return these tensors minus the tensors of `before`: float32
+        (elements,)."""
         return torch.cat(
             [t.reshape(-1) for t in torch._foreach_sub(self._tensors, before._tensors)]
         )
 
     def values(self) -> Tensor:
-        """float32 (elements,): a copy of the tensors."""
+        """Return a copy of the tensors: float32 (elements,)."""
         return torch.cat([tensor.reshape(-1).float() for tensor in self._tensors])
 
     def integer_values(self) -> Tensor:
-        """int64 (elements of the integer buffers,): a copy."""
+        """Return a copy of the integer buffers: int64 (elements of the integer buffers,)."""
         return torch.cat([each.reshape(-1).long() for each in self.integers.values()])
 
     @torch.no_grad()
@@ -81,7 +82,7 @@ class Flat:
             own.copy_(others)
 
     def split(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of a vector with the shapes of (the parameters, the buffers)."""
+        """Return views of a vector with the shapes of (the parameters, the buffers)."""
         parts = [
             part.view(tensor.shape)
             for part, tensor in zip(torch.split(flat, self._sizes), self._tensors, strict=True)
@@ -90,7 +91,7 @@ class Flat:
 
 
 class ClientTraining:
-    """Trains one client after another, on its own copy of the model."""
+    """Trains one client after another, using a separate copy of the model."""
 
     def __init__(self, parts: EngineParts, options: spec.Train, federated: spec.Federated) -> None:
         has_buffers = federated.privacy is None
@@ -107,9 +108,10 @@ class ClientTraining:
     def train(
         self, batches: Iterable[Piece], lr: float, correction: Tensor | None
     ) -> tuple[Tensor, float]:
-        """Do a step for each batch; return (the update, the mean loss of the samples on the way).
+        """Take one step per batch. Returns (the update, the mean loss over the samples during
+        training).
 
-        correction: added to each gradient, in the order of `Flat`'s parameters.
+        correction: a vector that is added to each gradient, in the order of `Flat`'s parameters.
         """
         self._own.copy_from(self._server)
         self._optimizer.state.clear()  # a client begins with a fresh optimizer
@@ -132,13 +134,13 @@ class ClientTraining:
 
     @property
     def integer_buffers(self) -> Tensor:
-        """The integer buffers of the last client, as `Flat.integer_values` returns them."""
+        """The integer buffers of the last client, as returned by `Flat.integer_values`."""
         return self._own.integer_values()
 
     @torch.no_grad()
     def _correct(self, added: Sequence[Tensor] | None) -> None:
-        """Add the proximal term of fedprox to the client's gradient, clip it, and add the
-        correction of scaffold."""
+        """Add fedprox's proximal term to the client's gradient, clip it, and add scaffold's
+        correction."""
         places = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
         parameters: list[Tensor] = [self._own.parameters[place] for place in places]
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""A round: combines the updates of clients, and makes the result a step of the job."""
+"""Runs a round: combines the updates of clients, and makes the result a step of the job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class JudgedUpdate(NamedTuple):
-    """The update of a client, on the rank that plays the client."""
+    """The update of a client, on the rank that simulates the client."""
 
     place: int
     """Index of the client among the participants."""
@@ -52,37 +52,36 @@ class RoundResult:
     """The combined updates of a round."""
 
     mean: Tensor | None
-    """float64 (elements,); None if too few updates came."""
+    """float64 (elements,); None if there were too few updates."""
     loss: float
     num_within: int
-    """Number of updates that privacy did not need to clip."""
+    """Number of updates that did not have to be clipped for privacy."""
     rows: Tensor | None = None
-    """(participants, elements): each update, if the round needs each."""
+    """(participants, elements): all updates, if the round needs individual updates."""
 
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """The changes of a round besides the changes of the weights."""
+    """The changes made by a round, except for the changes to the weights."""
 
     counts: bool
-    """Whether enough updates came. If not, the round changes nothing."""
+    """Whether there were enough updates. If not, the round changes nothing."""
     buffers: Sequence[Tensor]
-    """The changes of the model's buffers."""
+    """The changes to the model's buffers."""
     integers: Tensor | None
-    """The values of its integer buffers (see `Flat.integer_values`); None if unchanged."""
+    """The values of the model's integer buffers (see `Flat.integer_values`); None if unchanged."""
     loss: float
     metrics: Mapping[str, float]
     findings: Any
-    """The findings of the algorithm, if the round counts."""
+    """The result of `Algorithm.aggregate`, if the round counts."""
     clip_norm: float | None
     """The clipping norm of the next round."""
 
 
 class FederatedEngine(GradientEngine):
-    """Plays a round in the `backward` of a step. The gradient is the round's negated update.
+    """Runs a round in the `backward` of a step. The gradient is the round's update, negated.
 
-    Nothing that outlasts the round changes before the server's step, so an interrupted round can be
-    played again.
+    No persistent state changes before the server's step, so an interrupted round can be repeated.
     """
 
     uses_ddp = False
@@ -115,8 +114,8 @@ class FederatedEngine(GradientEngine):
         super().disband()
 
     def backward(self, work: Pass) -> None:
-        """Play a round; `prepare` is called with the index of each client among the participants
-        before it trains."""
+        """Run a round. `prepare` is called before each client trains, with its index among the
+        participants."""
         mine = work.share
         assert isinstance(mine, RoundShare)
         size = self._flat.num_elements
@@ -143,8 +142,8 @@ class FederatedEngine(GradientEngine):
         self._take(mine, received, result, self._integers(mine, received))
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """The model's integer buffers after the round; None if unchanged. Clients with their own
-        data train dray's models, whose integer buffers are constants."""
+        """Return the model's integer buffers after the round; None if unchanged. Clients with their
+        own data train dray's models, whose integer buffers are constants."""
         return None
 
     def _updates(self, mine: RoundShare, prepare: Callable[[int], None]) -> Iterator[JudgedUpdate]:
@@ -157,26 +156,27 @@ class FederatedEngine(GradientEngine):
             yield JudgedUpdate(place, participant, update, loss, verdict, norm)
 
     def _update_of(self, participant: Participant, mine: RoundShare) -> tuple[Tensor, float]:
-        """Return the update that a client sends, and its mean loss."""
+        """Return a client's update and its mean loss."""
         raise NotImplementedError
 
     def _lr(self, round_number: int) -> float:
-        """The clients' learning rate."""
+        """Return the clients' learning rate."""
         return client_lr(self._train, round_number, self._given.calendar.total_steps)
 
     @property
     def _needs_each(self) -> bool:
-        """Whether a round needs each update, and not only their mean."""
+        """Whether a round needs the individual updates, not only their mean."""
         return self.algorithm.needs_each or self._options.aggregator.name != "mean"
 
     def _weight(self, participant: Participant, mine: RoundShare) -> float:
-        """The participant's weight; the weights of all participants add up to 1."""
+        """Return the participant's weight. The weights of all participants sum to 1."""
         if self._clipping is not None:
             return 1 / len(mine.plan.participants)
         return participant.num_samples / mine.plan.num_samples
 
     def _mean(self, received: ReceivedUpdates, total: Tensor) -> Tensor | None:
-        """The mean, from the weighted sum of the accepted updates; None if there are none."""
+        """Return the mean, given the weighted sum of the accepted updates; None if there are
+        none."""
         plan = received.plan
         if self._clipping is not None:
             return self._private_mean(plan.number, total * len(plan.participants))
@@ -184,10 +184,10 @@ class FederatedEngine(GradientEngine):
         return total * (plan.num_samples / accepted) if accepted else None
 
     def _private_mean(self, round_number: int, total: Tensor) -> Tensor:
-        """The mean with noise, from the sum of the clipped updates."""
+        """Return the mean with noise, given the sum of the clipped updates."""
         assert self._clipping is not None
         noise = self._clipping.noise(round_number, len(total)).to(total)
-        # Divided by the expected number, because the actual number also reveals information.
+        # Divide by the expected number, because the actual number would also reveal information.
         return (total + noise) / self._options.clients_per_round
 
     def _of_each(self, received: ReceivedUpdates, rows: Tensor) -> RoundResult:
@@ -200,7 +200,7 @@ class FederatedEngine(GradientEngine):
     def _result(
         self, received: ReceivedUpdates, mean: Tensor | None, rows: Tensor | None = None
     ) -> RoundResult:
-        """Make the result of a round whose single updates are known."""
+        """Return the result of a round whose individual updates are known."""
         num_within = 0
         if self._clipping is not None:
             norms = [received.norms[at] for at in received.accepted]
@@ -261,7 +261,7 @@ class FederatedEngine(GradientEngine):
 
     @property
     def counts(self) -> bool:
-        """Whether the round that was played counts."""
+        """Whether the last round counts."""
         assert self._end is not None
         return self._end.counts
 
@@ -274,8 +274,8 @@ class FederatedEngine(GradientEngine):
 
     @torch.no_grad()
     def change_buffers(self, rate: float) -> None:
-        """Change the buffers along with the weights, before their average includes them. rate: the
-        factor of the change of running means."""
+        """Change the buffers together with the weights, before the average includes them. rate:
+        factor for the changes to running means."""
         assert self._end is not None
         for buffer, change in zip(self._flat.buffers, self._end.buffers, strict=True):
             buffer.add_(change, alpha=rate)
@@ -283,7 +283,7 @@ class FederatedEngine(GradientEngine):
             self._flat.write_integers(self._end.integers)
 
     def commit(self) -> None:
-        """Apply the round's changes besides the model's, after the server's step."""
+        """Apply the round's other changes, after the server's step has changed the model."""
         end = self._end
         assert end is not None
         if end.findings is not None:
@@ -294,7 +294,7 @@ class FederatedEngine(GradientEngine):
             self._last_loss = end.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The engine's part of a checkpoint."""
+        """Return the engine's part of a checkpoint."""
         state: dict[str, Any] = {"loss": self._last_loss, **self.algorithm.state_dict()}
         if self._clipping is not None:
             state["clip_norm"] = self._clipping.value

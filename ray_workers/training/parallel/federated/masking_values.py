@@ -1,4 +1,4 @@
-"""The values that clients mask with secure aggregation, and the sum that the server learns."""
+"""The values that clients mask in secure aggregation, and the sum that the server learns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dray.secure_aggregation.messages import MaskingSettings
 from ray_workers.training.core.errors import RoundsError
 
 LOSS_RANGE = 1000.0
-"""A larger loss counts as this."""
+"""Larger losses count as this value."""
 
 
 @dataclass(frozen=True)
 class SecureSum:
-    """All that the server learns about the updates of a round."""
+    """Everything that the server learns about the updates of a round."""
 
     updates: Tensor
     """float64 (elements,): the weighted sum of the updates, on the CPU."""
@@ -32,8 +32,8 @@ class SecureSum:
 
 @contextmanager
 def needing_cryptography() -> Iterator[None]:
-    """Raise RoundsError if an import in this context fails: the modules need the package
-    cryptography, which only nodes for such jobs need."""
+    """Raise RoundsError if an import in this context fails. The modules require the package
+    cryptography, which is only needed on nodes for such jobs."""
     try:
         yield
     except ImportError as error:
@@ -46,7 +46,7 @@ def needing_cryptography() -> Iterator[None]:
 def masking_settings(
     options: spec.Federated, session: str, num_values: int, max_weight: int
 ) -> MaskingSettings:
-    """The public parameters of a round, which both halves of the protocol know."""
+    """Return the public parameters of a round, which clients and server know."""
     secure = options.secure_aggregation
     assert secure is not None
     return MaskingSettings(
@@ -60,16 +60,18 @@ def masking_settings(
 
 
 def outside_settings(options: spec.Federated, session: str, num_elements: int) -> MaskingSettings:
-    """The parameters for clients outside of the cluster, which mask their updates and losses."""
+    """Return the parameters for clients outside of the cluster, which mask their updates and
+    losses."""
     assert options.http is not None
     return masking_settings(options, session, num_elements + 1, options.http.max_samples)
 
 
 def loss_value(loss: float, limit: float) -> float:
-    """Encode a loss as a value within the limit; an infinite loss or NaN counts as the largest."""
+    """Encode a loss as a value within the limit. Infinite losses and NaN count as the largest
+    loss."""
     return limit * (loss / LOSS_RANGE if abs(loss) < LOSS_RANGE else 1.0)
 
 
 def loss_of(value: float, limit: float) -> float:
-    """Decode the loss from a value, or from a mean of values."""
+    """Decode a loss from a value, or a mean loss from a mean of values."""
     return value / limit * LOSS_RANGE

@@ -1,8 +1,8 @@
-"""Decides which clients take part in a round, their numbers of steps, which rank plays each, and
-when a round with clients outside of the cluster ends.
+"""Decides which clients take part in a round, how many steps each takes, which rank simulates it,
+and when a round with clients outside of the cluster ends.
 
 Everything is a function of the document, the round and the sizes of the clients' data sets, so a
-round that is played again is the same round, on any number of ranks.
+repeated round is identical, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Participant:
     num_steps: int
     """Number of its local steps in the round."""
     attacks: bool = False
-    """Whether it sends a poisoned update."""
+    """Whether the client sends a poisoned update."""
     lost_in: MaskingPhase | None = None
-    """With secure aggregation: the phase after its update from which on it no longer answers."""
+    """With secure aggregation: the phase, after its update, from which on the client no longer
+    answers."""
     reports_loss: bool = True
-    """Whether its mean loss comes with the update."""
+    """Whether the client sends its mean loss with the update."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class RoundPlan:
     """The clients of one round."""
 
     number: int
-    """The first round is 1."""
+    """Number of the round, from 1."""
     participants: Sequence[Participant]
     """Sorted by client."""
     num_chosen: int
     num_stragglers: int
     lost: Mapping[int, MaskingPhase]
-    """Clients that send no update: drop-outs, and stragglers that the round does not wait for. With
-    secure aggregation each has the phase from which on it no longer answers."""
+    """Clients that send no update: drop-outs, and stragglers for which the round doesn't wait. With
+    secure aggregation, the value is the phase from which on the client no longer answers."""
 
     @cached_property
     def num_samples(self) -> int:
-        """Number of samples of all participants together."""
+        """Total number of samples of all participants."""
         return sum(one.num_samples for one in self.participants)
 
 
@@ -90,7 +91,7 @@ class Rounds:
                     continue
             num_steps = options.steps_of(self._sizes[client])
             stragglers = options.stragglers
-            # A client with one step has done none of its steps or all.
+            # A client with a single step has taken either none or all of its steps.
             if stragglers is not None and straggles < stragglers.rate and num_steps > 1:
                 num_stragglers += 1
                 if stragglers.updates == "drop":
@@ -102,16 +103,16 @@ class Rounds:
         return RoundPlan(number, participants, len(chosen), num_stragglers, lost)
 
     def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
-        """Choose the clients of a round if not all may take part, or of its repetition `again`,
-        which has other clients if there are any."""
+        """Choose the clients of a round in which not all clients may take part, or of its
+        repetition number `again`, which has other clients if there are any."""
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)
         return sorted(eligible[place] for place in drawn)
 
     def chosen(self, number: int) -> list[int]:
-        """Choose the clients of a round, sorted. With privacy each client is drawn independently
-        (Poisson sampling), which the accountant assumes."""
+        """Return the chosen clients of a round, sorted. With privacy, each client is drawn
+        independently (Poisson sampling), as the accountant assumes."""
         options = self._options
         generator = self._generator("chosen", number)
         if options.privacy is not None:
@@ -125,8 +126,8 @@ class Rounds:
 
 
 def deal(participants: Sequence[Participant], num_ranks: int) -> list[int]:
-    """Return the rank that plays each participant: participants with the most steps are assigned
-    first, each to the rank with the fewest steps so far."""
+    """Return the rank that simulates each participant. Participants with the most steps are
+    assigned first, each to the rank with the fewest steps so far."""
     ranks = [(0, rank) for rank in range(num_ranks)]
     dealt = [0] * len(participants)
     for place in sorted(range(len(dealt)), key=lambda at: (-participants[at].num_steps, at)):
@@ -141,7 +142,8 @@ class Next(Enum):
 
     WAIT = auto()
     ASK_ALL = auto()
-    """Open the round to all clients, because the clients asked so far reached no quorum in time."""
+    """Open the round to all clients, because the clients asked so far did not reach the quorum in
+    time."""
     END = auto()
 
 
@@ -150,22 +152,22 @@ class Collection:
     """An open round, and the updates received so far."""
 
     asked: Set[int]
-    """Clients that are asked for an update."""
+    """Clients that were asked for an update."""
     asks_all: bool
     """Whether these are all clients of the job."""
     quorum: int
     accepted: Set[int]
     """Clients whose updates count."""
     refused: Set[int]
-    """Clients whose updates do not count: they can't send another in the round."""
+    """Clients whose updates don't count. They can't send another update in this round."""
 
 
 def next_of(collection: Collection, *, is_late: bool) -> Next:
-    """Return the next action for an open round. is_late: whether the deadline is over.
+    """Return the next action for an open round. is_late: whether the deadline has passed.
 
-    A round ends once all updates have come, or at its deadline with a quorum. Without a quorum it
-    continues after the deadline, and ends with the update that completes the quorum: a night
-    without any client costs no round.
+    A round ends when all updates have arrived, or at its deadline if there is a quorum. Without a
+    quorum, it continues after the deadline and ends with the update that completes the quorum, so
+    that a night without clients doesn't cost a round.
     """
     is_enough = len(collection.accepted) >= collection.quorum
     all_came = collection.asked <= collection.accepted | collection.refused

@@ -1,7 +1,7 @@
-"""The server of a federated job and its step (Reddi et al. 2021, arXiv:2003.00295, algorithm 2).
+"""The server of a federated job, and its step (Reddi et al. 2021, arXiv:2003.00295, algorithm 2).
 
-The gradient is the mean of the clients' updates with its sign changed, because an optimizer steps
-against the gradient.
+The gradient is the negated mean of the clients' updates, because optimizers step against the
+gradient.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ServerStep(OptimizerStep):
         super().__init__(given.workload.model, engine, options, given.device)
 
     def _build_optimizer(self, model: nn.Module, options: spec.Optimizer) -> Optimizer:
-        """Build the server's optimizer; `options` are the clients'."""
+        """Build the server's optimizer. `options` are the options of the clients."""
         return self._engine.algorithm.optimizer(parameter_groups(model, weight_decay=0.0))
 
     def step(self, lr: float) -> Tensor:
-        """Step with the server's rate; `lr` is the clients'."""
+        """Step with the server's learning rate. `lr` is the clients' rate."""
         if not self._engine.counts:
             norm = self._engine.grad_norm()
             self._engine.forget_gradients()
@@ -49,7 +49,7 @@ class ServerStep(OptimizerStep):
 
 
 class ServerStrategy(Replicas):
-    """All ranks have the server's weights and state; usually there is one rank."""
+    """All ranks have the server's weights and state. Usually there is only one rank."""
 
     def __init__(self, given: StrategyContext, engine: FederatedEngine) -> None:
         options = given.spec.federated

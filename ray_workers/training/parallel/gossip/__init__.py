@@ -1,1 +1,1 @@
-"""Each rank has its own copy of the model, and averages it with the copies of its neighbours."""
+"""Gossip: each rank has its own copy of the model, and averages it with its neighbours' copies."""

@@ -1,17 +1,18 @@
-"""AD-PSGD (Lian et al. 2018, arXiv:1710.06952): ranks average in pairs, and none waits for all.
+"""AD-PSGD (Lian et al. 2018, arXiv:1710.06952): ranks average in pairs, and no rank waits for all
+others.
 
-Each rank has a copy of the weights, which two threads change: the training adds the changes of its
-optimizer, and another thread averages the copy with the copies of neighbours. The gradient is
-computed on weights that were read from the copy when the step began, and that are older than the
-copy when the step ends.
+Each rank has a copy of the weights, which is modified by two threads: the training thread adds the
+changes made by its optimizer, and another thread averages the copy with the copies of neighbours.
+The gradient is computed for weights that were read from the copy at the beginning of the step, and
+which may be older than the copy at the end of the step.
 
-The graph has two sides. Active ranks begin an averaging after each of their steps: they send their
-copy to one neighbour of the other side. Passive ranks answer with theirs, in the order of the
-requests. No rank sends a request to an active rank, so ranks can't wait for each other in a circle.
-A slow rank answers as fast as others, and computes fewer shares of the batch.
+The graph has two sides. Active ranks start an averaging after each of their steps by sending their
+copy to a neighbour on the other side. Passive ranks respond with their own copies, in the order of
+the requests. No rank sends a request to an active rank, so ranks can't wait for each other in a
+circle. A slow rank responds as fast as others, but computes fewer shares of the batch.
 
-Both add half of the difference of the two copies that were sent, so the sum of all copies stays the
-same, even if a gradient was added in between.
+Both ranks add half of the difference between the two copies that were sent. This keeps the sum of
+all copies unchanged, even if a gradient was added in between.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ from ray_workers.training.parallel.turns import SharedTurns
 ASK_TAG, COPY_TAG, ANSWER_TAG = 1, 2, 3
 """Tags of the messages between two ranks."""
 MEET_LOOK_S = 0.001
-"""Pause between two checks of whether all ranks have come, and whether the thread has failed."""
+"""Pause between two checks whether all ranks have arrived, and whether the thread has failed."""
 MOST_STALE = 255
-"""Staler updates count as this stale."""
+"""Higher staleness counts as this value."""
 AVERAGE, END = 1, 0
-"""The requests of an active rank to a passive one."""
+"""The requests of an active rank to a passive rank."""
 
 
 class SharedCopy:
-    """This rank's copy of the weights, which the training and the averaging change."""
+    """This rank's copy of the weights, which training and averaging modify."""
 
     def __init__(self, weights: FlatCopy) -> None:
         self._weights = weights
         self.lock = threading.RLock()
         self.rows = weights.empty()
         self._read = weights.empty()
-        """The copy as the training last read it."""
+        """The copy as it was last read by the training."""
         self._averaged = 0
-        """Number of averagings that have changed the copy since then."""
+        """Number of averagings that have modified the copy since then."""
         self.staleness = torch.zeros(MOST_STALE + 1, dtype=torch.float64)
-        """The number of updates by the number of averagings since their weights were read."""
+        """Number of updates, by the number of averagings since their weights were read."""
 
     def begin(self) -> None:
         """Copy the model's weights."""
@@ -71,7 +72,7 @@ class SharedCopy:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Add the optimizer's changes, and load the copy into the model."""
+        """Add the optimizer's changes to the copy, and load the copy into the model."""
         with self.lock:
             self.staleness[min(self._averaged, MOST_STALE)] += 1
             changed = self._weights.read()
@@ -90,19 +91,20 @@ class SharedCopy:
         self._weights.write(self.rows)
 
     def offer(self) -> list[Tensor]:
-        """Return the current copy, for an active rank to send."""
+        """Return the current copy, which an active rank sends."""
         with self.lock:
             return [row.clone() for row in self.rows]
 
     def meet(self, theirs: Sequence[Tensor]) -> list[Tensor]:
-        """Average with the copy that an active rank sent; return the answer, the previous copy."""
+        """Average with a copy that an active rank has sent. Returns the previous copy, as the
+        response."""
         with self.lock:
             answer = [row.clone() for row in self.rows]
             self._move(answer, theirs)
             return answer
 
     def close(self, offered: Sequence[Tensor], answer: Sequence[Tensor]) -> None:
-        """End the averaging that began with `offer`."""
+        """Complete the averaging that began with `offer`."""
         with self.lock:
             self._move(offered, answer)
 
@@ -113,13 +115,13 @@ class SharedCopy:
 
 
 class Averaging:
-    """The thread that averages the copy of one rank in one group."""
+    """The thread that averages a rank's copy in one group."""
 
     def __init__(self, copy: SharedCopy, rank: int, sides: tuple[list[int], list[int]]) -> None:
-        """sides: (the neighbours that this rank asks, the neighbours that ask it)."""
+        """sides: (the neighbours that this rank asks, the neighbours that ask this rank)."""
         self._copy = copy
         self._asked, self._asking = sides
-        # Passed with each message, because a late thread must not send in the next group.
+        # Passed explicitly with each message, so that a late thread can't send to the next group.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
         self._wanted = self._busy = self._is_ending = self._is_abandoned = False
@@ -132,8 +134,8 @@ class Averaging:
         self._thread.start()
 
     def want(self) -> None:
-        """Make an active rank average again during the next step. Raises the error that ended the
-        thread, as do `pause`, `meet` and `end`."""
+        """Make an active rank average again during the next step. Like `pause`, `meet` and `end`,
+        raises the error that ended the thread."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -144,15 +146,16 @@ class Averaging:
             raise self._error
 
     def pause(self) -> None:
-        """Begin no averaging until `resume`; return when none begun by this rank is in progress."""
+        """Start no averaging until `resume` is called. Returns when no averaging started by this
+        rank is in progress."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
             self._check()
 
     def meet(self) -> None:
-        """Wait until every rank has called this. An active rank does not call it while it waits for
-        an answer, which never comes if the thread of a passive rank has failed."""
+        """Wait until every rank has called this method. An active rank doesn't call it while it is
+        waiting for a response, which never arrives if a passive rank's thread has failed."""
         came = dist.all_reduce(torch.ones(()), group=self._group, async_op=True)
         while not came.is_completed():
             self._check()
@@ -165,8 +168,8 @@ class Averaging:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the averaging after the training has ended on all ranks. A collective: if a rank is
-        gone, a passive rank would wait for its message forever."""
+        """End the averaging after the training has ended on all ranks. This is a collective,
+        because a passive rank would wait forever for the message of a rank that is gone."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -177,8 +180,8 @@ class Averaging:
         self._thread.join()
 
     def abandon(self) -> None:
-        """End the averaging in a broken group whose connections are about to be cut: the copy no
-        longer changes. The thread ends when its connections are cut."""
+        """End the averaging in a broken group whose connections are about to be cut. The copy
+        doesn't change any more. The thread ends when its connections are cut."""
         with self._copy.lock, self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -246,7 +249,7 @@ class Averaging:
 
 
 class AveragedStep(OptimizerStep):
-    """The step of weights that were read from a shared copy, to which the changes are added."""
+    """An optimizer step on weights read from a shared copy, to which the changes are then added."""
 
     def __init__(
         self, given: StrategyContext, gradients: LocalGradientEngine, copy: SharedCopy
@@ -264,7 +267,7 @@ class AveragedStep(OptimizerStep):
 
 
 class AsynchronousGossip(GossipReplicas):
-    """AD-PSGD: gossip between the copies of ranks that train at their own speed."""
+    """AD-PSGD: gossip among ranks that train at their own speeds."""
 
     is_on_demand = True
 
@@ -308,7 +311,7 @@ class AsynchronousGossip(GossipReplicas):
             self._averaging.want()
 
     def leave_group(self) -> None:
-        # Before `prepare` the copy belongs to no group; a rank alone uses only the model.
+        # Before `prepare`, the copy belongs to no group. A rank that is alone only uses the model.
         if self._averaging is not None:
             self._averaging.abandon()
             self._averaging = None
@@ -323,7 +326,7 @@ class AsynchronousGossip(GossipReplicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Within this context no averaging is in progress. A collective."""
+        """Context in which no averaging is in progress. A collective."""
         if self._averaging is None:
             yield
             return

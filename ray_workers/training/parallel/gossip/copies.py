@@ -1,4 +1,4 @@
-"""The common part of all modes of gossip: the mean of the copies, and checkpoints of all."""
+"""The common part of all gossip modes: the mean of all copies, and checkpoints with all copies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class GossipReplicas(Replicas):
-    """The copies of all ranks. Evaluations and the result use their mean without changing them; a
-    checkpoint has all copies, and their mean as its model."""
+    """Copies of the model that differ among the ranks. Evaluations and the result use their mean,
+    without changing the copies. A checkpoint contains all copies, and their mean as its model."""
 
     saves_alone = False
     push_weight = 1.0
-    """The share of a copy that this rank has (`Mixing`)."""
+    """The share of a copy that this rank holds (see `Mixing`)."""
 
     def __init__(
         self, given: StrategyContext, gradients: GradientEngine, update: OptimizerStep
@@ -40,9 +40,9 @@ class GossipReplicas(Replicas):
         assert isinstance(options, Gossip)
         self._document = options
         self.graph_options = options
-        """The graph of the ranks that are in the group."""
+        """The graph of the ranks in the group."""
         self._is_new = True
-        """Whether the rank joined the group without a copy."""
+        """Whether this rank joined the group without a copy."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         self._weights, self._buffers = weights_of(self.model), FlatCopy(buffers)
         self._distance = 0.0
@@ -64,7 +64,7 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Within this context no copy changes, and each rank's model is its copy. A collective."""
+        """Context in which no copy changes, and each rank's model is its copy. A collective."""
         yield
 
     @contextmanager
@@ -74,7 +74,7 @@ class GossipReplicas(Replicas):
 
     @contextmanager
     def _as_mean(self) -> Iterator[None]:
-        """Within this context the model is the mean of all copies. A collective."""
+        """Context in which the model is the mean of all copies. A collective."""
         with self.still():
             weights, buffers = self._weights.read(), self._buffers.read()
             try:
@@ -96,24 +96,26 @@ class GossipReplicas(Replicas):
             others = state_transfer.gather(
                 lambda: {**self._own_copy(), **self.update.state_dict()}, self.device
             )
-            # The mean comes last: no rank finishes before rank 0 has all copies. So if one dies, no
-            # other rank treats the checkpoint as done.
+            # The mean comes last, so that no rank finishes before rank 0 has all copies. If a rank
+            # dies, no other rank then treats the checkpoint as complete.
             with self._as_mean():
                 if self.rank == 0:
                     mean = _cloned(self.model.state_dict())
         if self.rank == 0:
-            # Clones: a copy may change before the optimizer step, which waits for a checkpoint.
+            # Clone the tensors: a copy may change before the optimizer step, which waits for a
+            # checkpoint.
             own = {**self._own_copy(), "model": _cloned(self.model.state_dict())}
             self._consolidated = {"model": mean, "gossip": {"copies": [own, *others]}}
 
     def state(self) -> dict[str, Any]:
-        """The state with what `consolidate` gathered, which is returned only once."""
+        """Return the state, including the data that `consolidate` gathered, which are returned only
+        once."""
         found, self._consolidated = self._consolidated, {}
         return super().state() | found
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load this rank's copy. With another number of ranks each begins with the mean of all
-        copies, which is the state's model, and with some rank's optimizer state."""
+        """Load this rank's copy. If the number of ranks has changed, each rank begins with the mean
+        of all copies, which is the state's model, and with the optimizer state of some rank."""
         super().load(state)
         copies = state["gossip"]["copies"]
         place = self.rank % len(copies)
@@ -127,7 +129,8 @@ class GossipReplicas(Replicas):
         return super().state()
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Load a peer's copy, with a new push weight, if this rank is new; else keep its copy."""
+        """Load a peer's copy, with a new push weight, if this rank is new. Otherwise keep its own
+        copy."""
         if self._is_new:
             super().load(state)
 
@@ -136,8 +139,8 @@ class GossipReplicas(Replicas):
 
     @torch.no_grad()
     def _take_mean(self, weights: list[Tensor], buffers: list[Tensor]) -> None:
-        """Load the mean of all copies into the model, and measure their distance from it. weights,
-        buffers: this rank's copy."""
+        """Load the mean of all copies into the model, and measure the copies' distance from it.
+        weights, buffers: this rank's copy."""
         if self.world_size == 1:
             return
         total = weights[0].new_tensor([self.push_weight], dtype=torch.float64)
@@ -151,8 +154,8 @@ class GossipReplicas(Replicas):
             squares += torch.linalg.vector_norm(own - mean, dtype=torch.float64) ** 2
         dist.all_reduce(squares)
         self._distance = math.sqrt(squares.item() / self.world_size)
-        # Last, because a rank with the mean in a broken group would pass it twice to the next
-        # group.
+        # Write last, because a rank that already had the mean when the group broke would contribute
+        # it to the mean of the next group again.
         self._weights.write(means[: len(weights)])
         self._buffers.write(means[len(weights) :])
 
@@ -161,7 +164,7 @@ class GossipReplicas(Replicas):
 
 
 def weights_of(model: nn.Module) -> FlatCopy:
-    """The weights that a model trains."""
+    """Return the trainable weights of a model."""
     return FlatCopy([p.detach() for p in model.parameters() if p.requires_grad])
 
 

@@ -1,12 +1,12 @@
-"""The graphs of gossip: the weights with which a rank mixes other ranks' copies in a step.
+"""Gossip graphs: the weights with which a rank mixes other ranks' copies in a step.
 
 The weights of a step are a matrix M: the new copy of rank i is the sum over j of M[i, j] times the
-copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies does not change,
-and equal copies stay equal. With directed graphs (`sgp`) only the columns sum to 1: a rank divides
-its copy among its receivers, regardless of what they get from others. A number that is divided in
-the same way, the push weight, records the share of a copy that each rank has.
+copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies doesn't change,
+and equal copies stay equal. With directed graphs (`sgp`), only the columns sum to 1: a rank divides
+its copy among its receivers, regardless of what they get from other ranks. The push weight, a
+number that is divided in the same way, records the share of a copy that each rank holds.
 
-All ranks compute the same graph from (seed, step), so a receiver knows its senders.
+All ranks compute the same graph from (seed, step), so receivers know their senders.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from dray.spec.training.sync import distances
 from ray_workers.training.data.sampler import derive_seed
 
 Row = Mapping[int, float]
-"""The weights with which a rank mixes copies, by rank, including its own."""
+"""The weights with which a rank mixes copies, including its own copy, by rank."""
 
 
 class Graph(ABC):
-    """The edges among `num_ranks` ranks, which may change from step to step."""
+    """The edges among `num_ranks` ranks, which can change from step to step."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
 
     @abstractmethod
     def row(self, rank: int, step: int) -> Row:
-        """The weights of the copies that a rank mixes in a step (the first step is 1)."""
+        """Return the weights of the copies that a rank mixes in a step (the first step is 1)."""
 
     @abstractmethod
     def receivers(self, rank: int, step: int) -> list[int]:
-        """The other ranks whose row includes this one, in order."""
+        """Return the other ranks whose rows include this rank, in order."""
 
 
 class Static(Graph):
-    """A graph whose edges are the same in every step, given by the row of each rank."""
+    """A graph with the same edges in every step, given by the row of each rank."""
 
     def __init__(self, rows: list[Row]) -> None:
         super().__init__(len(rows))
@@ -58,7 +58,7 @@ class Static(Graph):
 
 
 class Complete(Graph):
-    """An edge between any two ranks."""
+    """A graph with an edge between any two ranks."""
 
     def row(self, rank: int, step: int) -> Row:
         return dict.fromkeys(range(self.num_ranks), 1 / self.num_ranks)
@@ -68,8 +68,9 @@ class Complete(Graph):
 
 
 class OnePeerExponential(Graph):
-    """A rank mixes with the rank at distance 1, 2, 4 and so on in turn (arXiv:2110.13363). If the
-    number of ranks is a power of two, one pass through the distances averages exactly."""
+    """A rank mixes with the ranks at distances 1, 2, 4 and so on, in turn (arXiv:2110.13363). If
+    the number of ranks is a power of two, one pass through the distances computes the exact
+    average."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
@@ -86,13 +87,14 @@ class OnePeerExponential(Graph):
 
 
 class RandomPairs(Graph):
-    """Each step draws pairs, which average; if the number of ranks is odd, one rank is alone."""
+    """Each step draws random pairs, which average. If the number of ranks is odd, one rank is left
+    alone."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
         self._seed = seed
         self._drawn: tuple[int, list[int]] = (0, [])
-        """(step, the other rank of each rank's pair)."""
+        """(step, the partner of each rank)."""
 
     def row(self, rank: int, step: int) -> Row:
         other = self._other(rank, step)
@@ -113,13 +115,14 @@ class RandomPairs(Graph):
 
 
 class RandomCircle(Graph):
-    """Each step draws a circle of all ranks, in which each sends half of its copy to the next."""
+    """Each step draws a random circle of all ranks, in which each rank sends half of its copy to
+    the next."""
 
     def __init__(self, num_ranks: int, seed: int) -> None:
         super().__init__(num_ranks)
         self._seed = seed
         self._drawn: tuple[int, dict[int, int], dict[int, int]] = (0, {}, {})
-        """(step, the rank before each, the rank after each)."""
+        """(step, the predecessor of each rank, the successor of each rank)."""
 
     def row(self, rank: int, step: int) -> Row:
         before, _ = self._neighbours(rank, step)
@@ -145,7 +148,7 @@ def _drawn_order(num_ranks: int, seed: int, step: int) -> list[int]:
 
 
 def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
-    """The graph of d_psgd or sgp that the document specifies."""
+    """Return the graph that the document specifies for d_psgd or sgp."""
     pushes = options.mode == "sgp"
     match options.graph:
         case "complete":
@@ -163,14 +166,14 @@ def graph_of(options: Gossip, num_ranks: int, seed: int) -> Graph:
 
 
 def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> Gossip:
-    """The document's graph without the ranks that are missing.
+    """Return the document's graph without the missing ranks.
 
-    seats: the index of each rank's worker, which it keeps for the whole attempt. The first workers
-    have the position in the graph that equals their index; a later worker has a free position.
-    num_places: the document's number of ranks.
+    seats: the index of each rank's worker, which stays the same for the whole attempt. The position
+    of the first workers in the graph is their index; later workers take free positions. num_places:
+    the number of ranks in the document.
 
-    Only a custom graph has positions. The neighbours of a missing rank are connected in a circle,
-    so that every path through the missing rank has a replacement.
+    Only custom graphs have positions. The neighbours of a missing rank are connected in a circle,
+    which replaces every path through the missing rank.
     """
     if options.edges is None or list(seats) == list(range(num_places)):
         return options
@@ -187,9 +190,9 @@ def without_missing(options: Gossip, seats: Sequence[int], num_places: int) -> G
 
 
 def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
-    """The neighbours of a rank with ad_psgd: (the ranks that it asks to average, the ranks that ask
-    it). One of the two is empty: the graph has two sides, and rank 0's side asks. Edges within a
-    side, which are possible if ranks are missing, are left out."""
+    """Return the neighbours of a rank for ad_psgd: (the ranks that it asks, the ranks that ask it).
+    One of the two lists is empty, because the graph has two sides, and the side of rank 0 asks.
+    Edges within a side, which can occur if ranks are missing, are left out."""
     side = {other: other % 2 for other in range(num_ranks)}
     match options.graph:
         case "complete" | "random":
@@ -206,7 +209,7 @@ def sides_of(options: Gossip, rank: int, num_ranks: int) -> tuple[list[int], lis
 
 
 def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
-    """Weights for directed edges: a rank divides its copy into equal parts, and keeps one."""
+    """Return weights for directed edges: a rank divides its copy into equal parts and keeps one."""
     targets: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
         targets[one].add(other)
@@ -219,8 +222,8 @@ def pushed_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
-    """Weights for undirected edges: 1 / (1 + the larger of two neighbours' numbers of neighbours)
-    (Metropolis weights, Xiao and Boyd 2004), so that rows and columns sum to 1."""
+    """Return weights for undirected edges: 1 / (1 + the larger number of neighbours of the two
+    ranks) (Metropolis weights, Xiao and Boyd 2004). With these, rows and columns sum to 1."""
     near: list[set[int]] = [set() for _ in range(num_ranks)]
     for one, other in edges:
         near[one].add(other)
@@ -233,8 +236,8 @@ def shared_rows(edges: Iterable[tuple[int, int]], num_ranks: int) -> list[Row]:
 
 
 def all_have_heard(graph: Graph, rank: int, step: int) -> int:
-    """The step after which all ranks know a fact that this rank knew before `step`, if every copy
-    carries the facts that its sender knows."""
+    """Return the step after which all ranks know a fact that this rank knew before `step`, if every
+    copy carries the facts that its sender knows."""
     heard = {rank}
     while True:
         heard |= {

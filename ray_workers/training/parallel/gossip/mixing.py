@@ -1,4 +1,4 @@
-"""A rank's copy of the weights, and its exchange with the neighbours of a step."""
+"""A rank's copy of the weights, and its exchange with the neighbours in a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gossip.graphs import Complete, Graph
 
 ROUNDING = 1e-6
-"""A smaller relative deviation of the sum of push weights is not corrected, so that a resumed job
-is bitwise equal to an uninterrupted one."""
+"""Smaller relative deviations of the sum of push weights are not corrected, so that a resumed job
+is bitwise equal to an uninterrupted job."""
 
 
 class FlatCopy:
-    """Tensors as one row of numbers for each dtype, which is sent as one message."""
+    """Tensors as one row of numbers per dtype, so that each row can be sent as one message."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
@@ -49,42 +49,44 @@ def _views(group: Sequence[Tensor], row: Tensor) -> list[Tensor]:
 
 
 class Mixing:
-    """Mixes this rank's copy with its neighbours' copies, in one exchange for each step.
+    """Mixes this rank's copy with its neighbours' copies, in one exchange per step.
 
     A copy is `push_weight` times the weights of the model (Assran et al. 2019, algorithm 1: x, w
-    and z = x / w). The push weight is 1 on every rank if the rows of the graph sum to 1.
+    and z = x / w). If the rows of the graph sum to 1, the push weight is 1 on every rank.
 
     An interrupted exchange changes nothing: `begin` sends, `finish` waits for the neighbours'
-    copies, and only `apply` writes to the model.
+    copies, and only `apply` modifies the model.
     """
 
     def __init__(self, copy: FlatCopy, *, pushes: bool) -> None:
         self.pushes = pushes
         self.push_weight = 1.0
         self.next_step = 1
-        """The step whose graph is used next."""
+        """The step whose graph will be used next."""
         self.leaves_after: int | None = None
-        """The step after which all ranks leave, once this rank knows of one."""
+        """The step after which all ranks leave; None unless this rank knows of such a step."""
         self._copy = copy
         self.own = copy.empty()
-        """The copy as it is sent, and the mixture until `apply`."""
+        """The copy as it is sent; then the mixture, until `apply`."""
         self._others: list[list[Tensor]] = []
-        """Memory for received copies, as many as were ever received in one step."""
+        """Memory for received copies, enough for the largest number received in one step so far."""
         self._graph: Graph | None = None
 
     def form(self, graph: Graph | None, rank: int, next_step: int) -> None:
-        """Join a group that was just formed. graph: None for a rank that is alone."""
+        """Join a newly formed group. graph: None for a rank that is alone."""
         self._graph, self._rank, self.next_step = graph, rank, next_step
         self.leaves_after = None
-        # Late copies from an older group are still written to that group's memory.
+        # Allocate new memory, because late copies of an earlier group are still written to the old.
         self.own, self._others = self._copy.empty(), []
         self._works: list[Any] = []
 
     def make_whole(self, num_ranks: int) -> None:
-        """Make the push weights of all ranks sum to the number of ranks again. A collective.
+        """Scale the push weights of all ranks so that they sum to the number of ranks. A
+        collective.
 
-        The sum is wrong after ranks died or came, or if only one side had done a mixture when a
-        group broke. The model's weights stay, so the mean changes only by the lost copies.
+        The sum is wrong after ranks have died or joined, or if only some ranks had applied a
+        mixture when a group broke. The model's weights don't change, so the mean only changes by
+        the lost copies.
         """
         if not self.pushes:
             return  # each rank has 1
@@ -96,14 +98,15 @@ class Mixing:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Begin to send this rank's copy, and to receive its neighbours' copies."""
+        """Begin to send this rank's copy and to receive its neighbours' copies."""
         graph, step = self._graph, self.next_step
         if graph is None:
             return
         self._copy.read(self.own)
         if self.push_weight != 1.0:
             torch._foreach_mul_(self.own, self.push_weight)
-        # The note has the push weight, and the steps until all leave: 0 if there is no such step.
+        # The note contains the push weight, and the number of steps until all ranks leave, 0 for
+        # never.
         steps_left = 0 if self.leaves_after is None else self.leaves_after - step + 1
         note = self.own[0].new_tensor([self.push_weight, steps_left], dtype=torch.float64)
         self._row = graph.row(self._rank, step)
@@ -125,11 +128,11 @@ class Mixing:
             for sender, others, notes in zip(senders, self._others, self._notes, strict=False)
             for message in (notes, *others)
         ]
-        self._sent = note  # must live until it is sent
+        self._sent = note  # must stay alive until it is sent
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self) -> None:
-        """Wait until the exchange is done."""
+        """Wait until the exchange is complete."""
         while self._works:
             self._works.pop().wait()
 

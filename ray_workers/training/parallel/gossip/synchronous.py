@@ -1,11 +1,12 @@
-"""Synchronous gossip: every rank does the same steps, and mixes its copy with some others in each.
+"""Synchronous gossip: all ranks take the same steps, and in each step mix their copies with some
+others.
 
-D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed on the previous
+D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): the gradient is computed for the previous
 copy while the copies are exchanged; then the optimizer steps from the mixture. SGP (Assran et al.
 2019, arXiv:1811.10792, algorithm 1): the copies are mixed, then the gradient is computed. The paper
-mixes at the end of a step, which differs only in the first mixture, of equal copies.
+mixes at the end of a step, which only differs in the first mixture, when all copies are equal.
 
-All ranks meet only for evaluations, checkpoints and the result.
+All ranks only synchronize for evaluations, checkpoints and the result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 
 class MixingGradientEngine(LocalGradientEngine):
     """Computes the gradient of this rank's own share, and mixes its copy of the weights: before the
-    gradient with sgp, and after it with d_psgd."""
+    gradient with sgp, after it with d_psgd."""
 
     def __init__(self, parts: EngineParts, mixing: Mixing, page: HeartbeatPage) -> None:
         super().__init__(parts)
@@ -47,12 +48,13 @@ class MixingGradientEngine(LocalGradientEngine):
     def _mix(self, work: Pass) -> None:
         work.before_exchange()
         self._mixing.finish()
-        self._mixing.apply()  # from here on the step can end without another rank
+        self._mixing.apply()  # from here on, the step needs no other rank
 
 
 class PushSumStep(OptimizerStep):
-    """The step of weights that are a copy divided by its push weight. The gradient changes the copy
-    (Assran et al. 2019, algorithm 1, line 3), and thus the weights by the change divided by it."""
+    """The optimizer step on weights that are a copy divided by its push weight. The gradient
+    changes the copy (Assran et al. 2019, algorithm 1, line 3), so the change of the weights is
+    divided by the push weight."""
 
     def __init__(
         self, given: StrategyContext, gradients: MixingGradientEngine, mixing: Mixing
@@ -65,7 +67,7 @@ class PushSumStep(OptimizerStep):
 
 
 class SynchronousGossip(GossipReplicas):
-    """D-PSGD or SGP: gossip between the copies of ranks that do the same steps."""
+    """D-PSGD or SGP: gossip among ranks that take the same steps."""
 
     def __init__(self, given: StrategyContext) -> None:
         parts, options = given.engine_parts(), given.spec.sync
@@ -96,8 +98,8 @@ class SynchronousGossip(GossipReplicas):
         self.mixing.form(self._graph, self.rank, step + 1)
 
     def after_step(self, step: int) -> None:
-        """Choose the step after which all ranks leave if this rank is asked to leave: the first
-        step by which all ranks know it, because the notes with the copies carry it."""
+        """If this rank is asked to leave, choose the step after which all ranks leave. It is the
+        first step by which all ranks know about it, through the notes sent with the copies."""
         mixing, graph = self.mixing, self._graph
         mixing.next_step = step + 1
         if self.given.page.is_asked_to_leave and mixing.leaves_after is None:

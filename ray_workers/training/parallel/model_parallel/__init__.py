@@ -1,1 +1,1 @@
-"""Models that no rank has whole: FSDP, tensor, pipeline and context parallelism."""
+"""Models that are not complete on any rank: FSDP, tensor, pipeline and context parallelism."""

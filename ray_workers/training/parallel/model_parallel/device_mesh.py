@@ -1,7 +1,7 @@
-"""The position of each rank when the world is divided along several axes.
+"""The positions of ranks if the world is divided along several axes.
 
-Neighbouring ranks differ in the innermost axis, so ranks that exchange the most are usually on one
-node: tensor, then context, shard, data, and pipeline.
+Neighbouring ranks differ in the innermost axis, so the ranks that communicate the most are usually
+on the same node. From the inside out, the axes are tensor, context, shard, data and pipeline.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AXES = ("pipeline", "data", "shard", "context", "tensor")
 
 
 class Mesh:
-    """The axes of one rank: their `sizes`, and the rank's index along each: `at`."""
+    """The axes of a rank: `sizes` are their sizes, and `at` is the rank's index along each axis."""
 
     def __init__(
         self, options: spec.Parallel, rank: int, world_size: int, device: torch.device
     ) -> None:
-        """Make the groups along the axes. A collective."""
+        """Create the groups along the axes. A collective."""
         self.sizes: dict[str, int] = {
             axis: getattr(options, axis) for axis in AXES if axis != "data"
         }
@@ -35,7 +35,7 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # Ranks that compute other positions of the same samples also have parts of the model.
+        # Ranks that compute different positions of the same samples also share the model's parts.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
@@ -49,7 +49,7 @@ class Mesh:
             "held": self.num_holders,
             "tensor": self.sizes["tensor"],
         }
-        # FSDP requires the group within which it shards, even if the group has only one rank.
+        # FSDP requires a group within which it shards, even if the group has only one rank.
         needed = ("data", "held") if self.sizes["data"] > 1 else ()
         names = tuple(name for name, size in shape.items() if size > 1 or name in needed)
         return init_device_mesh(
@@ -70,7 +70,7 @@ class Mesh:
 
     @property
     def exchanging(self) -> DeviceMesh | None:
-        """The ranks that exchange gradients, in FSDP's form: (data, held), or only held."""
+        """The ranks that exchange gradients, as required by FSDP: (data, held), or only held."""
         if self.num_replicas > 1:
             return self._whole["data", "held"]
         return self._whole["held"] if self.num_holders > 1 else None
@@ -84,7 +84,8 @@ class Mesh:
         return self._whole["tensor"] if self.sizes["tensor"] > 1 else None
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The ranks that differ from this one only in this axis; None if there are none."""
+        """Return the group of ranks that differ from this rank only along the given axis; None if
+        there are none."""
         return self._whole.get_group(axis) if self.sizes[axis] > 1 else None
 
     @property
@@ -94,17 +95,17 @@ class Mesh:
 
     @property
     def is_first_but_for_stages(self) -> bool:
-        """Whether this rank represents all ranks with the same stage of the model."""
+        """Whether this rank represents all ranks with the same stage."""
         return all(place == 0 for axis, place in self.at.items() if axis != "pipeline")
 
 
 class Context:
-    """This rank's part of the positions of each sample, for attention over all positions.
+    """Attention over all positions of a sample, when each rank has a part of the positions.
 
-    Before the attention the ranks exchange positions for heads, so that each has all positions of
-    some heads, and back after it (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509). The
-    results equal attention on one rank, on CPU and on GPU; torch's own ring attention has no CPU
-    kernel.
+    Before the attention, the ranks exchange positions for heads, so that each rank has all
+    positions of some heads; afterwards they reverse the exchange (DeepSpeed-Ulysses, Jacobs et al.
+    2023, arXiv:2309.14509). The results equal attention on a single rank, on CPU and on GPU.
+    torch's own ring attention has no CPU kernel.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -112,24 +113,24 @@ class Context:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def part(self, samples: Tensor) -> Tensor:
-        """(N, T, ...) -> (N, T / size, ...)."""
+        """Map (N, T, ...) to (N, T / size, ...)."""
         return samples.chunk(self.size, dim=1)[self.rank]
 
     def to_heads(self, vectors: Tensor) -> Tensor:
-        """(N, heads, T / size, d) -> (N, heads / size, T, d)."""
+        """Map (N, heads, T / size, d) to (N, heads / size, T, d)."""
         num, heads, length, size = vectors.shape
         parts = vectors.view(num, self.size, heads // self.size, length, size).transpose(0, 1)
         received = self._exchange(parts)  # (position part, N, heads / size, T / size, d)
         return received.permute(1, 2, 0, 3, 4).reshape(num, -1, self.size * length, size)
 
     def to_places(self, vectors: Tensor) -> Tensor:
-        """(N, heads / size, T, d) -> (N, heads, T / size, d)."""
+        """Map (N, heads / size, T, d) to (N, heads, T / size, d)."""
         num, heads, length, size = vectors.shape
         parts = vectors.view(num, heads, self.size, length // self.size, size)
         received = self._exchange(parts.permute(2, 0, 1, 3, 4))  # (heads' part, N, ...)
         return received.transpose(0, 1).reshape(num, self.size * heads, -1, size)
 
     def _exchange(self, parts: Tensor) -> Tensor:
-        """Send part i to rank i, and receive part `rank` of that rank."""
+        """Send part i to rank i, and receive this rank's part from each rank."""
         flat = parts.contiguous().flatten()
         return compat_torch.exchange_parts(flat, self._group).view(parts.shape)

@@ -1,9 +1,10 @@
-"""Models that are divided among ranks: sharded, tensor, pipeline and context parallelism, and their
-combinations with each other and with data parallelism.
+"""Models that are divided among ranks: sharded, tensor, pipeline and context parallelism, combined
+with each other and with data parallelism.
 
-The parts are torch's own: FSDP2 shards parameters, gradients and optimizer state, and sums
+The components come from torch: FSDP2 shards parameters, gradients and optimizer state, and sums
 gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. A
-checkpoint has whole tensors by name, like a checkpoint of one process, so any division can load it.
+checkpoint contains complete tensors by name, like a checkpoint of a single process, so it can be
+loaded with any division.
 """
 
 from __future__ import annotations
@@ -44,28 +45,29 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# FSDP2 warns in each evaluation about in-place operations on a view. None are done here.
+# FSDP2 warns about in-place operations on a view in each evaluation, but there are none.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 class ParallelizableModel(Protocol):
-    """A model that can be divided along more than its parameters."""
+    """A model that supports more kinds of division than sharding."""
 
     def keep_stage(self, stage: int, num_stages: int) -> None:
-        """Drop all layers of other stages."""
+        """Remove the layers of all other stages."""
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
         """Divide each matrix among the ranks of a one-dimensional mesh."""
 
     def divide_places(self, context: Context) -> None:
-        """Compute this rank's part of the positions of each sample."""
+        """Restrict the model to this rank's part of the positions of each sample."""
 
 
 class ModelParallel(Strategy):
-    """A rank's part of the model, which `divide` makes for every group that the rank joins.
+    """Holds this rank's part of the model. `divide` creates the part for every group that the rank
+    joins.
 
-    Ranks that differ only in `data` are bitwise equal, so one of them can send its parts to a
-    replacement of another.
+    Ranks that differ only in `data` are bitwise identical, so a rank can send its parts to the
+    replacement of such a rank.
     """
 
     saves_alone = False
@@ -77,20 +79,21 @@ class ModelParallel(Strategy):
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
         self._skeleton = given.workload.model  # on the meta device, without values
-        self._whole: dict[str, Any] | None = None  # on rank 0, until it is saved
+        self._whole: dict[str, Any] | None = None  # on rank 0 until it is saved
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
         """This rank's state in the previous group."""
         self._is_built = False
-        """Whether this rank has its part of the model in the current group."""
+        """Whether this rank's part of the model for the current group exists."""
         self._is_torn = False
-        """Whether a group broke during an update, and no peer has sent its state since."""
+        """Whether a group broke during an update, and no peer has sent its state since then."""
 
     @abstractmethod
     def divide(
         self, mesh: Mesh, context: Context | None
     ) -> tuple[nn.Module, GradientEngine, OptimizerStep]:
-        """Return this rank's part of the model, its gradient engine and its step. A collective."""
+        """Return this rank's part of the model, its gradient engine and its optimizer step. A
+        collective."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
@@ -98,7 +101,7 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # The parameters between steps; during a step FSDP replaces them by others.
+        # The parameters between steps. During a step, FSDP replaces them.
         self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
@@ -120,7 +123,8 @@ class ModelParallel(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """Raises PartsLostError if no remaining rank has some part as it is after the last step."""
+        """Raise PartsLostError if some part in the state after the last step does not exist on any
+        remaining rank."""
         if self._is_torn:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
@@ -136,12 +140,12 @@ class ModelParallel(Strategy):
             source = max(mine, key=lambda twin: everyones[twin])
             group = self.mesh.group("data")
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
-        # Evaluations and saves after the step are repeated if some ranks have not done them.
+        # Evaluations and saves after the step are repeated if some ranks have not completed them.
         return min(newest), handed if progress < newest[self.rank] else None
 
     def compare_copies(self) -> None:
-        """Compare the parts that twins have. If each rank has all parameters, as in ZeRO 1, compare
-        the parameters on all ranks."""
+        """Compare the parts of twins. If each rank has all parameters, as in ZeRO 1, compare the
+        parameters of all ranks."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return
         state = self.peer_state_dict()
@@ -157,7 +161,7 @@ class ModelParallel(Strategy):
             raise CopiesDifferError
 
     def _twins_of(self, rank: int) -> range:
-        """The ranks with the same parts as this rank, including it."""
+        """Return the ranks with the same parts as `rank`, including `rank`."""
         sizes = self.mesh.sizes
         apart = self.mesh.num_holders * sizes["tensor"]
         block = apart * sizes["data"]
@@ -170,7 +174,7 @@ class ModelParallel(Strategy):
         super().prepare(feed, step)
 
     def leave_group(self) -> None:
-        if self._is_built:  # otherwise the group broke while it was being formed
+        if self._is_built:  # otherwise, the group broke while it was being formed
             self._parts = self.peer_state_dict()
             super().leave_group()
         self._is_built = False
@@ -185,7 +189,7 @@ class ModelParallel(Strategy):
         self._whole = self._gathered({"model": self.model.state_dict(), **self.update.state_dict()})
 
     def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        """Gather a state of all stages with whole tensors on rank 0."""
+        """Gather the state of all stages on rank 0, with complete tensors."""
         speaks = self.mesh.is_first_but_for_stages
         mine = _whole(own, keep=speaks)
         group = self.mesh.group("pipeline")
@@ -242,8 +246,8 @@ class ModelParallel(Strategy):
 
 
 class Sharded(ModelParallel):
-    """Parameters, gradients and optimizer state divided along all axes of the mesh. The messages of
-    the gradients also carry whether a rank was asked to leave."""
+    """Parameters, gradients and optimizer state are divided along all axes of the mesh. The
+    gradient messages also transport whether a rank was asked to leave."""
 
     gradients: ShardedGradientEngine
     _pipeline: Pipeline | None = None
@@ -272,7 +276,7 @@ class Sharded(ModelParallel):
         part = super().data_part()
         if self._pipeline is None:
             return part
-        # A pipeline divides its share itself.
+        # A pipeline divides its share into micro-batches itself.
         return replace(part, micro_batch_size=self.options.global_batch_size)
 
     @property
@@ -305,24 +309,25 @@ def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Paral
     again = parallel.zero == 3 and mesh.num_holders > 1
     policy = _policy(parallel)
     blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
-    for unit in blocks:  # each is gathered as a whole
+    for unit in blocks:  # each block is gathered as a unit
         fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
-    # The model's inputs may be numbers of a table, which 16 bits can't represent.
+    # The model's inputs can be numbers of a table, which 16 bits can't represent.
     policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
-    """The types that the document specifies; None keeps the model's own."""
+    """Return the types that the document specifies. None keeps the model's type."""
     param = AUTOCAST.get(parallel.param_dtype)
     reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def _whole(state: Any, *, keep: bool) -> Any:
-    """Replace parts in a nested state by whole tensors. A collective, in the state's order.
+    """Replace the parts in a nested state by complete tensors. A collective, in the order of the
+    state.
 
-    keep: False to replace every tensor by None, on a rank that does not need them.
+    keep: if False, replace every tensor by None, for ranks that don't need the tensors.
     """
 
     def whole(one: Any) -> Any:
@@ -339,7 +344,7 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 
 def _local(state: Any) -> Any:
-    """Replace parts in a nested state by this rank's plain tensors."""
+    """Replace the parts in a nested state by this rank's plain tensors."""
 
     def own(one: Any) -> Any:
         if isinstance(one, Apart):
@@ -350,7 +355,8 @@ def _local(state: Any) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all stages, whose parameters are distinct; the rest is the same."""
+    """Merge the states of all stages. Their parameters are disjoint, and everything else is
+    equal."""
     merged: dict[str, Any] = {**states[0], "model": {}}
     merged.pop("optimizer", None)
     for state in states:

@@ -1,7 +1,7 @@
-"""Stages of a model on several ranks, by `torch.distributed.pipelining`.
+"""Stages of a model on several ranks, with `torch.distributed.pipelining`.
 
-A share of the batch is processed in micro-batches of one size, because the stages exchange tensors
-of one shape. The last micro-batch is padded with samples that do not count, if necessary.
+All micro-batches of a share have the same size, because the stages exchange tensors of a fixed
+shape. If necessary, the last micro-batch is padded with samples that don't count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray_workers.training.parallel.model_parallel.sharded_gradients import Shard
 from ray_workers.training.parallel.strategy import StrategyContext
 
 IGNORED = -100
-"""Target that cross entropy ignores, the default of `torch.nn.functional`."""
+"""Target that cross entropy ignores, as by default in `torch.nn.functional`."""
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -34,13 +34,13 @@ SCHEDULES = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 PER_STAGE = 2
-"""Micro-batches for each stage if the document gives no size: the ranks are then idle for at most a
-third of a step."""
+"""Number of micro-batches per stage if the document does not specify their size. The ranks are then
+idle for at most a third of a step."""
 
 
 class Stages(nn.Module):
-    """The stages of one rank. Their parameters have the names of the whole model, and each belongs
-    to one stage only."""
+    """The stages of one rank. Parameters have the same names as in the complete model, and each
+    parameter belongs to only one stage."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Stages(nn.Module):
 
 
 class Pipeline:
-    """The schedule of this rank's stages, in training and in evaluation."""
+    """The schedule of this rank's stages, in training and evaluation."""
 
     def __init__(
         self, stages: Mapping[int, nn.Module], num_stages: int, mesh: Mesh, given: StrategyContext
     ) -> None:
-        """stages: this rank's stages, by their number."""
+        """stages: this rank's stages, by number."""
         options = given.spec.parallel
         self._modules = stages
         self._num_stages = num_stages
@@ -87,11 +87,12 @@ class Pipeline:
         self._losses = _Losses()
         self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
         self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
-        """Samples whose outputs are computed at a time. This is constant, because a schedule for
-        another shape begins with a pass that finds out the shapes that stages exchange, and its
-        collectives would have no counterpart on ranks that have that shape already."""
+        """Number of samples whose outputs are computed at a time. It is constant, because a
+        schedule for a new shape starts with a pass that determines the shapes that stages exchange.
+        The collectives of this pass would have no counterpart on ranks that already have a schedule
+        for the shape."""
         self._forward: Any = None
-        """The schedule of the forward pass alone."""
+        """The schedule for the forward pass only."""
 
     def _scheduled(self, name: str, pieces: int, losses: _Losses | None) -> Any:
         stages = [
@@ -106,8 +107,9 @@ class Pipeline:
     def train(
         self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
     ) -> Tensor:
-        """Compute the gradients of `weight` times the sum of the losses; return the sum, or 0 on a
-        rank without the last stage. inputs, targets: up to `num_pieces * piece_size` samples."""
+        """Compute the gradients of `weight` times the sum of the losses. Returns this product, or 0
+        on a rank without the last stage. inputs, targets: up to `num_pieces * piece_size`
+        samples."""
         size = self.num_pieces * self.piece_size
         self._losses.of, self._losses.weight = loss_sum, weight
         given = (_filled_up(inputs, size, None),) if self.is_first else ()
@@ -120,7 +122,7 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """Return the outputs, on the rank of the last stage. inputs: at most a micro-batch, or a
+        """Return the outputs, on the rank with the last stage. inputs: at most a micro-batch, or a
         rank's share."""
         if self._forward is None:
             name = "gpipe" if len(self._modules) == 1 else "interleaved"
@@ -131,7 +133,7 @@ class Pipeline:
 
 
 class _Losses:
-    """The function that the schedule calls with the outputs and targets of a micro-batch."""
+    """The loss function that the schedule calls with the outputs and targets of a micro-batch."""
 
     of: LossSum
     weight: float | Tensor = 1.0
@@ -144,7 +146,7 @@ class PipelineGradientEngine(ShardedGradientEngine):
     """Computes the gradient of this rank's stages."""
 
     def __init__(self, pipeline: Pipeline, parts: EngineParts, *more: Any) -> None:
-        """more: the other arguments of a `ShardedGradientEngine`, in its order."""
+        """more: the remaining arguments of `ShardedGradientEngine`, in the same order."""
         super().__init__(parts, *more)
         self._loss_sum = parts.loss_sum
         self._pipeline = pipeline
@@ -165,19 +167,19 @@ class PipelineGradientEngine(ShardedGradientEngine):
 
 
 def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
-    """The number of micro-batches of a share of the batch: a multiple of the number of ranks, as
-    the interleaved schedules require."""
+    """Return the number of micro-batches of a share. It is a multiple of the number of ranks, as
+    required by the interleaved schedules."""
     wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
     return _multiple(wanted, num_ranks)
 
 
 def _multiple(number: int, of: int) -> int:
-    """The smallest multiple of `of` that is not less than `number`."""
+    """Return the smallest multiple of `of` that is at least `number`."""
     return -(-number // of) * of
 
 
 def _filled_up(samples: Tensor, size: int, with_: int | None) -> Tensor:
-    """Pad to `size` samples, with copies of the last sample or with one number."""
+    """Pad to `size` samples, with copies of the last sample or with a constant."""
     missing = size - len(samples)
     if not missing:
         return samples

@@ -1,4 +1,4 @@
-"""The gradient of a model that is divided among ranks."""
+"""Gradients of a model that is divided among ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ShardedGradientEngine(GradientEngine):
         self._is_asked_to_leave = is_asked_to_leave
         self._shares: dict[tuple[float, ...], Tensor] = {}
         self.preemption_requested = False
-        """Whether any rank had been asked to leave at the last step: all save together."""
+        """Whether any rank had been asked to leave by the last step. All ranks save together."""
 
     def backward(self, work: Pass) -> None:
         mine, scale = work.share, work.scale
@@ -62,8 +62,8 @@ class ShardedGradientEngine(GradientEngine):
         self._settle_gradients()
 
     def _weight_of(self, mine: Share) -> float:
-        """The weight of a sample. FSDP divides by the number of ranks, as DDP does. Ranks that
-        divide a sample by its positions each have the mean over their own positions."""
+        """Return the weight of a sample. Like DDP, FSDP divides by the number of ranks. If ranks
+        divide a sample by position, each rank has the mean over its own positions."""
         num_place_parts = self._mesh.sizes["context"]
         return mine.batch.weight * self._mesh.num_exchanging / num_place_parts
 
@@ -72,7 +72,8 @@ class ShardedGradientEngine(GradientEngine):
             self._sharded.set_requires_gradient_sync(do)
 
     def _settle_gradients(self) -> None:
-        """Do DTensor's deferred sums: gradients of parameters that every rank has whole."""
+        """Perform DTensor's deferred sums, for the gradients of parameters that are complete on
+        every rank."""
         for parameter in self._parameters:
             grad = parameter.grad
             if not isinstance(grad, DTensor) or not isinstance(parameter, DTensor):
@@ -84,10 +85,10 @@ class ShardedGradientEngine(GradientEngine):
         return self._added_up(super().take_loss())
 
     def _added_up(self, carried: Tensor) -> Tensor:
-        """Sum the loss over all ranks. The same message carries whether any rank was asked to
+        """Sum the loss over all ranks. The same message transports whether any rank was asked to
         leave, and the squares for the gradient norm."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
-        # The ranks of a tensor group have all computed the same loss.
+        # All ranks of a tensor group have computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
         square = self._own_square().to(carried)
         total = torch.stack((carried / alike, asked, square))
@@ -97,24 +98,25 @@ class ShardedGradientEngine(GradientEngine):
         return total[0]
 
     def _own_square(self) -> Tensor:
-        """This rank's part of the sum of the gradient's squares: elements that other ranks have too
-        count in part."""
+        """Return this rank's part of the sum of squares of the gradient. Elements that exist on
+        several ranks are counted proportionally."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if not grads:
             return self._objective.slot.new_zeros(())
         squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
         shares = tuple(1 / _num_holders(grad) for grad in grads)
-        if shares not in self._shares:  # copying them to a GPU waits for it
+        if shares not in self._shares:  # copying them to a GPU would wait for the GPU
             self._shares[shares] = squares.new_tensor(shares)
         return squares @ self._shares[shares]
 
     def grad_norm(self) -> Tensor:
-        """The norm of all ranks' parts when the loss was taken: with the loss scale."""
+        """Return the norm over all ranks' parts at the time when the loss was taken, including the
+        loss scale."""
         return self._norm
 
 
 def _num_holders(part: Tensor) -> int:
-    """Number of ranks that have the same part."""
+    """Return the number of ranks with the same part."""
     if not isinstance(part, DTensor):
         return 1
     sizes = zip(part.placements, part.device_mesh.shape, strict=True)

@@ -1,1 +1,1 @@
-"""Optimizers, the optimizer step, and optimizer state that is kept off the device."""
+"""Optimizers, the optimizer step, and optimizer state that is stored off the device."""

@@ -1,7 +1,7 @@
-"""Keeps optimizer state in fewer bits, or in the host's memory, between the steps.
+"""Optimizer state that is stored in fewer bits, or in host memory, between steps.
 
-The optimizer does its step as usual, in fp32 on the device of the parameters, but for one bucket of
-parameters at a time: their state is fetched before, and offloaded after.
+The optimizer performs its step as usual, in fp32 on the parameters' device, but for one bucket of
+parameters at a time. The state of the bucket is fetched before and offloaded afterwards.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from ray_workers.training.devices import is_gpu, on_gpu
 from ray_workers.training.parallel.dtensor import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
-"""Size of the parameters whose state is fetched together; at least one parameter."""
+"""Maximum size of the parameters whose state is fetched together. A bucket has at least one
+parameter."""
 NUM_STEPS = "stowed"
-"""Option of the first group, named as in checkpoints: the number of steps of the optimizer."""
+"""Key in the first parameter group for the optimizer's number of steps. Checkpoints contain this
+name."""
 
 
 Part = Callable[[Any, Tensor], Any]
-"""Maps (a value of a state, a parameter) to the part of the value that belongs to the parameter."""
+"""Maps (state value, parameter) to the part of the value that belongs to the parameter."""
 
 
 class Later(NamedTuple):
-    """A loaded value from which the parameter's part is made when it is needed."""
+    """A loaded value. The parameter's part is computed when it is needed."""
 
     part: Part
     value: Tensor
@@ -40,7 +42,7 @@ class Later(NamedTuple):
 
 
 def made_later(part: Part) -> Part:
-    """Defer `part` for values that may be moments: torch decides how to keep a count of steps."""
+    """Defer `part` for values that could be moments. torch decides how to store step counts."""
 
     def made(value: Any, parameter: Tensor) -> Any:
         is_large = isinstance(value, Tensor) and value.ndim > 0
@@ -50,13 +52,14 @@ def made_later(part: Part) -> Part:
 
 
 class OffloadedState:
-    """Wraps an optimizer's `step` and `load_state_dict`, and offloads moments, which have the shape
-    of their parameter."""
+    """Wraps an optimizer's `step` and `load_state_dict` to offload moments, which have the shape of
+    their parameter."""
 
     def __init__(
         self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
     ) -> None:
-        """home: the device of the moments between steps; None for the parameters' device."""
+        """home: device on which moments are stored between steps; None for the parameters'
+        device."""
         self._optimizer = optimizer
         self._as_bf16 = as_bf16
         self._home = home
@@ -66,7 +69,7 @@ class OffloadedState:
         optimizer.load_state_dict = self.load_state_dict  # type: ignore[method-assign,assignment]
 
     def step(self) -> None:
-        """Do one optimizer step, bucket by bucket."""
+        """Perform an optimizer step, bucket by bucket."""
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
@@ -81,15 +84,16 @@ class OffloadedState:
                 self._step()
                 self._offload(bucket)
                 for group, part in zip(groups, parts, strict=True):
-                    if part["params"]:  # keeps what the optimizer stores in a group
+                    if part["params"]:  # preserves values that the optimizer stores in the group
                         group.update({**part, "params": group["params"]})
         finally:
             self._optimizer.param_groups = groups
         groups[0][NUM_STEPS] = self._num_steps + 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do the same as the optimizer's method; values may be `Later`. Each moment is offloaded
-        before the next is made: all moments together may exceed the device's memory."""
+        """Equivalent to the optimizer's method, but values can be `Later`. Each moment is offloaded
+        before the next is computed, because all moments together might exceed the device's
+        memory."""
         parameters = self._parameters()
         later = [
             (at, name, value)
@@ -148,7 +152,7 @@ class OffloadedState:
             state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
 
     def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
-        """The values of a parameter's state that have the parameter's shape."""
+        """Return the values in a parameter's state that have the shape of the parameter."""
         state = self._optimizer.state.get(parameter, {})
         return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
 
@@ -178,12 +182,12 @@ def _is_moment(value: Any, parameter: Tensor) -> bool:
 
 
 def rounded(values: Tensor, number: int) -> Tensor:
-    """Round to bf16 stochastically: up with a probability equal to the part that is cut off (as in
-    arXiv:2010.06192). Small changes then add up; otherwise a moment that decays by a thousandth in
-    each step would never change.
+    """Round to bf16 stochastically: up with a probability equal to the truncated fraction (as in
+    arXiv:2010.06192). This lets small changes accumulate; otherwise, a moment that decays by a
+    thousandth in each step would never change.
 
-    The probabilities depend on the numbers' own bits, their positions and the step: ranks with the
-    same numbers round alike, also after a resume.
+    The pseudo-random numbers depend only on the bits of the values, their positions and the step.
+    Therefore ranks with the same values round in the same way, even after a resume.
     """
     bits = values.float().view(torch.int32)
     places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)

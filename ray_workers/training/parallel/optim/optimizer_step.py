@@ -1,4 +1,4 @@
-"""From a gradient to new weights: unscale, clip, step, average."""
+"""The optimizer step, from the gradient to new weights: unscale, clip, step, average."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 LEAST_SCALE = 2.0**-20
-"""Reached after 36 overflows in a row; no finite gradient overflows at this scale."""
+"""Loss scale after 36 consecutive overflows. Finite gradients don't overflow at this scale."""
 
 
 class OptimizerStep:
-    """The optimizer, with the loss scale of fp16 and the average of the weights if enabled."""
+    """The optimizer, including the loss scale of fp16 and the weight average if enabled."""
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class OptimizerStep:
         *,
         has_momentum: bool = True,
     ) -> None:
-        """has_momentum: whether the optimizer, and not a compressor, applies SGD's momentum."""
+        """has_momentum: whether SGD's momentum is applied by the optimizer instead of by a
+        compressor."""
         self._model = model
         self._gradients = gradients
         self._max_norm = options.max_grad_norm
@@ -58,18 +59,19 @@ class OptimizerStep:
 
     @property
     def weights(self) -> nn.Module:
-        """The model to evaluate and to store: its average, if there is one."""
+        """The model to evaluate and store: the average, if there is one."""
         return self._model if self._average is None else self._average.module
 
     def loss_scale(self) -> Tensor | None:
-        """The factor of the loss in the backward pass; None for 1."""
+        """Return the factor of the loss in the backward pass; None for 1."""
         return None if self._scaler is None else self._scaler.scale(self._one)
 
     def step(self, lr: float) -> Tensor:
-        """Do one optimizer step, and return the gradient norm before clipping.
+        """Perform an optimizer step, and return the gradient norm before clipping.
 
-        In fp16 a gradient that overflowed changes no weight, and lowers the scale. With skip_step
-        no gradient that is not finite changes a weight, which requires a wait for the device.
+        In fp16, a gradient that has overflowed leaves the weights unchanged and lowers the scale.
+        With skip_step, any gradient that is not finite leaves the weights unchanged, which requires
+        waiting for the device.
         """
         if not self._gradients.has_samples:
             norm = self._gradients.grad_norm()
@@ -98,10 +100,10 @@ class OptimizerStep:
         return self._gradients.grad_norm()
 
     def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
-        """Step if the gradient, with this norm, has not overflowed, and set the next scale.
+        """Step if the gradient with the norm `norm` has not overflowed, and set the next scale.
 
-        The scaler's own `step` is not used: if it skips the first step of fused SGD, the memory of
-        the momentum stays undefined (torch 2.13). This requires a wait for the device.
+        The scaler's own `step` is not used, because the momentum buffer remains uninitialised if it
+        skips the first step of fused SGD (torch 2.13). This method waits for the device.
         """
         overflowed = not norm.isfinite()
         if not overflowed:
@@ -111,18 +113,18 @@ class OptimizerStep:
         scaler.update()
         if overflowed and scaler.get_scale() < LEAST_SCALE:
             raise DivergedError(
-                "the gradients are not finite at any scale of the loss: the weights, or "
-                "intermediate values, exceed the range of fp16 (65,504). Lower "
-                "train.optimizer.lr, or set train.precision to bf16 or fp32"
+                "the gradients are not finite at any loss scale: weights or intermediate values "
+                "exceed the range of fp16 (65,504). Lower train.optimizer.lr, or set "
+                "train.precision to bf16 or fp32"
             )
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer_state(), **self._rest()}
 
     def replicated(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a `state_dict` that is equal on ranks with the same parameters. Buffers of
-        the average are left out: they follow the model's buffers, which each rank updates
-        itself."""
+        """Return the part of a `state_dict` that is equal on ranks with the same parameters.
+        Buffers of the average are omitted, because they follow the model's buffers, which each rank
+        updates itself."""
         own = (self._names[parameter] for parameter in _parameters(self._local_optimizer))
         saved = state["optimizer"]["state"]
         alike: dict[str, Any] = {"optimizer": {name: saved[name] for name in own if name in saved}}
@@ -135,14 +137,14 @@ class OptimizerStep:
 
     @property
     def _local_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the parameters that this rank steps."""
+        """The optimizer for the parameters that this rank updates."""
         return self._optimizer
 
     def _optimizer_state(self) -> dict[str, Any]:
         return named_state(self._optimizer, self._names)
 
     def _rest(self) -> dict[str, Any]:
-        """The state except for the optimizer's."""
+        """Return the state without that of the optimizer."""
         state: dict[str, Any] = {}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
@@ -161,7 +163,7 @@ class OptimizerStep:
             self._average.load_state_dict(state["average"])
 
     def load_parts(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a rank with the same parts, which are given as plain tensors."""
+        """Load the state of a rank with the same parts. The parts are plain tensors."""
         self._load_optimizer(state["optimizer"], _as_part)
         self._load_rest(state)
 
@@ -170,14 +172,14 @@ class OptimizerStep:
         load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
-        """Begin the average at the current weights."""
+        """Start the average with the current weights."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """The step of a rank's parts. A part does not show whether another part overflowed; the norm,
-    which all ranks share, does."""
+    """The optimizer step for a rank's parts. An overflow in another rank's part can only be
+    detected by the norm, which all ranks share."""
 
     def _unscaled_norm(self) -> Tensor:
         norm = self._gradients.grad_norm()
@@ -191,7 +193,7 @@ class ShardedOptimizerStep(OptimizerStep):
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
-    """Do the same as `torch.nn.utils.clip_grads_with_norm_` for this rank's parts of gradients."""
+    """Equivalent to `torch.nn.utils.clip_grads_with_norm_`, for this rank's parts of gradients."""
     parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
     if parts:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -206,12 +208,12 @@ def _offloaded(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> Off
 
 
 Names = Mapping[Tensor, str]
-"""The name of each parameter in the model."""
+"""Maps parameters to their names in the model."""
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """An optimizer's state dict with parameter names instead of torch's numbers, so that a rank
-    with other parameters, or another order, finds its own."""
+    """Return an optimizer's state dict with parameter names instead of torch's numbers, so that
+    ranks with different parameters, or a different order, can find theirs."""
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
@@ -224,7 +226,8 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
 
 
 def is_numbered(state: Mapping[str, Any]) -> bool:
-    """Whether a state numbers its parameters, as older versions of dray and torch do."""
+    """Whether a state identifies parameters by number, as in older versions of dray and in
+    torch."""
     return any(isinstance(one, int) for group in state["param_groups"] for one in group["params"])
 
 
@@ -232,7 +235,7 @@ def _part_of_state(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     part = part_of(value, parameter) if value.ndim else value
-    # An optimizer keeps the tensor that it is given, which must not be a mapped file.
+    # The optimizer keeps the given tensor, which must not be a memory-mapped file.
     return part.clone() if part is value else part
 
 
@@ -247,11 +250,11 @@ def load_named_state(
     saved: Mapping[str, Any],
     part: Callable[[Any, Tensor], Any] = _part_of_state,
 ) -> None:
-    """Load the part of a state that belongs to this optimizer's parameters.
+    """Load the part of a state that belongs to the optimizer's parameters.
 
-    If the state numbers its parameters, as older versions of dray did, positions identify them.
-    `part` returns the part of a value that belongs to a parameter; by default this rank's part of a
-    whole value.
+    If the state identifies parameters by number, as in older versions of dray, the numbers are
+    positions. part: returns the part of a value that belongs to a parameter; by default, this
+    rank's part of a complete value.
     """
     parameters = _parameters(optimizer)
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
@@ -275,5 +278,5 @@ def load_named_state(
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters in the order in which torch numbers them."""
+    """Return the parameters in the order of torch's numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,9 +1,9 @@
-"""The optimizers that a job document can name.
+"""The optimizers that a job document can select.
 
-LARS and LAMB are for large batches: the learning rate grows with the batch, and becomes too large
-for layers whose gradients are large relative to their weights. Both give each layer its own rate by
-the ratio of the two norms. Biases and scales of norms, which are 1-D, are updated without this, as
-the authors do.
+LARS and LAMB are for large batches: the learning rate grows with the batch size, and becomes too
+large for layers whose gradients are large relative to their weights. Both adapt the rate of each
+layer to the ratio of the two norms. As in the papers, this does not apply to biases and the scales
+of norms, which are 1-D.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Groups = Sequence[dict[str, Any]]
 
 
 class _Layerwise(Optimizer, ABC):
-    """An optimizer that updates all tensors of a group at once."""
+    """Base class of optimizers that update all tensors of a group at once."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -45,10 +45,10 @@ class _Layerwise(Optimizer, ABC):
     def _step_group(
         self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
     ) -> None:
-        """Change the group's parameters by their gradients."""
+        """Update the group's parameters."""
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        """A tensor of each parameter's state, initially zero."""
+        """Return a state tensor for each parameter, which is initially zero."""
         for parameter in parameters:
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter)
@@ -60,10 +60,10 @@ def _is_layer(parameter: Tensor) -> bool:
 
 
 class Lars(_Layerwise):
-    """You, Gitman, Ginsburg 2017, arXiv:1708.03888, algorithm 1.
+    """LARS: You, Gitman, Ginsburg 2017, arXiv:1708.03888, algorithm 1.
 
-    rate = lr * trust * |w| / (|g| + decay * |w|); v = momentum * v + rate * (g + decay * w);
-    w = w - v. A layer whose weights are all zero is stepped with lr.
+    rate = lr * trust * |w| / (|g| + decay * |w|); v = momentum * v + rate * (g + decay * w); w = w
+    - v. For a layer whose weights are all zero, the rate is lr.
     """
 
     def __init__(self, groups: Groups, lr: float, momentum: float, trust: float) -> None:
@@ -87,7 +87,7 @@ class Lars(_Layerwise):
 
 
 class Lamb(_Layerwise):
-    """You et al. 2019, arXiv:1904.00962, algorithm 2, with Adam's correction of the bias.
+    """LAMB: You et al. 2019, arXiv:1904.00962, algorithm 2, with Adam's bias correction.
 
     r = m / (sqrt(v) + eps) + decay * w; w = w - lr * |w| / |r| * r.
     """
@@ -119,8 +119,9 @@ class Lamb(_Layerwise):
             parameter.sub_(update * rate, alpha=group["lr"])
 
     def _count(self, group: dict[str, Any], parameters: list[Tensor]) -> list[int]:
-        """The number of this step for each parameter, because ranks may have the state of some."""
-        once_counted = group.get("step", 0)  # by the group, in states of older versions of dray
+        """Return the step number of each parameter. It is stored per parameter, because a rank
+        might have the state of only some parameters."""
+        once_counted = group.get("step", 0)  # per group in states of older versions of dray
         for parameter in parameters:
             state = self.state[parameter]
             state["step"] = state.get("step", once_counted) + 1
@@ -128,15 +129,17 @@ class Lamb(_Layerwise):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """The ratio, or 1 if either is zero. Does not read the values, which would wait for a GPU."""
+    """Return the ratio, or 1 if either value is zero. Does not read the values, which would wait
+    for the GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices and filters, which decay, and the rest, which does not.
+    """Return two parameter groups: matrices and filters with weight decay, and all others without
+    it.
 
-    Biases and the scales of norms are 1-D; weight decay on them regularises nothing.
+    Biases and the scales of norms are 1-D, and weight decay has no regularising effect on them.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -147,8 +150,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
-    """Build a fused optimizer if torch has one: a single kernel for all parameters, because
-    launching kernels dominates a small step."""
+    """Build the optimizer. If torch has a fused version, it is used: its single kernel for all
+    parameters is faster, because kernel launches dominate small steps."""
     groups = parameter_groups(model, options.weight_decay)
     is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     match options.name:
@@ -164,7 +167,7 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
                 fused=not is_sharded,
                 foreach=is_sharded,
             )
-        case "adafactor":  # Shazeer & Stern 2018, arXiv:1804.04235; it has no fused kernel
+        case "adafactor":  # Shazeer & Stern 2018, arXiv:1804.04235; there is no fused version
             return Adafactor(groups, lr=options.lr)
         case "lars":
             return Lars(groups, options.lr, options.momentum, options.trust)

@@ -1,1 +1,1 @@
-"""Parameter servers: ranks with the weights and the optimizer, and the workers' side of them."""
+"""Parameter servers, which hold the weights and the optimizer state, and the workers' side."""

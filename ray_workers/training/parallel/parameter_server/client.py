@@ -1,4 +1,4 @@
-"""A worker's side of the connections to all servers."""
+"""The worker's side of the connections to all servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ray_workers.training.parallel.parameter_server.shard import DoneBatches, Pu
 
 @dataclass(frozen=True)
 class Pulled:
-    """Weights from all servers, as a vector of the layout."""
+    """The weights from all servers, as a vector in the layout."""
 
     version: int
     """The version of server 0."""
@@ -40,18 +40,18 @@ class ServersState:
     """The state of all servers."""
 
     tensors: Mapping[str, Tensor]
-    """`values`, and the optimizer's state: vectors without buffers, or scalars."""
+    """`values`, and the optimizer state as vectors without buffers or as scalars."""
     done: Sequence[DoneBatches]
-    """The batches done, by server."""
+    """The completed batches of each server."""
     staleness: Mapping[int, int]
-    """Number of updates by their staleness, on server 0."""
+    """Number of updates by staleness, on server 0."""
     moved_bytes: int
-    """Bytes of weights and gradients between all servers and workers since the servers began."""
+    """Bytes of weights and gradients sent between servers and workers since the servers started."""
 
 
 class ServerLink:
-    """A connection to one server, for messages that are each answered. If the server has a replica
-    and is lost, the message is sent again to its replacement, which processes it only once."""
+    """A connection to one server. Every message has a reply. If the server is lost and has a
+    replica, the message is sent again to the replacement, which processes it only once."""
 
     def __init__(
         self, store: Store, server: int, hello: Mapping[str, Any], *, has_replica: bool
@@ -65,18 +65,18 @@ class ServerLink:
             reconnect(store, server) if has_replica else connect(store, key_of(server))
         )
         self._sent_before = 0
-        """Bytes sent over connections that were lost."""
+        """Bytes sent over lost connections."""
 
     @property
     def sent_bytes(self) -> int:
         return self._sent_before + self._connection.sent_bytes
 
     def greet(self) -> dict[str, Any]:
-        """Introduce this worker to a server that does not know it, and return the answer."""
+        """Introduce this worker to a server that does not know it, and return the reply."""
         return self.ask({**self._hello, "comes_back": False})
 
     def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
-        """Send a message, and return the header of the answer."""
+        """Send a message, and return the header of the reply."""
         self.send(header, *payload)
         return self.receive()[0]
 
@@ -101,7 +101,7 @@ class ServerLink:
         self._connection.close()
 
     def _come_back(self, error: ConnectionLost) -> None:
-        """Send the message again, to the replacement of the lost server."""
+        """Send the message again to the replacement of the lost server."""
         if not self._has_replica:
             raise error
         header, payload = self._asked
@@ -146,7 +146,7 @@ class Servers:
         limit: timedelta,
         sync: spec.ParameterServer,
     ) -> Self:
-        """Wait for all servers, and connect to them. fingerprint: hash of the worker's data."""
+        """Wait for all servers and connect to them. fingerprint: hash of the worker's data."""
         store.wait([key_of(server) for server in range(sync.servers)], limit)
         hello = {"worker": worker, "fingerprint": fingerprint}
         has_replica = sync.shards_kept_by == "replica"
@@ -171,7 +171,7 @@ class Servers:
         last_batch: int,
         notes: Mapping[str, Any],
     ) -> None:
-        """Send the servers their first state; the tensors are as in `ServersState`."""
+        """Send the servers their initial state. tensors: as in `ServersState`."""
         last = max(each.last for each in done)
         again = sorted({batch for each in done for batch in each.missing(last)})
         asked: list[tuple[Mapping[str, Any], Sequence[Tensor]]] = []
@@ -188,23 +188,23 @@ class Servers:
                 "notes": dict(notes),
             }
             asked.append((header, list(own.values())))
-        # Server 0 comes last, because its answer lets the workers begin.
+        # Server 0 comes last, because workers start when it has replied.
         for server in reversed(range(len(asked))):
             about, parts = asked[server]
             self._links[server].ask(about, *parts)
 
     def take(self, done: int | None) -> int | None:
-        """Wait for the number of the next batch; None if none is left. done: the batch whose
-        gradient all servers have."""
+        """Wait for the number of the next batch; None if no batches are left. done: the last batch
+        whose gradient has been sent to all servers."""
         batch: int | None = self._links[0].ask({"op": "take", "done": done})["batch"]
         return batch
 
     def push(self, batch: int, lr: float, loss: float, vector: Tensor) -> Pushed:
-        """Send all servers their parts of a gradient; return the answer of server 0.
+        """Send all servers their parts of a gradient, and return the reply of server 0.
 
-        If the rate depends on the staleness, server 0 gets its part first, and the others get the
-        staleness that it returned along with their parts, so that all parts of the gradient have
-        one rate.
+        If the rate depends on the staleness, server 0 receives its part first. The other servers
+        receive the staleness that server 0 returned together with their parts, so that all parts of
+        the gradient have the same rate.
         """
         header: dict[str, Any] = {"op": "push", "batch": batch, "lr": lr, "loss": loss}
         vector = vector.to(self._push_dtype)
@@ -217,7 +217,7 @@ class Servers:
         return pushed
 
     def pull(self, version: int | None) -> Pulled:
-        """Return the newest weights, or the weights of a version."""
+        """Return the latest weights, or the weights of a version."""
         answers = self._ask([{"op": "pull", "version": version}] * len(self._links))
         vector = self._layout.joined([payload.view(torch.float32) for _, payload in answers])
         squares = sum(header["squares"] for header, _ in answers)
@@ -225,10 +225,10 @@ class Servers:
         return Pulled(first["version"], vector, first["loss"], squares)
 
     def state(self) -> ServersState:
-        """Return the state of all servers, each at a different time."""
+        """Return the state of all servers. The servers' states are from different times."""
         answers = self._ask([{"op": "state"}] * len(self._links))
         parts = [unpacked(header["tensors"], payload) for header, payload in answers]
-        # A shard without a step so far has no state of the optimizer.
+        # A shard has no optimizer state before its first step.
         names = [name for name in parts[0] if all(name in part for part in parts)]
         tensors = {name: self._whole([part[name] for part in parts]) for name in names}
         headers = [header for header, _ in answers]
@@ -237,15 +237,15 @@ class Servers:
         return ServersState(tensors, done, dict(headers[0]["staleness"]), moved_bytes)
 
     def note(self, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state besides the weights on server 0."""
+        """Store the chief's state, except for the weights, on server 0."""
         self._links[0].ask({"op": "note", "notes": dict(notes)})
 
     def stop(self) -> None:
-        """Assign no more batches, because the training ends early."""
+        """Stop assigning batches, because the training ends early."""
         self._links[0].ask({"op": "stop"})
 
     def finish(self) -> None:
-        """Let workers and servers end, because the result is stored."""
+        """Allow workers and servers to end, because the result is stored."""
         self._ask([{"op": "finish"}] * len(self._links))
 
     def close(self) -> None:
@@ -258,7 +258,8 @@ class Servers:
         payloads: Sequence[Sequence[Tensor]] = (),
         first: int = 0,
     ) -> list[tuple[dict[str, Any], Tensor]]:
-        """Send each server from number `first` on its message, and then receive their answers."""
+        """Send a message to each server, starting with server `first`, and then receive the
+        replies."""
         links = self._links[first:]
         for place, link in enumerate(links):
             link.send(headers[place], *(payloads[place] if payloads else ()))

@@ -1,6 +1,7 @@
-"""The rules by which workers get batches or wait: a state machine without I/O.
+"""The rules for assigning batches to workers, as a state machine without I/O.
 
-A worker takes a batch, and is done with it once all servers have its gradient. One server decides.
+A worker requests a batch, and is done with it when all servers have its gradient. One server
+assigns the batches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ CHIEF = 0
 
 
 class Word(Enum):
-    """The answer to a worker that gets no batch."""
+    """The reply to a worker that gets no batch."""
 
     WAIT = "wait"
     OVER = "over"
@@ -24,12 +25,13 @@ class Word(Enum):
 
 Deal = int | Word
 Deals = list[tuple[int, int | None]]
-"""(worker, the number of its batch, or None if no batch is left), for workers that have waited."""
+"""(worker, batch number, or None if no batches are left) for workers that were waiting."""
 
 
 class Dealer(ABC):
-    """The common rules of all modes: only the chief is notified at once that no batch is left, and
-    the others once it has stored the result, because one of them may have to replace it."""
+    """The common rules of all modes. When no batches are left, only the chief is notified
+    immediately. The other workers are notified after the chief has stored the result, because one
+    of them might have to replace it."""
 
     def __init__(self, last_batch: int) -> None:
         self._last_batch = last_batch
@@ -38,7 +40,8 @@ class Dealer(ABC):
         self._is_finished = False
 
     def take(self, worker: int, done: int | None) -> Deals:
-        """Request a batch for a worker. done: its previous batch, which all servers have."""
+        """Request a batch for a worker. done: the worker's previous batch, whose gradient all
+        servers have."""
         if done is not None:
             self._is_done(worker, done)
         self.forget(worker)
@@ -46,16 +49,16 @@ class Dealer(ABC):
         return self._dealt()
 
     def join(self, worker: int) -> Deals:
-        """Add a worker, which is new or replaces a lost one."""
+        """Add a worker, which is new or replaces a lost worker."""
         return self.lost(worker)
 
     def lost(self, worker: int) -> Deals:
-        """Remove a worker that is gone."""
+        """Remove a lost worker."""
         self.forget(worker)
         return self._dealt()
 
     def stop(self) -> Deals:
-        """End the training early, at the chief's request."""
+        """End the training early at the chief's request."""
         self._is_stopped = True
         return self._dealt()
 
@@ -65,7 +68,7 @@ class Dealer(ABC):
         return self._dealt()
 
     def snapshot(self) -> dict[str, Any]:
-        """All state that later assignments depend on, for JSON."""
+        """Return all state on which later assignments depend, for JSON."""
         ends = {"is_stopped": self._is_stopped, "is_finished": self._is_finished}
         return {"last": self._last_batch, "waiting": list(self._waiting), **ends}
 
@@ -75,7 +78,7 @@ class Dealer(ABC):
         self._is_stopped, self._is_finished = about["is_stopped"], about["is_finished"]
 
     def forget(self, worker: int) -> None:
-        """Assign no batch to the worker until its next request."""
+        """Don't assign a batch to the worker until its next request."""
         if worker in self._waiting:
             self._waiting.remove(worker)
 
@@ -99,10 +102,10 @@ class Dealer(ABC):
 
 
 class SynchronousDealer(Dealer):
-    """All workers compute their shares of one batch, and then of the next."""
+    """All workers compute their shares of the same batch, and then of the next batch."""
 
     def __init__(self, num_workers: int, last_batch: int, first_done: int) -> None:
-        """first_done: number of batches that are done already."""
+        """first_done: number of batches that are already done."""
         super().__init__(last_batch)
         self._done = [first_done] * num_workers
 
@@ -124,12 +127,12 @@ class SynchronousDealer(Dealer):
 
 
 class SharedDealer(Dealer):
-    """Each batch goes to one worker: the first free worker gets the next batch.
+    """Each batch is computed by a single worker: the first free worker gets the next batch.
 
-    With `max_staleness`, a worker that has done more than this many batches more than the slowest
-    worker waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
-    fastest may be one batch further ahead. The counts are the workers' clocks; a worker that joins
-    later begins with the slowest worker's clock.
+    With `max_staleness`, a worker that is ahead of the slowest worker by more than this number of
+    batches waits for it (the read condition of stale synchronous parallel, Ho et al. 2013), so the
+    fastest worker can be one batch further ahead. The number of batches is a worker's clock; a
+    worker that joins later starts with the clock of the slowest worker.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class SharedDealer(Dealer):
             self.clocks[worker] += 1
 
     def _deal(self, worker: int) -> Deal:
-        if worker in self._held:  # the answer to its last request was lost with a server
+        if worker in self._held:  # the reply to the last request was lost with a server
             return self._held[worker]
         if not self._again and self._next > self._last_batch:
             return Word.WAIT if self._held else Word.OVER

@@ -12,14 +12,14 @@ from ray_workers.training.data.sampler import share
 
 
 class Sizes(NamedTuple):
-    """Numbers of elements of the three segments of a vector."""
+    """Number of elements in the three segments of a vector."""
 
     decayed: int
-    """Elements of parameters with weight decay, as `optimizers.parameter_groups` divides them."""
+    """Elements of parameters with weight decay, according to `optimizers.parameter_groups`."""
     plain: int
     """Elements of the other parameters."""
     buffers: int
-    """Elements of buffers that change in training, such as running means: they have no gradient."""
+    """Elements of buffers that change in training, such as running means. They have no gradient."""
 
     @property
     def num_trained(self) -> int:
@@ -27,11 +27,11 @@ class Sizes(NamedTuple):
 
 
 class FlatLayout:
-    """A model's parameters and buffers as one vector of fp32, of which each server has a part.
+    """A model's parameters and buffers as one fp32 vector, of which each server has a part.
 
     The vector has the three segments of `Sizes`, and each server has an equal part of each segment,
-    regardless of the sizes of the tensors in it. So dray's elementwise optimizers give the same
-    result on the parts as on the tensors.
+    regardless of tensor boundaries. The optimizers are elementwise, so their results are the same
+    for the parts as for the tensors.
     """
 
     def __init__(self, model: nn.Module, num_servers: int) -> None:
@@ -43,7 +43,7 @@ class FlatLayout:
         self.trained = [*decayed, *plain]
         """(name, parameter), in the order of the vector."""
         self.num_decayed = len(decayed)
-        """Number of the first elements of `trained` that have weight decay."""
+        """Number of elements at the beginning of `trained` that have weight decay."""
         self.buffers = [buffer for _, buffer in buffers]
         self.sizes = Sizes(*(sum(t.numel() for _, t in some) for some in (decayed, plain, buffers)))
 
@@ -53,15 +53,15 @@ class FlatLayout:
         return [*(parameter.detach() for _, parameter in self.trained), *self.buffers]
 
     def sizes_of(self, server: int) -> Sizes:
-        """The segments of a server's part."""
+        """Return the segment sizes of a server's part."""
         return Sizes(*(stop - start for start, stop in self._bounds(server)))
 
     def part(self, vector: Tensor, server: int) -> list[Tensor]:
-        """Views of a server's pieces of the vector, or of a vector without buffers."""
+        """Return views of a server's pieces of the vector, or of a vector without buffers."""
         return [vector[start:stop] for start, stop in self._bounds(server)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the servers' parts to a vector; parts may lack buffers."""
+        """Join the servers' parts to a vector. The parts can lack buffers."""
         vector = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
         for server, part in enumerate(parts):
             pieces = self.part(vector, server)
@@ -70,7 +70,7 @@ class FlatLayout:
         return vector
 
     def write(self, vector: Tensor) -> None:
-        """Copy the values of the vector into the model's tensors."""
+        """Copy the values of the vector to the model's tensors."""
         tensors = self.tensors
         parts = torch.split(vector, [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
@@ -86,5 +86,5 @@ class FlatLayout:
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of the tensors, one after the other."""
+    """Return the concatenated elements of the tensors."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

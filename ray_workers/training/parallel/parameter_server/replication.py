@@ -1,8 +1,8 @@
-"""Replication of a server's shard on the next server: what is sent there, kept there and restored.
+"""Replication of a server's shard on the next server: sending, keeping and restoring the replica.
 
-A server answers a worker only once the next server has the worker's message, in the order in which
-both process messages. So the replica has every update that any worker knows to be done, and a
-worker whose answer was lost with the server sends its message again.
+A server replies to a worker only after the next server has received the worker's message. Both
+servers process messages in the same order. Therefore the replica has every update of which any
+worker has been notified, and a worker whose reply was lost with the server sends its message again.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from ray_workers.training.parallel.parameter_server.served_shard import ServedSh
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 LOOK_S: Final = 0.1
-"""Seconds between two checks of the connection while no message is to be sent."""
+"""Interval at which the connection is checked while there are no messages to send."""
 RETRY_S: Final = 0.02
 MAX_RETRY_S: Final = 0.2
-"""Seconds between two attempts to reach a lost server, at first and later: all workers poll the
-attempt's store, through which its replacement announces itself."""
+"""Initial and maximum interval between attempts to reach a lost server. All workers poll the
+attempt's store, in which its replacement announces itself."""
 
 
 def key_of(server: int) -> str:
-    """The key of a server's address and secret in the attempt's store."""
+    """Return the key of a server's address and secret in the attempt's store."""
     return f"parameter-server-{server}"
 
 
 def reconnect(store: Store, server: int) -> TensorConnection:
-    """Connect to a server that was lost, or has not begun, once it exists. Raises ConnectionLost
-    once the result is stored. The supervisor ends the attempt if no server comes."""
+    """Wait for a server that was lost or has not started yet, and connect to it. Raises
+    ConnectionLost when the result has been stored. If no server appears, the supervisor ends the
+    attempt."""
     pause_s = RETRY_S
     while True:
         if store.check([FINISHED_KEY]):
-            raise ConnectionLost("the training is over, and the server gone")
+            raise ConnectionLost("the training has ended, and the server no longer exists")
         if store.check([key_of(server)]):
-            with contextlib.suppress(ConnectionLost):  # it may be the address of the lost server
+            with contextlib.suppress(
+                ConnectionLost
+            ):  # the address might be that of the lost server
                 return connect(store, key_of(server))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_RETRY_S)
@@ -69,13 +72,13 @@ class Entry(NamedTuple):
 
 
 class ReplicationLog:
-    """The messages that a server has processed, on their way to its replica."""
+    """Messages that a server has processed and that must be sent to its replica."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._entries: deque[Entry] = deque()
         self.newest = 0
-        """Number of the newest message."""
+        """Number of the latest message."""
         self._acknowledged = 0
         self._is_over = False
 
@@ -86,13 +89,14 @@ class ReplicationLog:
             self._changed.notify_all()
 
     def forget_all(self) -> int:
-        """Remove the messages that a snapshot contains; return the number of the newest one."""
+        """Remove the messages that a snapshot includes, and return the number of the latest
+        message."""
         with self._changed:
             self._entries.clear()
             return self.newest
 
     def take(self, limit_s: float) -> list[Entry]:
-        """Take all messages to send; return none if none came within `limit_s`."""
+        """Wait up to `limit_s` for messages, and remove and return all messages to send."""
         with self._changed:
             self._changed.wait_for(lambda: self._entries, timeout=limit_s)
             entries = list(self._entries)
@@ -100,25 +104,26 @@ class ReplicationLog:
             return entries
 
     def acknowledge(self, number: int) -> None:
-        """Record that the replica has all messages up to this one."""
+        """Record that the replica has all messages up to `number`."""
         with self._changed:
             self._acknowledged = number
             self._changed.notify_all()
 
     def wait(self, number: int) -> None:
-        """Wait until the replica has the message, or needs no more messages."""
+        """Wait until the replica has the message or does not need any more messages."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._acknowledged >= number)
 
     def end(self) -> None:
-        """Stop waiting for the replica, which is useless once the result is stored."""
+        """Stop waiting for the replica, which is no longer needed after the result has been
+        stored."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
 
 class Replicator:
-    """Sends the messages of a log to the next server, from its own thread."""
+    """Sends the messages of a log to the next server, in a separate thread."""
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class Replicator:
         keeper: int,
         generation: int,
     ) -> None:
-        """snapshot: returns the number of the newest message in the log and the state after it, and
+        """snapshot: returns the number of the latest message in the log and the state after it, and
         clears the log. keeper: the next server. generation: as in `ShardServer`."""
         self._log = log
         self._snapshot = snapshot
@@ -137,8 +142,9 @@ class Replicator:
         self._generation = generation
 
     def run(self) -> None:
-        """Replicate until the result is stored. A replacement of a lost server gets the whole state
-        first. Raises Superseded if this process was replaced because it seemed lost."""
+        """Replicate until the result has been stored. A new process of the next server first gets
+        the complete state. Raises Superseded if this process has been replaced because it was
+        considered lost."""
         while True:
             try:
                 with contextlib.closing(reconnect(self._store, self._keeper)) as connection:
@@ -167,25 +173,25 @@ class Replicator:
 
 
 class ReplicaHolder:
-    """The replica of the previous server, and the threads that keep and return it."""
+    """The replica of the previous server, and the threads that update and return it."""
 
     def __init__(self, make: Callable[[], ServedShard], *, is_newcomer: bool) -> None:
-        """make: makes the shard of the previous server, without weights. is_newcomer: whether this
-        server has replaced a lost one."""
+        """make: creates the previous server's shard, without weights. is_newcomer: whether this
+        process has replaced a lost server."""
         self._make = make
         self._is_newcomer = is_newcomer
         self._changed = threading.Condition()
         self._replica: ServedShard | None = None
         self._followed: TensorConnection | None = None
-        """The connection over which messages for the replica come."""
+        """The connection that receives messages for the replica."""
         self._generation = 0
-        """The round in which the newest known process of the previous server came."""
+        """The round in which the latest known process of the previous server started."""
 
     def follow(
         self, connection: TensorConnection, hello: Mapping[str, Any], payload: Tensor
     ) -> None:
-        """Keep a replica of the server at the other end, until the connection is lost, or another
-        process replaces that server."""
+        """Maintain a replica of the server at the other end of the connection, until the connection
+        is lost or another process replaces this server."""
         with self._changed:
             is_newest = self._takes_from(hello["generation"])
             if is_newest:
@@ -212,8 +218,9 @@ class ReplicaHolder:
                     self._changed.notify_all()
 
     def _takes_from(self, generation: int) -> bool:
-        """Whether this generation's process is the newest known one. An older one may be stopped
-        and not dead: its messages are refused from now on. To be called under the lock."""
+        """Whether the process of this generation is the latest known process. An older process
+        might be stopped but not dead; its messages are rejected from now on. Must be called under
+        the lock."""
         if generation < self._generation:
             return False
         self._generation = generation
@@ -222,11 +229,11 @@ class ReplicaHolder:
         return True
 
     def give(self, connection: TensorConnection, generation: int) -> None:
-        """Send the state to the process of this generation, which replaces a lost one."""
+        """Send the state to the process of this generation, which replaces a lost process."""
         with self._changed:
             if not self._takes_from(generation):
-                raise ConnectionLost("yet another process has replaced the lost server")
-            # All messages that were confirmed to the lost process are processed first.
+                raise ConnectionLost("a later process has replaced the lost server")
+            # First, all messages that were acknowledged to the lost process must be processed.
             self._changed.wait_for(lambda: self._followed is None)
             replica = self._replica
         if replica is not None:
@@ -238,14 +245,15 @@ class ReplicaHolder:
 def taken_over(
     store: Store, server: int, num_servers: int, generation: int
 ) -> ShardSnapshot | None:
-    """The state of a lost server, for its replacement, the process of this generation; None if it
-    had none. Raises ConnectionLost if the replica is lost too, or the training is over."""
+    """Return the state of a lost server for its replacement, the process of this generation; None
+    if the server had no state. Raises ConnectionLost if the replica is also lost, or if the
+    training has ended."""
     keeper = (server + 1) % num_servers
     with contextlib.closing(reconnect(store, keeper)) as connection:
         connection.send({"takes_over": True, "generation": generation})
         header, payload = connection.receive()
     if not header["is_known"]:
-        raise ConnectionLost(f"servers {server} and {keeper} were lost, and a shard with them")
+        raise ConnectionLost(f"servers {server} and {keeper} were lost, and therefore also a shard")
     return None if header["about"] is None else received_snapshot(header, payload)
 
 

@@ -1,6 +1,6 @@
-"""A server's whole state, as a state machine: messages in, answers out, no I/O.
+"""The complete state of a server, as a state machine that maps messages to replies, without I/O.
 
-The answers depend only on the messages and their order. So another server that gets the same
+The replies depend only on the messages and their order. Therefore another server that gets the same
 messages in the same order has a replica (Schneider 1990, state machine replication).
 """
 
@@ -29,28 +29,28 @@ from ray_workers.training.parallel.parameter_server.shard import (
 )
 
 NEED_WEIGHTS: Final = ("push", "take", "pull", "state")
-"""Messages that can be answered only once the chief has sent the first weights."""
+"""Messages that can be answered only after the chief has sent the initial weights."""
 
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """The answer to a message, and the batches that are assigned along with it."""
+    """The reply to a message, and the batches that are assigned as a result."""
 
     header: Mapping[str, Any] | None
-    """None: the worker waits until it is assigned a batch."""
+    """None if the worker waits until it is assigned a batch."""
     tensors: tuple[Tensor, ...] = ()
     deals: tuple[tuple[int, int | None], ...] = ()
-    """The assigned batches, as in `dealer.Deals`."""
+    """Assigned batches, as in `dealer.Deals`."""
 
 
 class ServedShard:
-    """A shard, and the other state of its server: the workers, and on server 0 the dealer."""
+    """A shard and the other state of its server: the workers and, on server 0, the dealer."""
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, is_replica: bool
     ) -> None:
-        """index: the server's number; server 0 also assigns the batches. is_replica: whether its
-        answers are discarded, and thus have no weights."""
+        """index: index of the server; server 0 also assigns the batches. is_replica: whether the
+        replies are discarded, and therefore contain no weights."""
         assert isinstance(document.sync, spec.ParameterServer)
         self.index = index
         self.is_replica = is_replica
@@ -63,7 +63,7 @@ class ServedShard:
         self._workers: set[int] = set()
         """The connected workers."""
         self._notes: dict[str, Any] = {}
-        """The chief's state besides the weights, for a process that may replace the chief."""
+        """The chief's state except for the weights, for a process that might replace the chief."""
         self._fingerprint: str | None = None
         self.is_finished = False
         self._pulled_bytes = self._pushed_bytes = 0
@@ -79,12 +79,12 @@ class ServedShard:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of weights that were pulled, and of gradients that were sent to the replica."""
+        """Bytes of pulled weights, and of gradients sent to the replica."""
         copied = self._pushed_bytes if self._sync.shards_kept_by == "replica" else 0
         return self._pulled_bytes + copied
 
     def answer(self, worker: int, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Process a message of a worker. A worker that got no answer may send it again."""
+        """Process a message of a worker. A worker that got no reply can send the message again."""
         match header["op"]:
             case "hello":
                 return self._hello(worker, header)
@@ -110,11 +110,10 @@ class ServedShard:
                 self.is_finished = True
                 return ShardAnswer({}, deals=tuple(self._dealer.finish() if self._dealer else ()))
             case op:
-                raise AssertionError(f"a message {op!r}")
+                raise AssertionError(f"unknown message {op!r}")
 
     def _hello(self, worker: int, header: Mapping[str, Any]) -> ShardAnswer:
-        """Add a worker: a new one, a replacement of a lost one, or one that returns after it lost
-        the server."""
+        """Add a worker. It is new, replaces a lost worker, or returns after it lost the server."""
         deals: Deals = []
         if header["comes_back"] and worker in self._workers:
             if self._dealer is not None:
@@ -141,7 +140,7 @@ class ServedShard:
         return ShardAnswer(None, deals=tuple(self._dealer.lost(worker) if self._dealer else ()))
 
     def _begin(self, header: Mapping[str, Any], payload: Tensor) -> ShardAnswer:
-        """Load the first weights. A chief that replaces a dead one may send them again."""
+        """Load the initial weights. A chief that replaces a dead chief might send them again."""
         if self._shard is None:
             self._shard = self._shard_of(header["sizes"])
             self._shard.load(
@@ -189,7 +188,7 @@ class ServedShard:
         }
         return ShardAnswer({"tensors": shapes_of(tensors), **about}, tuple(tensors.values()))
 
-    # The whole state, for a replica.
+    # The complete state, for a replica.
 
     def snapshot(self) -> ShardSnapshot:
         about: dict[str, Any] = {

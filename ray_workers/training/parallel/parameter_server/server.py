@@ -1,4 +1,4 @@
-"""The process of a server: it serves its shard to the workers, with a thread for each."""
+"""The process of a server, which serves its shard to the workers with one thread per worker."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from ray_workers.training.parallel.parameter_server.served_shard import (
 from ray_workers.training.parallel.parameter_server.shard import ShardSnapshot
 
 SHOW_S: Final = 0.1
-"""Seconds between two updates of a server's heartbeat page."""
+"""Interval between updates of a server's heartbeat page."""
 FINISHED_LOOK_S: Final = 1.0
-"""Seconds between two checks of whether the result is stored, in case the chief is lost."""
+"""Interval at which the server checks whether the result is stored, in case the chief is lost."""
 NO_NUMBERS: Final = torch.empty(0, dtype=torch.uint8)
 
 
 class Outbox:
-    """Sends answers to one worker from its own thread, so that a slow reader delays no other."""
+    """Sends replies to one worker in a separate thread, so that a slow worker does not delay the
+    others."""
 
     def __init__(self, connection: TensorConnection, log: ReplicationLog | None) -> None:
         self._connection = connection
@@ -54,14 +55,15 @@ class Outbox:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def put(self, answer: ShardAnswer) -> None:
-        """Queue an answer, to be sent once the replica has all messages so far. Does not wait."""
+        """Queue a reply, which is sent when the replica has all messages so far. Does not block."""
         number = 0 if self._log is None else self._log.newest
         with self._changed:
             self._answers.append((number, answer))
             self._changed.notify_all()
 
     def wait_until_sent(self) -> None:
-        """Wait until all answers are sent: a worker that does not read its answers gets no more."""
+        """Wait until all replies have been sent, so that replies don't accumulate for a worker that
+        does not read them."""
         with self._changed:
             self._changed.wait_for(lambda: not self._answers or not self._is_open)
 
@@ -88,20 +90,21 @@ class Outbox:
         except ConnectionLost:
             pass
         finally:
-            self.close()  # ends the receiving thread too
+            self.close()  # also ends the receiving thread
 
 
 class ShardServer:
-    """Answers the messages of workers, and keeps the replica of the previous server.
+    """Replies to the messages of workers, and keeps the replica of the previous server.
 
-    One lock guards the state. Under it nothing is sent, and no other process is waited for.
+    The state is guarded by one lock. While the lock is held, nothing is sent, and the server does
+    not wait for other processes.
     """
 
     def __init__(
         self, index: int, num_workers: int, document: spec.JobSpec, *, generation: int = 0
     ) -> None:
-        """index: the server's number. generation: the round in which this process came; if it is
-        above 0, this process replaces a lost one."""
+        """index: index of the server. generation: the round in which this process started. If it is
+        above 0, this process replaces a lost process."""
         assert isinstance(document.sync, spec.ParameterServer)
         self._index = index
         self._generation = generation
@@ -109,14 +112,14 @@ class ShardServer:
         self._lock = threading.Condition()
         self._served = ServedShard(index, num_workers, document, is_replica=False)
         self._outboxes: dict[int, Outbox] = {}
-        """The newest outbox of each connected worker."""
+        """The latest outbox of each connected worker."""
         self._log = ReplicationLog() if self._sync.shards_kept_by == "replica" else None
         before = (index - 1) % self._sync.servers
         replica = functools.partial(ServedShard, before, num_workers, document, is_replica=True)
         self._holder = ReplicaHolder(replica, is_newcomer=generation > 0)
         self._failure: BaseException | None = None
         self.began_at, self.sent_before = 0, 0
-        """The version, and the bytes sent, when this process got the weights."""
+        """The version and the number of sent bytes when this process got the weights."""
 
     @property
     def version(self) -> int:
@@ -128,8 +131,8 @@ class ShardServer:
         return self._served.sent_bytes
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether the chief has finished and all workers are gone; waits for that for `wait_s`.
-        Raises the error of a thread, if one failed."""
+        """Whether the chief has finished and all workers have left. Waits up to `wait_s` for this.
+        If a thread has failed, raises its error."""
         with self._lock:
             is_over = self._lock.wait_for(
                 lambda: self._failure or (self._served.is_finished and not self._outboxes),
@@ -140,13 +143,13 @@ class ShardServer:
             return bool(is_over)
 
     def take_over(self, snapshot: ShardSnapshot) -> None:
-        """Continue for a server that was lost. Its workers reconnect by themselves."""
+        """Continue in place of a lost server. Its workers reconnect on their own."""
         with self._lock:
             self._served.restore(snapshot)
             self._note_beginning()
 
     def replicate(self, store: Store) -> None:
-        """Keep a replica on the next server, if the document asks for it."""
+        """Maintain a replica on the next server, if the document requests it."""
         if self._log is not None:
             keeper = (self._index + 1) % self._sync.servers
             given = (self._log, self._snapshot, store, keeper, self._generation)
@@ -154,7 +157,8 @@ class ShardServer:
             threading.Thread(target=replicate, daemon=True).start()
 
     def finish(self) -> None:
-        """Finish because the result is stored, even if the chief has not reported it here."""
+        """Finish because the result is stored, even if the chief has not reported this to the
+        server."""
         with self._lock:
             if not self._served.is_finished:
                 self._take(CHIEF, None, {"op": "finish"}, NO_NUMBERS)
@@ -165,7 +169,7 @@ class ShardServer:
             return self._log.forget_all(), self._served.snapshot()
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one worker, or another server, until it is gone."""
+        """Reply to one worker, or to another server, until it disconnects."""
         hello, payload = connection.receive()
         with self._ends_with_errors():
             if "is_replica" in hello:
@@ -177,7 +181,7 @@ class ShardServer:
 
     @contextlib.contextmanager
     def _ends_with_errors(self) -> Iterator[None]:
-        """End the server with an error that is raised in this context, in any thread."""
+        """Make the server fail with an error that is raised in this context, in any thread."""
         try:
             yield
         except ConnectionLost:
@@ -194,7 +198,7 @@ class ShardServer:
         try:
             with self._lock:
                 older = self._outboxes.get(worker)
-                if older is not None:  # the worker's node is gone without closing the connection
+                if older is not None:  # the worker's node was lost without closing the connection
                     older.close()
                 self._outboxes[worker] = outbox
                 self._take(worker, outbox, {**hello, "op": "hello"}, NO_NUMBERS)
@@ -204,7 +208,7 @@ class ShardServer:
                 with self._lock:
                     if header["op"] in NEED_WEIGHTS:
                         self._lock.wait_for(lambda: self._served.has_weights)
-                    # Another process may have replaced the worker.
+                    # Another process might have replaced the worker.
                     if self._outboxes.get(worker) is outbox:
                         self._take(worker, outbox, header, payload)
         finally:
@@ -217,7 +221,7 @@ class ShardServer:
     def _take(
         self, worker: int, outbox: Outbox | None, header: Mapping[str, Any], payload: Tensor
     ) -> None:
-        """Process a message. outbox: for the answer. To be called under the lock."""
+        """Process a message. outbox: outbox for the reply. Must be called under the lock."""
         had_weights = self._served.has_weights
         answer = self._served.answer(worker, header, payload)
         if not had_weights:
@@ -229,7 +233,7 @@ class ShardServer:
         if answer.header is not None and outbox is not None:
             outbox.put(answer)
         for other, batch in answer.deals:
-            # A worker that has not returned since a server was lost will ask again.
+            # A worker that has not returned since a server was lost will send its request again.
             if other in self._outboxes:
                 self._outboxes[other].put(ShardAnswer({"batch": batch}))
         self._lock.notify_all()
@@ -245,9 +249,9 @@ def serve(
     page: HeartbeatPage,
     address: str,
 ) -> None:
-    """Serve as the server with this number until the job is done. address: of this node.
+    """Run the server with this index until the job is done. address: address of this node.
 
-    Raises ConnectionLost if this process replaces a server whose replica is lost too.
+    Raises ConnectionLost if this process replaces a server whose replica is also lost.
     """
     sync = document.sync
     assert isinstance(sync, spec.ParameterServer)
@@ -271,7 +275,9 @@ def serve(
         page.begin(generation, server.version)
         is_over, look_at = False, 0.0
         while not is_over:
-            is_over = server.is_over(SHOW_S)  # before the report, so that the last steps are shown
+            is_over = server.is_over(
+                SHOW_S
+            )  # before the report, so that the last steps are included
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + FINISHED_LOOK_S
                 if store.check([FINISHED_KEY]):

@@ -1,7 +1,8 @@
-"""One server's part of the parameters, as a state machine: messages in, answers out, no I/O.
+"""A server's part of the parameters, as a state machine that maps messages to replies, without I/O.
 
-A batch counts once: a push of a batch that the shard has had already changes nothing. So a batch
-whose worker was lost may be computed again without asking which servers had its gradient.
+A batch counts only once: pushing a batch that the shard already has changes nothing. Therefore a
+batch whose worker was lost can be computed again without determining which servers already have its
+gradient.
 """
 
 from __future__ import annotations
@@ -21,50 +22,51 @@ from ray_workers.training.parallel.parameter_server.layout import Sizes
 
 @dataclass(frozen=True)
 class Push:
-    """A worker's gradient of a batch, or in the synchronous mode of its share of the batch."""
+    """A worker's gradient of a batch or, in synchronous mode, of its share of the batch."""
 
     worker: int
     batch: int
-    """Number of the batch; the first is 1."""
+    """Number of the batch, starting from 1."""
     lr: float
     loss: float
-    """Loss of the same samples, with the weight of the gradient."""
+    """Loss of the same samples, weighted like the gradient."""
     gradient: Tensor
-    """The segments of `Sizes`; the segment of buffers has their change."""
+    """Vector with the segments of `Sizes`. The segment of buffers contains their change."""
     staleness: int | None = None
-    """The staleness of the whole gradient, if another shard has counted it; None: count it here."""
+    """Staleness of the complete gradient as determined by another shard; None to determine it in
+    this shard."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """The answer to a `Push`."""
+    """The reply to a `Push`."""
 
     version: int
     """Number of batches that the shard's weights include."""
     staleness: int
-    """Number of batches that were applied between the worker's pull and its push."""
+    """Number of batches applied between the worker's pull and its push."""
     counts: bool
-    """Whether the shard had not had this batch yet."""
+    """Whether the batch was new to the shard."""
     lr: float
-    """The rate of the update, after a correction for its staleness."""
+    """Learning rate of the update, after the correction for its staleness."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The answer to a pull."""
+    """The reply to a pull."""
 
     version: int
     values: Tensor
-    """The shard's own memory: copy it before the next message."""
+    """A view of the shard's memory: copy it before the next message."""
     loss: float
     """Loss of the last batch."""
     squares: float
-    """Sum of the squares of the last gradient, in this shard."""
+    """Sum of squares of the last gradient, in this shard."""
 
 
 @dataclass
 class DoneBatches:
-    """The numbers of the batches that were applied, in any order."""
+    """The numbers of the applied batches, which can be in any order."""
 
     all_up_to: int = 0
     above: set[int] = field(default_factory=set)
@@ -76,7 +78,7 @@ class DoneBatches:
         return cls(all_up_to, set(above))
 
     def as_pair(self) -> list[Any]:
-        """The batches as a pair for JSON."""
+        """Return the batches as a pair for JSON."""
         return [self.all_up_to, sorted(self.above)]
 
     def __contains__(self, batch: int) -> bool:
@@ -96,22 +98,22 @@ class DoneBatches:
         return max(self.above, default=self.all_up_to)
 
     def missing(self, last: int) -> list[int]:
-        """The batches up to `last` that were not applied."""
+        """Return the batches up to `last` that have not been applied."""
         return [n for n in range(self.all_up_to + 1, last + 1) if n not in self.above]
 
 
 @dataclass(frozen=True)
 class ShardSnapshot:
-    """The whole state of a state machine, in the parts of a message."""
+    """The complete state of a state machine, as the parts of a message."""
 
     about: dict[str, Any]
-    """The part for JSON."""
+    """The JSON part."""
     tensors: dict[str, Tensor]
     """The tensors, in fp32."""
 
 
 class ParameterShard:
-    """The weights, the optimizer's state and the buffers of one part of the model."""
+    """The weights, the optimizer state and the buffers of one part of the model."""
 
     def __init__(
         self,
@@ -120,13 +122,14 @@ class ParameterShard:
         num_shares: int | None,
         correction: spec.Correction | None = None,
     ) -> None:
-        """num_shares: number of gradients in a step, one per worker; None: each is a step."""
+        """num_shares: number of gradients per step, one per worker. If None, each gradient is a
+        step."""
         self._sizes = sizes
         self._num_shares = num_shares
         self._correction = correction
         self._values = torch.zeros(sum(sizes))
         decayed, plain, self._buffers = torch.split(self._values, list(sizes))
-        # Weight decay applies to matrices, and not to vectors.
+        # Weight decay applies to matrices, but not to vectors.
         self._parameters = nn.ParameterDict()
         for name, values in (("decayed", decayed.unsqueeze(0)), ("plain", plain)):
             if values.numel():
@@ -135,12 +138,12 @@ class ParameterShard:
         self.done = DoneBatches()
         self._staged: dict[int, Push] = {}
         self._pulled: dict[int, tuple[int, Tensor | None]] = {}
-        """The last pull of each worker: (version, the weights if they are needed later)."""
+        """The last pull of each worker: (version, weights if they are needed later)."""
         self._last = (0.0, 0.0)
         self._pushed: dict[int, tuple[int, Pushed]] = {}
-        """The last push of each worker that counted: (batch, the answer)."""
+        """The last push of each worker that counted: (batch, reply)."""
         self.staleness: Counter[int] = Counter()
-        """Number of updates by their staleness."""
+        """Number of updates by staleness."""
 
     @property
     def version(self) -> int:
@@ -149,9 +152,10 @@ class ParameterShard:
     # Messages.
 
     def push(self, push: Push) -> Pushed:
-        """Process a gradient. In the synchronous mode the shard keeps it until all workers are
-        known to have pushed theirs to all servers, which the first pull of the next version shows.
-        A worker that got no answer, and pushes a batch again, gets the same answer."""
+        """Process a gradient. In synchronous mode, the shard keeps the gradient until all workers
+        have pushed their gradients to all servers, which is known when the next version is pulled
+        for the first time. A worker that did not get a reply, and pushes the batch again, gets the
+        same reply."""
         if self._num_shares is not None:
             if push.batch not in self.done:
                 self._staged[push.worker] = push
@@ -177,8 +181,8 @@ class ParameterShard:
         return answer
 
     def pull(self, worker: int, version: int | None = None) -> Weights:
-        """Return the newest weights; in the synchronous mode the weights of a version, or the last
-        weights if no gradient is on its way."""
+        """Return the latest weights. In synchronous mode, return the weights of a version, or the
+        latest weights if no gradient is pending."""
         if version is None and len(self._staged) == self._num_shares:
             version = self.version + 1
         if version == self.version + 1:
@@ -191,14 +195,14 @@ class ParameterShard:
         return Weights(self.version, self._values, loss, squares)
 
     def lost(self, worker: int) -> None:
-        """Forget what a worker that is gone has pulled, and the answers to it."""
+        """Forget what a lost worker has pulled, and the replies to it."""
         self._pulled.pop(worker, None)
         self._pushed.pop(worker, None)
 
     # The update.
 
     def _compensated(self, gradient: Tensor, pulled: Tensor, strength: float) -> Tensor:
-        """g + lambda g g (w - w_old) of DC-ASGD, for the parameters."""
+        """Return g + lambda g g (w - w_old) of DC-ASGD, for the parameters."""
         trained, buffers = torch.split(gradient, [self._sizes.num_trained, self._sizes.buffers])
         moved = self._values[: self._sizes.num_trained] - pulled
         return torch.cat([trained + strength * trained * trained * moved, buffers])
@@ -210,7 +214,7 @@ class ParameterShard:
         total = shares[0].gradient.clone()
         for share in shares[1:]:
             total += share.gradient
-        # The change of a buffer is a mean over the workers, as its gradient would be.
+        # The change of a buffer is averaged over the workers, as a gradient would be.
         total[self._sizes.num_trained :] /= len(shares)
         self._staged.clear()
         self._apply(batch, total, shares[0].lr, sum(share.loss for share in shares))
@@ -232,7 +236,8 @@ class ParameterShard:
     # The state.
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of `values` and the optimizer's state: vectors without buffers, or scalars."""
+        """Return copies of `values` and of the optimizer state, as vectors without buffers or as
+        scalars."""
         found = {"values": self._values.clone()}
         states = [self._optimizer_state(name) for name in self._parameters]
         for key in states[0] if states else ():
@@ -248,7 +253,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], done: DoneBatches) -> None:
-        """Load a state, as `state` returned it, after these batches."""
+        """Load a state as returned by `state`. done: the batches that it includes."""
         self._values.copy_(state["values"])
         self.done = done
         keys = [key for key in state if key != "values"]
@@ -266,7 +271,7 @@ class ParameterShard:
             first += size
 
     def snapshot(self) -> ShardSnapshot:
-        """All state that answers to later messages depend on."""
+        """Return all state on which replies to later messages depend."""
         tensors = self.state()
         tensors |= {f"staged/{each.worker}": each.gradient for each in self._staged.values()}
         kept = {worker: weights for worker, (_, weights) in self._pulled.items()}
@@ -282,7 +287,8 @@ class ParameterShard:
         return ShardSnapshot(about, tensors)
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Continue from a snapshot of another shard. This shard may keep the snapshot's tensors."""
+        """Continue from a snapshot of another shard. This shard can keep references to the
+        snapshot's tensors."""
         about, tensors = snapshot.about, snapshot.tensors
         self.load(
             {name: tensor for name, tensor in tensors.items() if "/" not in name},

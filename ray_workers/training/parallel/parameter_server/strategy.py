@@ -1,8 +1,8 @@
-"""A worker's strategy: the weights come from servers, and gradients go to them.
+"""The strategy of a worker, which gets weights from servers and sends gradients to them.
 
-A worker is in no process group. Its replacement can get all its state from the servers, so the loss
-of one worker affects no other. Worker 0, the chief, sends the servers their first weights,
-evaluates, saves checkpoints of their state and stores the result.
+Workers don't form a process group. The replacement of a worker gets all its state from the servers,
+so the loss of a worker does not affect the other workers. Worker 0, the chief, sends the servers
+their initial weights, evaluates, saves checkpoints of their state, and stores the result.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class WorkerGradients(GradientEngine):
     """Computes the gradient of this worker's samples, and reports its staleness."""
 
     loss = 0.0
-    """Loss of the samples, with the weight of the gradient."""
+    """Loss of the samples, weighted like the gradient."""
     staleness: int | None = None
-    """Staleness of the last update; None if updates are not stale."""
+    """Staleness of the last update; None if updates are never stale."""
     clock = 0
-    """Number of batches that this process has computed, and that count."""
+    """Number of batches that this process has computed and that count."""
 
     def take_loss(self) -> Tensor:
         carried = super().take_loss()
@@ -63,7 +63,7 @@ class WorkerGradients(GradientEngine):
 
 
 class RemoteUpdate:
-    """Pushes gradients to the servers, and takes the next batch and its weights."""
+    """Pushes gradients to the servers, and gets the next batch and the weights for it."""
 
     def __init__(self, worker: ParameterServerWorker) -> None:
         self._worker = worker
@@ -80,7 +80,7 @@ class RemoteUpdate:
 
 
 class ParameterServerWorker(Strategy):
-    """The strategy of a worker; see the docstring of the module."""
+    """The strategy of a worker (see the module's docstring)."""
 
     servers: Servers
     saves_alone = False
@@ -98,22 +98,22 @@ class ParameterServerWorker(Strategy):
         self._sync = sync
         self._restored: Mapping[str, Any] = {}
         self._held: dict[str, Any] | None = None
-        """The servers' state, as a checkpoint has it, while the model has its weights."""
+        """The servers' state in the form of a checkpoint, as long as the model has its weights."""
         self.settled = 0
-        """Evaluations and checkpoints up to this step were done when this worker came."""
+        """Evaluations and checkpoints up to this step had been done when this worker joined."""
         self.batch: int | None = None
-        """Number of the batch that this worker computes next; None if no batch is left."""
+        """Number of the batch that this worker computes next; None if no batches are left."""
         self.version = 0
-        """Number of optimizer steps that the servers had done at the last answer."""
+        """Number of optimizer steps that the servers had completed at the last reply."""
         self.counted = False
-        """Whether the last push was an update: another worker may have computed the batch too."""
+        """Whether the last push was applied: another worker might also have computed the batch."""
         self.applied_lr = 0.0
-        """The rate with which the servers have applied the last push."""
+        """Learning rate with which the servers applied the last push."""
         self._staleness: Mapping[int, int] = {}
-        """The staleness in `ServersState`, when the state was last requested."""
+        """The staleness in the `ServersState` that was requested last."""
         self._moved: tuple[int, int] | None = None
-        """(steps, bytes that workers and servers had sent until then) when the state was last
-        requested; None on a chief that has not requested it yet."""
+        """(steps, bytes that workers and servers had sent by then) when the state was last
+        requested; None if the chief has not requested it yet."""
         self._sent_a_step: float | None = None
         self._buffers = torch.empty(0)
 
@@ -121,7 +121,7 @@ class ParameterServerWorker(Strategy):
         train_served(trainer, self, rendezvous)
 
     def connect(self, store: Store, worker: int, limit: timedelta) -> None:
-        """Connect to all servers. Raises DataError if another worker has read other data."""
+        """Connect to all servers. Raises DataError if another worker has read different data."""
         fingerprint = self.given.workload.fingerprint
         self.servers = Servers.connect(store, self._layout, worker, fingerprint, limit, self._sync)
         if not self.servers.is_same_data:
@@ -140,13 +140,14 @@ class ParameterServerWorker(Strategy):
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
-        """The servers' progress, and the chief's notes, if the servers have begun."""
+        """Return the servers' progress and the chief's notes, if the servers have started."""
         if not self.servers.is_ready:
             return NOTHING, None
         return Progress.just_after(self.servers.version).number, self.servers.notes
 
     def begin(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Send the state after `step` from the chief to servers without weights; others wait."""
+        """If the servers have no weights, send them the state after `step` from the chief. Other
+        workers wait."""
         if self.servers.is_ready:
             self.settled = self.servers.notes["settled"]
             return
@@ -167,12 +168,12 @@ class ParameterServerWorker(Strategy):
         self._restored = {}
 
     def note(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Store the chief's state on the servers, for a process that may replace the chief. step:
-        all that was due up to this step is done."""
+        """Store the chief's state on the servers, for a process that might replace the chief. step:
+        everything that was due up to this step is done."""
         self.servers.note({**notes, "settled": step})
 
     def _optimizer_vectors(self, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Make vectors of a state by parameter names, or by numbers, as older versions had it."""
+        """Convert a state by parameter name, or by number as in older versions, to vectors."""
         own = [
             state[name] if name in state else state[place]
             for place, (name, _) in enumerate(self._layout.trained)
@@ -193,7 +194,7 @@ class ParameterServerWorker(Strategy):
     # One batch.
 
     def take(self) -> None:
-        """Take the next batch, with `batch` done."""
+        """Get the next batch, after `batch` is done."""
         self.batch = self.servers.take(self.batch)
 
     def pull(self, version: int | None = None) -> Tensor:
@@ -201,17 +202,17 @@ class ParameterServerWorker(Strategy):
         pulled = self.servers.pull(version)
         self._held = None
         self._layout.write(pulled.vector)
-        # A copy, because a view would keep the whole vector in memory.
+        # A copy, because a view would keep the complete vector in memory.
         self._buffers = pulled.vector[self._layout.sizes.num_trained :].clone()
         self.version, self._own.loss = pulled.version, pulled.loss
         return torch.tensor(pulled.squares, device=self.given.device).sqrt()
 
     def push(self, lr: float) -> Tensor:
-        """Push the gradient of `batch`, take the next batch, and return the gradient norm.
+        """Push the gradient of `batch`, get the next batch, and return the gradient norm.
 
-        In the synchronous mode the servers then have the gradients of all workers, and the model
-        loads the weights after the step. At the end only the chief does this: it may have stopped
-        the training before the step.
+        In synchronous mode, the servers then have the gradients of all workers, and the model loads
+        the weights after the step. At the end, only the chief does this, because it might have
+        stopped the training before the step.
         """
         assert self.batch is not None
         batch, norm = self.batch, self.gradients.grad_norm()
@@ -247,14 +248,14 @@ class ParameterServerWorker(Strategy):
         return vector
 
     def evaluation_metrics(self) -> dict[str, float]:
-        """The staleness of the updates so far, and the bytes that each update sends."""
+        """Return the staleness of the updates so far, and the bytes sent per update."""
         sent = {} if self._sent_a_step is None else {ALL_SENT_BYTES: self._sent_a_step}
         return sent | staleness_metrics(self._staleness)
 
-    # The whole state.
+    # The complete state.
 
     def consolidate(self) -> None:
-        """Get the servers' state, and load its weights into the model."""
+        """Get the servers' state, and load the weights into the model."""
         if self._held is not None:
             return
         state = self.servers.state()

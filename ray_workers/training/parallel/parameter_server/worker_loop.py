@@ -1,4 +1,4 @@
-"""The training loop of a worker of parameter servers. `Trainer` has its stages."""
+"""The training loop of a parameter server's worker. Its stages are in `Trainer`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 def train_served(
     trainer: Trainer, strategy: ParameterServerWorker, rendezvous: RendezvousHandler
 ) -> None:
-    """Train with the servers' weights until no batch is left.
+    """Train with the servers' weights until no batches are left.
 
-    Raises Preempted if the rank was asked to leave, and left; ConnectionLost if a server without a
-    replica is gone: the newest checkpoint has its part of the weights.
+    Raises Preempted if the rank was asked to leave and has left, and ConnectionLost if a server
+    without a replica is lost, whose part of the weights is then only in the latest checkpoint.
     """
     try:
         store = rendezvous.meet_without_group()
         try:
             _train(trainer, strategy, rendezvous, store)
         except ConnectionLost:
-            # Servers may be gone once the others are done.
+            # Servers can disappear after the other workers have finished.
             if not finish_if_marked(store, trainer.page, rendezvous.place.generation):
                 raise
         else:
@@ -65,7 +65,7 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
     if strategy.is_synchronous:
         norm = strategy.pull(None if strategy.batch is None else strategy.batch - 1)
         if trainer.rank == CHIEF and strategy.servers.is_ready and strategy.version:
-            # The servers have this step even if the previous chief has not seen its end.
+            # The servers have this step even if the previous chief did not observe its end.
             trainer.report_unseen(strategy.version, strategy.loss, norm)
     while True:
         if trainer.rank == CHIEF:
@@ -92,8 +92,8 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
 
 
 def _settle(trainer: Trainer, strategy: ParameterServerWorker, settled: int) -> int:
-    """Do what is due after the steps since `settled`, and return the step up to which all is done
-    now. The evaluation and the checkpoint use the same weights."""
+    """Do everything that is due after the steps since `settled`, and return the step up to which
+    everything is done. The evaluation and the checkpoint use the same weights."""
     calendar = trainer.calendar
     step = trainer.progress.step if strategy.batch is not None else calendar.total_steps
     passed = range(settled + 1, step + 1)

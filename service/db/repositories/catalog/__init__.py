@@ -1,1 +1,1 @@
-"""SQL to list, search, tag and group jobs, also for MLflow."""
+"""SQL for listing, searching, tagging and grouping jobs, also for MLflow."""

@@ -1,4 +1,4 @@
-"""SQL on the values of documents, which searches use."""
+"""SQL for the values of documents, which are used by searches."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from service.domain.ids import is_array_id
 from service.domain.tracking.document_values import SharedValues, StoredValue, Values
 
 SHARES = ""
-"""The pointer of a job's row that names the holder whose values it shares."""
+"""The pointer of the row of a job that names the holder of the values it shares."""
 
 
 def insert_shared(session: Session, shared: SharedValues) -> None:
-    """Store the values that jobs share; repeating this is harmless."""
+    """Store values that jobs share. Repeating this is harmless."""
     known = select(DocumentValueRow.holder).where(DocumentValueRow.holder == shared.holder)
     if session.connection().execute(known.limit(1)).first() is not None:
         return
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert_ = postgresql.insert if is_postgres else sqlite.insert
-    # Another transaction may be about to commit the same values.
+    # Another transaction might be about to commit the same values.
     statement = insert_(table_of(DocumentValueRow)).on_conflict_do_nothing()
     session.connection().execute(statement, _rows(shared.holder, shared.values))
 
 
 def insert(session: Session, holder: str, own: Mapping[str, Values]) -> None:
-    """Store the jobs' own values, by id. The jobs share all other values with `holder`."""
+    """Store the jobs' own values, given by id. They share all other values with `holder`."""
     rows = [
         row
         for job_id, values in own.items()
@@ -55,13 +55,13 @@ def _rows(holder: str, values: Values) -> list[dict[str, Any]]:
 
 
 def replace(session: Session, job_id: str, holder: str, own: Values) -> None:
-    """Store the values of a job whose document has changed."""
+    """Replace the values of a job whose document has changed."""
     session.connection().execute(delete(DocumentValueRow).where(DocumentValueRow.holder == job_id))
     insert(session, holder, {job_id: own})
 
 
 def drop(session: Session, job_ids: Collection[str]) -> None:
-    """Delete the values of jobs, and of arrays without remaining jobs."""
+    """Delete the values of jobs, and of arrays that have no jobs left."""
     c = DocumentValueRow
     arrays: set[str] = set()
     for some in in_chunks(sorted(job_ids), CHUNK):

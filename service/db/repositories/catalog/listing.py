@@ -1,8 +1,8 @@
 """SQL for pages of jobs.
 
-Each index consists of the filtered column and then the id, which is the order of the list. With
-several states in one query a database would sort all matches instead of walking the index. So each
-state has a query of its own, and the results are merged.
+Each index consists of the filtered column followed by the id, by which the list is ordered. If a
+query contained several states, the database would sort all matches instead of walking the index.
+Therefore each state is queried separately, and the results are merged.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ def page(
 ) -> list[JobRow]:
     """Return jobs with ids below `before_id`, newest first.
 
-    `created_after` is inclusive, `created_before` exclusive. where: the filter's parsed expression.
+    `created_after` is inclusive, `created_before` is exclusive. `where` is the parsed expression of
+    the filter.
     """
     query, order = _labelled(wanted.labels)
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
-        # `deleted_at` is the last column of a wide row: a search over many jobs should not read it.
+        # `deleted_at` is the last column of a wide row, so a search over many jobs should not read
+        # it.
         deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
         query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
     for column, value in (
@@ -54,7 +56,7 @@ def page(
             query = query.where(column == value)
     if wanted.name_glob is not None:
         query = query.where(_matches(session, wanted.name_glob))
-    if wanted.text is not None:  # not indexed: the walk continues until a page is full
+    if wanted.text is not None:  # not indexed: scans until the page is full
         query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
@@ -84,7 +86,7 @@ def page(
 
 
 def _matches(session: Session, glob: str) -> ColumnElement[bool]:
-    """Whether a job's name matches the pattern, with regard to case."""
+    """Whether a job's name matches the pattern, case-sensitively."""
     if session.get_bind().dialect.name == "sqlite":  # its LIKE ignores case
         return JobRow.name.op("GLOB")(glob.replace("[", "[[]"))
     like = re.sub(r"([%_\\])", r"\\\1", glob).replace("*", "%").replace("?", "_")
@@ -92,7 +94,7 @@ def _matches(session: Session, glob: str) -> ColumnElement[bool]:
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
-    """The jobs that represent arrays with a job in one of the states."""
+    """Return a query for the jobs that represent arrays with a job in one of the states."""
     query = query.where(JobRow.array_head.is_not(None))
     if not states:
         return query
@@ -106,9 +108,10 @@ def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
 def _labelled(
     labels: Sequence[tuple[str, str]],
 ) -> tuple[Select[JobRow], ColumnElement[str]]:
-    """Return a query for jobs with all labels, and the id column to order by.
+    """Return a query for jobs with all these labels, and the id column to order by.
 
-    The id is a column of the first label's index, if there are labels.
+    If there are labels, this is the id column of the first label, which is part of the label's
+    index.
     """
     query = select(JobRow)
     order: ColumnElement[str] = JobRow.id.expression

@@ -1,4 +1,4 @@
-"""SQL on the export of jobs to MLflow."""
+"""SQL for the export of jobs to MLflow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from service.db.models import JobAnnotationRow, JobRow, MlflowExportRow
 from service.db.repositories import jobs as jobs_repository
 
 LATE = 1000
-"""On PostgreSQL a job may become visible after at most this many jobs with higher numbers."""
+"""On PostgreSQL, a job can become visible after at most this many jobs with higher numbers."""
 
 
 def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
-    """`job_id` and `number` of up to `limit` jobs without a row here, the oldest first."""
+    """Return `job_id` and `number` of up to `limit` jobs that have no export yet, oldest first."""
     newest = session.scalar(select(func.max(MlflowExportRow.number))) or 0
     known = select(MlflowExportRow.job_id).where(MlflowExportRow.job_id == JobRow.id)
     found = (
@@ -31,7 +31,7 @@ def new_jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 
 def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
-    """Add the rows that `new_jobs` returned, except for jobs deleted meanwhile."""
+    """Add the rows that `new_jobs` returned, except for jobs that have since been deleted."""
     existing = jobs_repository.existing(session, [job["job_id"] for job in jobs])
     rows = [job for job in jobs if job["job_id"] in existing]
     if rows:
@@ -39,9 +39,10 @@ def add(session: Session, jobs: Sequence[dict[str, Any]]) -> None:
 
 
 def incomplete(session: Session, now: datetime) -> Sequence[Row[Any]]:
-    """(id, event_seq, state, progress, annotations' revision) of jobs to export, oldest first.
+    """Return (id, event_seq, state, progress, revision of annotations) of the jobs to export,
+    oldest first.
 
-    Queued jobs, of which there may be many, are left out unless they have a new event, tag or note.
+    Queued jobs, of which there can be many, are omitted unless they have a new event, tag or note.
     """
     row, written = MlflowExportRow, JobAnnotationRow
     query = (
@@ -68,6 +69,6 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> MlflowExportRow
 
 
 def reopen(session: Session, job_id: str) -> None:
-    """Mark a completely exported job to be exported again."""
+    """Mark a completely exported job for another export."""
     row = MlflowExportRow
     session.execute(update(row).where(row.job_id == job_id).values(is_complete=False))

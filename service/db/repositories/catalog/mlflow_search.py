@@ -36,23 +36,24 @@ from service.domain.tracking.mlflow_search import Condition, Entity, Ordering
 
 @dataclass(frozen=True)
 class Names:
-    """MLflow's names for columns."""
+    """The names that MLflow uses."""
 
     experiment_label: str
     states: dict[str, tuple[JobState, ...]]
-    """The states of jobs, by the status of runs."""
+    """The job states that correspond to each status of a run."""
     tags: dict[str, str]
-    """The column of each tag that is no label."""
+    """The column of each tag that is not a label."""
     notes: str
-    """The tag with a job's notes."""
+    """Name of the tag with a job's notes."""
     job_tags: str
-    """The tag with a job's tags, separated by commas."""
+    """Name of the tag with a job's tags, separated by commas."""
 
 
 def experiments(
     session: Session, names: Names, default: str, filters: Sequence[Condition]
 ) -> list[str]:
-    """The names that match all filters: `default`, then the label's sorted values."""
+    """Return the names of experiments that match all filters: `default` first, then the sorted
+    values of the label."""
     row = JobLabelRow
     labelled = select(row.value.label("name")).where(
         row.key == names.experiment_label, row.value != ""
@@ -79,7 +80,8 @@ def page(
 ) -> list[JobRow]:
     """Return jobs after `offset` that match all filters and have numbers below `before`.
 
-    Sorted by `order`, then newest first. Raises InvalidSearch if the search takes too long.
+    They are sorted by `order`, then newest first. Raises InvalidSearch if the search takes too
+    long.
     """
     compile_ = _Compiler(session, names)
     query = select(JobRow).where(
@@ -99,7 +101,7 @@ def _ordered(
 ) -> Select[JobRow]:
     for one in order:
         by = compile_.sort_key(one)
-        # Jobs without a value come last, in both directions.
+        # Jobs without a value come last in both directions.
         query = query.order_by(by.is_(None), by.desc() if one.descending else by.asc())
     return query.order_by(JobRow.number.desc())
 
@@ -144,7 +146,8 @@ class _Compiler:
                 return self._column(one.key)
 
     def _metric(self, key: str) -> ColumnElement[Any]:
-        """The metric's last value; NULL for NaN. The JSON has infinities and NaN as text."""
+        """Return the last value of the metric; NULL for NaN. In the JSON, infinities and NaN are
+        strings."""
         if self._is_sqlite:
             value: ColumnElement[Any] = _entry(JobRow.summary, (key,), "value")
         else:
@@ -159,7 +162,8 @@ class _Compiler:
         return self.compare(self._metric(one.key), one)
 
     def _param_path(self, key: str) -> tuple[str, ...] | None:
-        """The field's path in the form of the database; None if no document can have this field."""
+        """Return the path of the field in the database's syntax; None if no document can have this
+        field."""
         parts = tuple(key.split("."))
         if not all(parts):
             return None
@@ -187,7 +191,7 @@ class _Compiler:
             return self.compare(cast(self._as_text(path), Text), one)
         in_json = self._as_json(path)
         values = one.value if isinstance(one.value, tuple) else (str(one.value),)
-        # A parameter's text may stand for a string of the document, or for a number or list.
+        # The text of a parameter can stand for a string in the document, or for a number or list.
         forms = [
             form
             for value in values
@@ -199,7 +203,7 @@ class _Compiler:
         return and_(is_set, in_json.in_(forms))
 
     def _as_json(self, path: tuple[str, ...]) -> ColumnElement[str]:
-        """The field's stored JSON."""
+        """Return the stored JSON of the field."""
         if self._is_sqlite and _needs_each(path):
             return _entry(JobRow.spec, path, "json")
         if self._is_sqlite:
@@ -262,7 +266,8 @@ class _Compiler:
 def _needs_each(path: tuple[str, ...]) -> bool:
     """Whether SQLite's JSON paths can't find one of these names.
 
-    It can't escape quotes, and compares names with text where non-ASCII letters are escaped.
+    SQLite's paths can't escape quotes, and names are compared with JSON text in which non-ASCII
+    letters are escaped.
     """
     return not all(part.isascii() and part.isprintable() for part in path) or any(
         character in part for part in path for character in '"\\'
@@ -272,7 +277,7 @@ def _needs_each(path: tuple[str, ...]) -> bool:
 def _entry(
     column: InstrumentedAttribute[Any], path: tuple[str, ...], form: Literal["value", "json"]
 ) -> ColumnElement[Any]:
-    """The value at a path of a JSON column of SQLite; NULL if it does not exist."""
+    """Return the value at a path in a JSON column on SQLite; NULL if it does not exist."""
     each = func.json_each(column).table_valued("key", "value", "type", name="each_0")
     conditions = [each.c.key == path[0]]
     for depth, part in enumerate(path[1:], 1):
@@ -292,7 +297,7 @@ def _entry(
 
 
 def _as_glob(pattern: str) -> str:
-    """Convert a pattern of LIKE to a pattern of GLOB."""
+    """Convert a LIKE pattern to a GLOB pattern."""
     quoted = re.sub(r"[*?[]", r"[\g<0>]", pattern)
     return quoted.replace("%", "*").replace("_", "?")
 

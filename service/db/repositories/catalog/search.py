@@ -1,7 +1,7 @@
-"""Search expressions as SQL conditions, with bound values.
+"""Search expressions as SQL conditions with bound values.
 
-Most conditions are sets of job ids found by an index, so that the cost of a search depends on the
-number of matches and not on the number of jobs.
+Most conditions are sets of job ids that are found through an index, so that the cost of a search
+depends on the number of matches rather than on the number of jobs.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ from service.domain.tracking.search_tree import (
 )
 
 LIMIT_S = 5.0
-"""The time limit of a search, which many conditions that nearly all jobs match can exceed."""
+"""Time limit of a search. A combination of many conditions that nearly all jobs match can exceed
+it."""
 _STEPS = 10_000
-"""SQLite checks the clock each time it has executed this many instructions."""
+"""Number of instructions after which SQLite checks the clock."""
 _CANCELLED = "57014"
-"""PostgreSQL's code for a statement that was cancelled by a timeout."""
+"""PostgreSQL's code for statements that were cancelled by a timeout."""
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def limited(session: Session) -> Iterator[None]:
         session.execute(text(f"SET LOCAL statement_timeout = {LIMIT_S * 1000:.0f}"))
     try:
         yield
-        if not is_sqlite:  # later statements of the transaction have no limit
+        if not is_sqlite:  # remove the limit for later statements of the transaction
             session.execute(text("SET LOCAL statement_timeout = DEFAULT"))
     except DBAPIError as error:
         is_late = is_sqlite and time.monotonic() > until
@@ -82,7 +83,7 @@ def limited(session: Session) -> Iterator[None]:
         raise InvalidSearch(
             f"the search took longer than {LIMIT_S:.0f} s",
             pointer=POINTER,
-            hint="narrow it by a metric, a label or a time",
+            hint="narrow it down with a metric, a label or a time",
         ) from None
     finally:
         if is_sqlite:
@@ -90,7 +91,7 @@ def limited(session: Session) -> Iterator[None]:
 
 
 _JOBS = "job-"
-"""The prefix of job ids. Ids of arrays and of defaults sort before it."""
+"""The prefix of job ids. The ids of arrays and of defaults sort before it."""
 _ORDERS = {
     Order.LESS: operator.lt,
     Order.AT_MOST: operator.le,
@@ -100,7 +101,7 @@ _ORDERS = {
 
 
 def condition(session: Session, node: SearchNode) -> ColumnElement[bool]:
-    """The condition that a job matches the expression; it is never NULL."""
+    """Return the condition for a job to match the expression, which is never NULL."""
     match node:
         case AllOf(items):
             return and_(*(condition(session, item) for item in items))
@@ -140,7 +141,8 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
-    """A bound of the id that an index can use: ids begin with the time of the submit."""
+    """Return a bound on the id, for which an index can be used, since ids start with the submission
+    time."""
     if name != "created_at" or not isinstance(node, Compared):
         return true()
     assert isinstance(node.literal, datetime)
@@ -173,10 +175,10 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
 
 
 def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """The condition that the document's value at the pointer, own or shared, matches."""
+    """Return the condition for the document's own or shared value at the pointer to match."""
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
     if _is_default(session, pointer, node):
-        # Most jobs match, so the condition is evaluated for one job at a time.
+        # Most jobs match, so the condition is evaluated per job.
         of_job = (own.holder == JobRow.id, own.pointer == pointer)
         of_shared = (shared.holder == shares.text, shared.pointer == pointer)
         of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)
@@ -196,7 +198,7 @@ def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElemen
 
 
 def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
-    """Whether a document without this field matches, by the field's default."""
+    """Whether the default of the field matches, and therefore documents without this field."""
     row = DocumentValueRow
     holders = _holders(row, pointer, node).where(
         row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)

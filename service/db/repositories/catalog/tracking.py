@@ -1,4 +1,4 @@
-"""SQL on tags, notes and experiments."""
+"""SQL for tags, notes and experiments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def annotation(session: Session, job_id: str) -> JobAnnotationRow | None:
 
 
 def notes_of(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """The notes of these jobs; jobs whose tags and notes never changed are left out."""
+    """Return the notes of these jobs, by id. Jobs whose tags and notes were never changed are
+    omitted."""
     row = JobAnnotationRow
     found: dict[str, str] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -48,7 +49,8 @@ def set_tags(session: Session, job_id: str, tags: Collection[str]) -> None:
 
 
 def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, int, str]]:
-    """(name, number of jobs, newest job's id) of experiments after the name `after`, sorted."""
+    """Return (name, number of jobs, id of the newest job) of experiments with names after `after`,
+    sorted."""
     label = JobLabelRow
     query = (
         select(label.value, func.count(), func.max(label.job_id))
@@ -61,14 +63,14 @@ def experiments(session: Session, after: str, limit: int) -> Sequence[Row[str, i
 
 
 def jobs_of(session: Session, name: str, limit: int) -> list[str]:
-    """Ids of the experiment's newest jobs, the newest first."""
+    """Return the ids of the experiment's newest jobs, newest first."""
     job_id = JobLabelRow.job_id
     query = select(job_id).where(*_in_experiment(name)).order_by(job_id.desc()).limit(limit)
     return list(session.scalars(query))
 
 
 def states_of(session: Session, name: str) -> dict[JobState, int]:
-    """The number of the experiment's jobs in each state; states without a job are left out."""
+    """Return the number of the experiment's jobs in each state; states without jobs are omitted."""
     query = (
         select(JobRow.state, func.count())
         .join(JobLabelRow, JobLabelRow.job_id == JobRow.id)
@@ -88,7 +90,7 @@ def _shown(job_id: Any) -> tuple[Any, ...]:
 
 
 def baselines(session: Session, names: Collection[str]) -> Mapping[str, str]:
-    """The pinned job of each of these experiments that has one."""
+    """Return the pinned baseline of each of these experiments that has one, by name."""
     found: dict[str, str] = {}
     for some in in_chunks(sorted(names), CHUNK):
         query = (

@@ -1,1 +1,1 @@
-"""SQL on queues, the cluster, costs, forecasts, decisions, and the lease of the loops."""
+"""SQL for queues, the cluster, costs, forecasts, decisions, and the lease of the loops."""

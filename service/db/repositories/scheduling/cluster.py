@@ -1,4 +1,4 @@
-"""SQL on the deployment's own row, and on the last known state of the cluster."""
+"""SQL for the deployment's row and for the last known state of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def get(session: Session) -> ClusterRow | None:
 
 
 def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
-    """(resources, whether only for silos, number) of each kind of node that may run ranks."""
+    """Return (resources, whether only for silos, number of nodes) for each kind of node that can
+    run ranks."""
     found = session.connection().execute(_usable_totals())
     return [(json.loads(total), is_silo, number) for total, is_silo, number in found]
 
@@ -32,7 +33,7 @@ def usable_totals(session: Session) -> list[tuple[dict[str, float], bool, int]]:
 @cache
 def _usable_totals() -> Select[str, bool, int]:
     c = NodeRow.__table__.c
-    total = cast(c.total, Text)  # PostgreSQL does not compare JSON
+    total = cast(c.total, Text)  # PostgreSQL can't compare JSON
     is_silo = cast(c.labels, Text).contains(f'"{SILO_LABEL}":')
     query = select(total, is_silo, func.count()).where(c.alive, c.accepted)
     return query.group_by(total, is_silo).order_by(total, is_silo)
@@ -43,7 +44,7 @@ def nodes(session: Session) -> list[NodeRow]:
 
 
 def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The labels of these nodes, by node id; unknown nodes are left out."""
+    """Return the labels of these nodes, by node id; unknown nodes are omitted."""
     found = session.connection().execute(_labels(), {"node_ids": node_ids})
     return {row.node_id: row.labels for row in found}
 
@@ -60,7 +61,7 @@ def put(session: Session, row: ClusterRow) -> None:
 
 
 def autoscaling(session: Session) -> AutoscalingRow | None:
-    """The newest request to Ray's autoscaler; None before the first request."""
+    """Return the latest request to Ray's autoscaler; None before the first request."""
     return session.get(AutoscalingRow, THE_CLUSTER)
 
 
@@ -76,7 +77,8 @@ def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:
 
 
 def _overwrite(session: Session, rows: Sequence[ClusterRow] | Sequence[NodeRow]) -> None:
-    """Insert or overwrite, so that two services that write at the same time do not collide."""
+    """Insert or overwrite rows, so that two services can write at the same time without
+    conflicts."""
     if not rows:
         return
     table = type(rows[0])
@@ -98,7 +100,7 @@ def _upsert(table: type[ClusterRow] | type[NodeRow], dialect: str) -> Executable
 
 
 def ensure_deployment(session: Session, now: datetime) -> str:
-    """Return this deployment's id, which is generated when the database is first used."""
+    """Return the id of this deployment, which is generated on the first use of the database."""
     oldest = select(DeploymentRow.id).order_by(DeploymentRow.created_at, DeploymentRow.id).limit(1)
     existing = session.scalar(oldest)
     if existing is not None:

@@ -1,4 +1,4 @@
-"""SQL on the costs of attempts."""
+"""SQL for the costs of attempts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def put(session: Session, row: AttemptCostRow) -> None:
 
 
 def of_job(session: Session, job_id: str, currency: str) -> dict[str, Any]:
-    """`JobRow.cost`: the total cost of the job's attempts that were priced in this currency."""
+    """Return the value for `JobRow.cost`: the total cost of the job's attempts that were priced in
+    this currency."""
     here = AttemptCostRow.job_id == job_id, AttemptCostRow.currency == currency
     sums = session.execute(select(*_SUMS).where(*here)).one()
     _, total, useful, unreported = (float(amount or 0.0) for amount in sums)
@@ -37,14 +38,14 @@ def of_job(session: Session, job_id: str, currency: str) -> dict[str, Any]:
 
 
 def of_attempts(session: Session, job_id: str) -> dict[int, AttemptCostRow]:
-    """The costs of the job's priced attempts, by attempt number."""
+    """Return the costs of the job's priced attempts, by attempt number."""
     query = select(AttemptCostRow).where(AttemptCostRow.job_id == job_id)
     return {row.attempt: row for row in session.scalars(query)}
 
 
 @dataclass
 class CostSum:
-    """The total cost of some attempts, in one currency."""
+    """The total cost of several attempts, in one currency."""
 
     amounts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AMOUNTS, 0.0))
     num_jobs: int = 0
@@ -64,11 +65,12 @@ def between(
     queues: Collection[str] | None = None,
     currency: str | None = None,
 ) -> dict[tuple[str, str], CostSum]:
-    """The spending between two times, by (`owner` or `queue`, currency).
+    """Return the spending between two times, by (owner or queue, currency).
 
-    An attempt that lies partly outside counts by the share of its time between the two.
+    For an attempt that lies only partly in this period, the share of its time in the period counts.
 
-    by: `owner` or `queue`. owner, queues, currency: count only these.
+    `by` is `owner` or `queue`. If `owner`, `queues` or `currency` are given, only these are
+    counted.
     """
     c = AttemptCostRow
     key = getattr(c, by)
@@ -90,7 +92,7 @@ def between(
         sum_.add(part, _share(part, since, until))
     counts = select(key.label("key"), c.currency, func.count(c.job_id.distinct()).label("n"))
     for row in session.execute(counts.where(*narrowed).group_by(key, c.currency)):
-        # A key may be new since the statements above.
+        # This statement can see keys that did not exist for the earlier ones.
         found.setdefault((row.key, row.currency), CostSum()).num_jobs = row.n
     return found
 
@@ -101,7 +103,8 @@ def _share(row: AttemptCostRow, since: datetime, until: datetime) -> float:
 
 
 def spent_in_all(session: Session, queues: Sequence[str], currency: str) -> dict[str, float]:
-    """The total cost of each queue's jobs in this currency; queues without costs are left out."""
+    """Return the total cost of each queue's jobs in this currency. Queues without costs are
+    omitted."""
     c = AttemptCostRow
     here = c.queue.in_(queues), c.currency == currency
     query = select(c.queue, func.sum(c.total)).where(*here).group_by(c.queue)

@@ -1,4 +1,4 @@
-"""SQL on rounds of the scheduler that are kept for replay."""
+"""SQL for rounds of the scheduler, which are kept for replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def get(session: Session, number: int) -> DecisionRow | None:
 
 
 def newest(session: Session, before: int | None, limit: int) -> Sequence[Row[Any]]:
-    """(number, made_at, summary) of decisions with numbers below `before`, the newest first."""
+    """Return (number, made_at, summary) of decisions with numbers below `before`, newest first."""
     query = select(DecisionRow.number, DecisionRow.made_at, DecisionRow.summary)
     if before is not None:
         query = query.where(DecisionRow.number < before)
@@ -31,7 +31,8 @@ def newest(session: Session, before: int | None, limit: int) -> Sequence[Row[Any
 
 
 def forget(session: Session, before: datetime, most_bytes: int) -> None:
-    """Delete decisions made before this time, and the oldest ones beyond `most_bytes` in total."""
+    """Delete decisions that were made before this time, and the oldest decisions beyond a total of
+    `most_bytes`."""
     row = DecisionRow
     in_bulk = {"synchronize_session": False}
     session.execute(delete(row).where(row.made_at < before).execution_options(**in_bulk))

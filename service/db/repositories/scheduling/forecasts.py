@@ -1,4 +1,4 @@
-"""SQL on forecasts of starts and ends, and on their errors."""
+"""SQL for forecasts of starts and ends, and for their errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FIRST = ("first_expected_at", "first_made_at")
 
 
 def facts(session: Session) -> Sequence[Row[Any]]:
-    """(id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
+    """Return (id, name, owner, state, attempt, num_workers, position, array_id, max_runtime_s,
     runtime_used_s, progress) of all unfinished jobs, in addition to the scheduler's snapshot."""
     c = JobRow.__table__.c
     names = (
@@ -58,7 +58,7 @@ def facts(session: Session) -> Sequence[Row[Any]]:
 
 
 def usual_run_s(session: Session, most: int) -> list[float]:
-    """Run times, in seconds, of the jobs that succeeded last."""
+    """Return the runtimes, in seconds, of the jobs that succeeded last."""
     c = JobRow.__table__.c
     query = (
         select(c.runtime_used_s)
@@ -74,14 +74,15 @@ def of_job(session: Session, job_id: str, attempt: int, of: ForecastOf) -> Forec
 
 
 def still_open(session: Session) -> Sequence[Row[Any]]:
-    """All columns of forecasts whose event has not happened."""
+    """Return all columns of the forecasts whose event has not happened yet."""
     table = table_of(ForecastRow)
     query = select(*table.c).where(table.c.came_at.is_(None))
     return session.connection().execute(query).all()
 
 
 def add(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store new forecasts, each with all columns but `came_at`. Skips jobs that no longer exist."""
+    """Store new forecasts, with all columns except `came_at`. Forecasts for jobs that no longer
+    exist are skipped."""
     if not rows:
         return
     table = table_of(ForecastRow)
@@ -93,7 +94,7 @@ def add(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def change(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update stored forecasts. The first expected time is kept."""
+    """Update stored forecasts, keeping their first expected time."""
     if rows:
         values = [{f"new_{name}": value for name, value in row.items()} for row in rows]
         session.connection().execute(_change(), values)
@@ -119,7 +120,8 @@ def _change() -> Update:
 
 
 def settle(session: Session) -> None:
-    """Record when forecast events happened, and drop forecasts of events that never will."""
+    """Record when forecast events happened, and delete forecasts of events that will never
+    happen."""
     row, attempt = ForecastRow, AttemptRow
     is_open = row.came_at.is_(None)
     same = and_(attempt.job_id == row.job_id, attempt.attempt == row.attempt)
@@ -154,7 +156,7 @@ def settle(session: Session) -> None:
 
 
 def settled(session: Session, since: datetime, most: int) -> Sequence[Row[Any]]:
-    """(of, first_made_at, first_expected_at, came_at) of the newest events after `since`."""
+    """Return (of, first_made_at, first_expected_at, came_at) of the latest events since `since`."""
     c = table_of(ForecastRow).c
     names = ("of", "first_made_at", "first_expected_at", "came_at")
     query: Select[Any] = (
@@ -176,7 +178,7 @@ def outlook_made_at(session: Session) -> datetime | None:
 
 
 def errors(session: Session) -> dict[str, Any]:
-    """The errors in the newest outlook; empty before the first outlook."""
+    """Return the forecast errors of the latest outlook; empty before the first outlook."""
     found = session.scalar(select(OutlookRow.errors).where(OutlookRow.id == THE_OUTLOOK))
     return found or {}
 

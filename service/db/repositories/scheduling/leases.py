@@ -1,4 +1,4 @@
-"""SQL on the lease of the loops, and the database's own clock."""
+"""SQL for the lease of the loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from service.domain.leases import Lease
 
 LOOPS = "loops"
 ADVISORY_LOCK = 0x6C656173
-"""The key of the lock that transactions under the lease hold shared, and a takeover exclusively."""
+"""Key of the lock that transactions under the lease hold in shared mode, and a takeover in
+exclusive mode."""
 
 _TABLE = cast(Table, LeaseRow.__table__)
 _LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
@@ -33,7 +34,7 @@ _LOCK = {
     )
 }
 
-# pg_locks shows a bigint key in two halves; the upper half of this key is 0.
+# pg_locks shows a bigint key as two halves, of which the upper one is 0 here.
 _END_WRITES = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
     " AND classid = 0 AND objid = :key AND objsubid = 1 AND granted AND mode = 'ShareLock'"
@@ -43,25 +44,25 @@ _END_WRITES = text(
 
 
 def lock(session: Session, *, alone: bool) -> None:
-    """Keep the lease from being taken over before this transaction ends.
+    """Prevent the lease from being taken over until this transaction ends.
 
-    alone: whether to lock exclusively, and so wait for all transactions that hold the lock.
+    `alone` is whether to lock exclusively, which waits for all transactions that hold the lock.
 
-    This is an advisory lock, whose waiters are served in order. With rows locked `FOR SHARE`, new
-    readers could keep a takeover waiting forever. On SQLite no other process writes.
+    This is an advisory lock, because its waiters are served in order: with rows locked `FOR SHARE`,
+    new readers could delay a takeover forever. On SQLite, no other process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection().execute(_LOCK[alone])
 
 
 def end_writes(session: Session) -> None:
-    """Terminate the transactions that keep the lease from being taken over (PostgreSQL only)."""
+    """Terminate the transactions that prevent the lease from being taken over (PostgreSQL only)."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(_END_WRITES, {"key": ADVISORY_LOCK})
 
 
 def get(session: Session) -> Lease | None:
-    """The committed lease. After `lock`, it stays the same until this transaction ends."""
+    """Return the committed lease. After `lock`, it does not change until this transaction ends."""
     row = session.connection().execute(_LEASE).one_or_none()
     return None if row is None else Lease(*row)
 

@@ -1,4 +1,4 @@
-"""SQL on jobs as the scheduler sees and changes them: jobs that wait or hold slots."""
+"""SQL for jobs that wait or hold slots, as the scheduler reads and changes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CLAIMED = (
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *("created_at", "silo_sources"),
 )
-"""Columns of a job that a claim reads."""
+"""The columns of a job that a claim reads."""
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
-    """Lock the waiting ones of these jobs, and return their columns `_CLAIMED` by id.
+    """Lock the jobs that are still waiting, and return their columns `_CLAIMED` by id.
 
-    No other transaction changes them before this transaction ends.
+    No other transaction can change them until this transaction ends.
     """
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(sorted(job_ids), CHUNK):
@@ -45,7 +45,7 @@ def _locking_waiting() -> Select[Any]:
 def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> None:
     """Change jobs that `lock_waiting` returned.
 
-    changes: `job_id` and the new columns, which are the same columns for all jobs.
+    `changes` contains `job_id` and the new columns, which must be the same columns for all jobs.
     """
     if not changes:
         return
@@ -59,7 +59,8 @@ def change_waiting(session: Session, changes: Sequence[Mapping[str, Any]]) -> No
 
 @cache
 def _change_waiting(names: tuple[str, ...]) -> Update:
-    """Set these columns of a waiting job to parameters named `new_` and the column's name."""
+    """Return a statement that sets these columns of a waiting job to parameters named `new_` plus
+    the name of the column."""
     table = table_of(JobRow)
     return (
         update(table)
@@ -76,11 +77,12 @@ _PLANNED = (
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
-"""Columns of a job that planning reads."""
+"""The columns of a job that planning reads."""
 
 
 def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any]]:
-    """The columns `_PLANNED` of jobs in the scheduler's order: priority, rank, submission."""
+    """Return the columns `_PLANNED` of jobs in these states, ordered by priority, rank and
+    submission."""
     return session.connection().execute(_in_state(states)).all()
 
 
@@ -98,16 +100,16 @@ _NOTED = (
     *("id", "held_by", "reason_code", "reason_message", "position", "blocked_by"),
     *("kept_back_s", "kept_back_since"),
 )
-"""Columns of a waiting job that explain why it waits."""
+"""The columns that explain why a job is waiting."""
 
 
 def waiting_notes(session: Session) -> dict[str, Row[Any]]:
-    """The columns `_NOTED` of all waiting jobs, by id."""
+    """Return the columns `_NOTED` of all waiting jobs, by id."""
     return {row.id: row for row in session.connection().execute(_waiting_notes())}
 
 
 def waiting_notes_of(session: Session, job_ids: Sequence[str]) -> dict[str, Row[Any]]:
-    """The columns `_NOTED` of the waiting ones of these jobs, by id."""
+    """Return the columns `_NOTED` of the given jobs that are waiting, by id."""
     found: dict[str, Row[Any]] = {}
     for some in in_chunks(job_ids, CHUNK):
         rows = session.connection().execute(_waiting_notes_of(), {"job_ids": some})
@@ -128,9 +130,11 @@ def _waiting_notes() -> Select[Any]:
 
 
 def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Store why jobs wait, in one statement: when a job starts, all jobs behind it move up.
+    """Store why jobs are waiting. This is a single statement, because when a job starts, all jobs
+    behind it move up.
 
-    notes: `job_id` and the columns `_NOTE`, each named `new_` and the column's name.
+    `notes` contains `job_id` and the columns `_NOTE`, each named `new_` plus the name of the
+    column.
     """
     if notes:
         session.connection().execute(_change_waiting(_NOTE), list(notes))
@@ -140,14 +144,14 @@ _NOTE = (
     *("reason_code", "reason_message", "position", "blocked_by"),
     *("kept_back_s", "kept_back_since"),
 )
-"""Columns of a note."""
+"""The columns of a note."""
 
 
 def count_events_of_waiting(
     session: Session, job_ids: Sequence[str], code: str
 ) -> Sequence[Row[str, int, int]]:
-    """Reserve an event's number for each of these jobs that waits and whose newest event has
-    another code. Returns (id, number of the event, attempt)."""
+    """Reserve an event number for each of these jobs that is waiting and whose latest event has a
+    different code. Return (id, number of the event, attempt)."""
     newest = select(EventRow.seq).where(
         EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
     )
@@ -165,24 +169,26 @@ def count_events_of_waiting(
 
 
 _NAMED: tuple[Any, ...] = (JobRow.id, JobRow.name, JobRow.state, JobRow.priority, JobRow.world_size)
-"""Columns of a job that another job's explanation shows."""
+"""The columns of a job that are shown in explanations of other jobs."""
 
 
 def first_in_queue(session: Session, before: int) -> Sequence[Row[Any]]:
-    """The columns `_NAMED` of up to 20 waiting jobs before this position of the newest plan."""
-    # Only jobs that wait have a position; a condition on the state would mislead SQLite's planner.
+    """Return the columns `_NAMED` of up to 20 waiting jobs before this position in the latest
+    plan."""
+    # Only waiting jobs have a position. A condition on the state would mislead SQLite's planner.
     query: Select[Any] = select(*_NAMED).where(text(FIRST_POSITIONS), JobRow.position < before)
     return session.execute(query.order_by(JobRow.position, JobRow.number)).all()
 
 
 def count_queued(session: Session) -> int:
-    # A waiting job is never being deleted.
+    # A job that is being deleted is never in this state.
     query = select(func.count()).select_from(JobRow).where(JobRow.state == JobState.QUEUED)
     return session.scalar(query) or 0
 
 
 def holding_slots(session: Session, first: Sequence[str], limit: int) -> Sequence[Row[Any]]:
-    """The columns `_NAMED` of jobs with a live attempt: the jobs `first`, then the oldest."""
+    """Return the columns `_NAMED` of jobs with a live attempt: first the jobs in `first`, then the
+    oldest ones."""
     live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
     query: Select[Any] = select(*_NAMED).where(JobRow.id.in_(live))
     order = (JobRow.id.in_(first).desc(), JobRow.number)

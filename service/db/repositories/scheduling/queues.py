@@ -1,4 +1,4 @@
-"""SQL on queues: their rules, and the jobs that wait and run in them."""
+"""SQL for queues: their rules, and the jobs that wait and run in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULES = tuple(field.name for field in fields(Queue))
 
 
 def every(session: Session) -> tuple[Queue, ...]:
-    """All queues, by name."""
+    """Return all queues, sorted by name."""
     return tuple(Queue(*row) for row in session.connection().execute(_every()))
 
 
@@ -36,15 +36,15 @@ def get(session: Session, name: str) -> Queue | None:
 def lock(session: Session, name: str) -> Queue | None:
     """Lock the queue and return it; None if it does not exist.
 
-    Until this transaction ends, no other transaction deletes the queue or changes its rules; if the
-    queue limits the number of waiting jobs, this number does not grow either. A queue without such
-    limits is locked shared, so that submits to it do not wait for each other.
+    Until this transaction ends, no other transaction can delete the queue or change its rules. If
+    the queue limits the number of waiting jobs, this number can't grow either. A queue without such
+    limits is locked in shared mode, so that submissions to it do not wait for each other.
     """
     return _found(session, _locking(shared=True), name) or lock_alone(session, name)
 
 
 def lock_alone(session: Session, name: str) -> Queue | None:
-    """Like `lock`, but always exclusively."""
+    """Like `lock`, but always in exclusive mode."""
     return _found(session, _locking(shared=False), name)
 
 
@@ -60,7 +60,8 @@ def _named() -> Select[Any]:
 
 @cache
 def _locking(*, shared: bool) -> Select[Any]:
-    """shared: match only queues without limits on waiting jobs, and lock them shared."""
+    """Return a locking query. With `shared`, it locks in shared mode, and only matches queues
+    without limits on waiting jobs."""
     c = QueueRow.__table__.c
     bounds = [c[name].is_(None) for name in BOUNDS_OF_WAITING if shared]
     return _named().where(*bounds).with_for_update(read=shared)
@@ -72,12 +73,12 @@ def put(session: Session, queue: Queue) -> None:
 
 
 def add(session: Session, queue: Queue) -> None:
-    """Add a queue. If it exists, it is only locked until this transaction ends."""
+    """Add a queue. If it already exists, only lock it until this transaction ends."""
     _upsert(session, queue, {"name": queue.name})
 
 
 def _upsert(session: Session, queue: Queue, changes: dict[str, Any]) -> None:
-    """changes: the columns to set if the row exists."""
+    """Insert a queue, or set the columns in `changes` if it already exists."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert = postgresql.insert if is_postgres else sqlite.insert
     statement = insert(QueueRow).values(**asdict(queue))
@@ -89,12 +90,12 @@ def remove(session: Session, name: str) -> None:
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
-    # The second condition lets the database use the index by queue, state and owner.
+    # The second condition allows the database to use the index on queue, state and owner.
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
 def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
-    """The number of jobs that wait in the queue, of one owner if one is given."""
+    """Return the number of jobs waiting in the queue (of this owner, if given)."""
     query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
     return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
 
@@ -105,20 +106,21 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
-    """The lowest rank among the queue's waiting jobs of this priority except `but`, if any."""
+    """Return the lowest rank of the queue's waiting jobs with this priority, not counting `but`;
+    None if there are none."""
     here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
     return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
-    """(queue, owner, number of waiting jobs, number of held jobs among them)."""
+    """Return (queue, owner, number of waiting jobs, number of these that are held)."""
     counts = (func.count(), func.count(JobRow.held_by))
     query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
     return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
 
 
 def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any, Any]]:
-    """(queue, owner, slices, bundle, roles) of each attempt that may hold slots."""
+    """Return (queue, owner, slices, bundle, roles) of each attempt that might hold slots."""
     held = (AttemptRow.slices, AttemptRow.bundle, AttemptRow.roles)
     columns = (JobRow.queue, JobRow.owner, *held)
     live = (AttemptRow.finished_at.is_(None), *_unfinished())
@@ -127,7 +129,7 @@ def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 
 
 def _unfinished() -> tuple[ColumnElement[bool], ...]:
-    # With `finished_at` alone, SQLite may scan all jobs that the queue ever had.
+    # With only `finished_at`, SQLite might scan all jobs that were ever in the queue.
     states = [state for state in JobState if not state.is_terminal]
     return JobRow.finished_at.is_(None), JobRow.state.in_(states)
 

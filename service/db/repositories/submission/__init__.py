@@ -1,1 +1,1 @@
-"""SQL for submits: arrays, sweeps, dependencies, code and idempotency keys."""
+"""SQL for submissions: arrays, sweeps, dependencies, code and idempotency keys."""

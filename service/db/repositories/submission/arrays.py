@@ -1,4 +1,4 @@
-"""SQL on arrays: many jobs with one document."""
+"""SQL for arrays: many jobs with one document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.domain.ids import is_array_id
 def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
     """Insert copies of the stored job `first`, with its labels and its event.
 
-    copies: the columns that differ. All other columns are copied within the database.
+    `copies` contains the columns that differ. All other columns are copied within the database.
     """
     if not copies:
         return
@@ -50,13 +50,14 @@ def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str,
 
 
 def first(session: Session, array_id: str) -> JobRow | None:
-    """The array's job with the lowest index, which stands for what the array's jobs share."""
+    """Return the array's job with the lowest index, which represents what the jobs have in
+    common."""
     query = select(JobRow).where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
     return session.scalar(query.order_by(JobRow.array_index).limit(1))
 
 
 def counts(session: Session, array_id: str) -> dict[JobState, int]:
-    """The number of the array's jobs in each state; states without a job are left out."""
+    """Return the number of the array's jobs in each state; states without jobs are omitted."""
     query = (
         select(JobRow.state, func.count())
         .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
@@ -66,7 +67,7 @@ def counts(session: Session, array_id: str) -> dict[JobState, int]:
 
 
 def started(session: Session, array_id: str) -> list[str]:
-    """Ids of the array's jobs that have had an attempt and have not ended."""
+    """Return the ids of the array's unfinished jobs that have had an attempt."""
     query = select(JobRow.id).where(
         JobRow.array_id == array_id, JobRow.finished_at.is_(None), JobRow.attempt > 0
     )
@@ -76,9 +77,9 @@ def started(session: Session, array_id: str) -> list[str]:
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
 ) -> list[Row[str, str | None, int]]:
-    """Cancel all of these jobs, and of the jobs of these arrays, that wait for their first attempt.
+    """Cancel the given jobs, and the jobs of the given arrays, that wait for their first attempt.
 
-    Returns (id, array_id, number of the event to add) of each job that was cancelled.
+    Returns (id, array_id, number of the event to add) of each cancelled job.
     """
     changed: list[Row[str, str | None, int]] = []
     for which in by_unit(units):
@@ -107,9 +108,9 @@ def cancel_unstarted(
 
 
 def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
-    """Yield conditions that select these jobs, and the jobs of these arrays.
+    """Yield conditions that select these jobs and the jobs of these arrays.
 
-    They are separate, because SQLite would scan all rows for a condition with both.
+    The conditions are separate, because SQLite would scan all rows for a combined condition.
     """
     alone = sorted(unit for unit in units if not is_array_id(unit))
     for some in in_chunks(alone, CHUNK):
@@ -119,7 +120,8 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
-    """A job of the array from whose checkpoint a job starts that has not ended."""
+    """Return a job of the array from whose checkpoint an unfinished job starts; None if there is
+    none."""
     ids = select(JobRow.id).where(JobRow.array_id == array_id)
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
@@ -128,7 +130,8 @@ def first_needed(session: Session, array_id: str) -> str | None:
 
 
 def hand_head_on(session: Session, row: JobRow) -> None:
-    """Let the array's first remaining job represent it in lists, because `row` is being deleted."""
+    """Make the array's first remaining job represent the array in lists, because `row` is being
+    deleted."""
     query = select(JobRow.id).where(
         JobRow.array_id == row.array_id, JobRow.deleted_at.is_(None), JobRow.id != row.id
     )
@@ -141,11 +144,11 @@ def hand_head_on(session: Session, row: JobRow) -> None:
             .execution_options(synchronize_session=False)
         ).one_or_none()
         if took is not None:
-            return  # else the job was deleted meanwhile
+            return  # otherwise the job was deleted in the meantime
 
 
 def hide(session: Session, array_id: str, now: datetime) -> list[str]:
-    """Mark the array's jobs as being deleted, and return their ids."""
+    """Mark all jobs of the array as being deleted, and return their ids."""
     marked = session.scalars(
         update(JobRow)
         .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))

@@ -1,7 +1,8 @@
-"""SQL on uploaded code: its descriptions, packs and parts.
+"""SQL for uploaded code: its descriptions, packs and parts.
 
-A pack is deleted when no code uses it and its parts were not requested for some time. A use case
-that relies on a part renews its pack first, which on PostgreSQL also waits for a running deletion.
+A pack is deleted when no code uses it and its parts have not been requested for some time. Code
+that relies on a part must renew the part's pack first, which on PostgreSQL also waits for a running
+deletion.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, Job
 
 T = TypeVar("T")
 MOST_AT_ONCE = 5000
-"""The most parameters of one statement."""
+"""Maximum number of parameters in one statement."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def get(session: Session, owner: str, code_id: str) -> CodeRow | None:
 
 
 def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | None:
-    """Return the code and restart its retention time; None if the code does not exist."""
+    """Return the code and restart its retention period; None if the code does not exist."""
     session.execute(
         update(CodeRow).where(CodeRow.owner == owner, CodeRow.id == code_id).values(used_at=now)
     )
@@ -44,7 +45,8 @@ def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | 
 
 
 def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartPlace]:
-    """The locations of these parts, by hash; parts that the owner has not uploaded are left out."""
+    """Return the locations of these parts, by hash. Parts that the owner has not uploaded are
+    omitted."""
     found: dict[str, PartPlace] = {}
     for some in _batches(sorted(parts), MOST_AT_ONCE):
         rows = session.execute(
@@ -57,7 +59,8 @@ def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, Pa
 
 
 def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
-    """Restart the retention time of these packs. Returns the packs that are not being deleted."""
+    """Restart the retention period of these packs. Returns those packs that are not being
+    deleted."""
     kept: set[str] = set()
     for some in _batches(sorted(packs), MOST_AT_ONCE):
         kept |= set(
@@ -72,7 +75,8 @@ def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
 
 
 def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: datetime) -> None:
-    """Add a pack's row before the pack is written, so that an unfinished pack is found later."""
+    """Add the row of a pack before the pack is written, so that unfinished packs can be found
+    later."""
     session.execute(
         insert(CodePackRow).values(
             key=key, owner=owner, size_bytes=size_bytes, used_at=now, deleted_at=None
@@ -81,7 +85,7 @@ def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: da
 
 
 def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -> None:
-    """Add a written pack's parts that no other pack has. Repeating this is harmless."""
+    """Add those parts of a written pack that no other pack contains. Repeating this is harmless."""
     insert_ = _insert_of(session)
     rows: list[dict[str, Any]] = [
         {
@@ -98,7 +102,8 @@ def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -
 
 
 def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
-    """Add complete code and its packs. Returns the row, which another request may have added."""
+    """Add complete code and its packs. Returns the row, which might have been added by another
+    request."""
     values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
     insert_ = _insert_of(session)
     session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())
@@ -109,13 +114,14 @@ def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow
 
 
 def delete_unused(session: Session, before: datetime) -> None:
-    """Delete code that no job has and that was last used before this time."""
+    """Delete code that no job uses and that was last used before this time."""
     in_use = exists().where(JobRow.code == CodeRow.id, JobRow.owner == CodeRow.owner)
     session.execute(delete(CodeRow).where(CodeRow.used_at < before, ~in_use))
 
 
 def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
-    """Delete the parts of packs that no code uses and that were last used before this time."""
+    """Start deleting packs that no code uses and that were last used before this time, by deleting
+    their parts."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     doomed = list(
         session.scalars(
@@ -135,12 +141,12 @@ def packs_being_deleted(session: Session, limit: int) -> list[str]:
 
 
 def end_deleting_packs(session: Session, keys: Sequence[str]) -> None:
-    """Delete the rows of packs whose objects are deleted."""
+    """Delete the rows of packs whose objects have been deleted."""
     session.execute(delete(CodePackRow).where(CodePackRow.key.in_(keys)))
 
 
 def unused_bytes(session: Session, owner: str) -> int:
-    """Bytes of an owner's packs that no code uses."""
+    """Return the total bytes of an owner's packs that no code uses."""
     in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
     query = select(func.coalesce(func.sum(CodePackRow.size_bytes), 0))
     return int(session.scalar(query.where(CodePackRow.owner == owner, ~in_use)) or 0)

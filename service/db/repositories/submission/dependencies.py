@@ -1,4 +1,4 @@
-"""SQL on dependencies: jobs and arrays that wait for others to end."""
+"""SQL for dependencies: jobs and arrays that wait for others to end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from service.domain.states import STOPPED_EARLY
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
-    """after: (id to wait for, whether it must succeed)."""
+    """Insert the dependencies of `waiter`. `after` contains (id to wait for, whether it must
+    succeed)."""
     rows = [
         {"waiter": waiter, "after_id": after_id, "on_success": on_success}
         for after_id, on_success in after
@@ -38,7 +39,7 @@ def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]])
 
 
 def all_open(session: Session) -> Sequence[Row[str, str, bool]]:
-    """(waiter, after_id, on_success) of all dependencies that are not settled."""
+    """Return (waiter, after_id, on_success) of all unsettled dependencies."""
     return session.connection().execute(_all_open()).all()
 
 
@@ -51,10 +52,10 @@ def _all_open() -> Select[str, str, bool]:
 def waiting_for(
     session: Session, job_ids: Sequence[str], array_ids: Collection[str]
 ) -> list[tuple[str, str, bool]]:
-    """(waiter, after_id, on_success) of all dependencies on these jobs and arrays.
+    """Return (waiter, after_id, on_success) of all dependencies on these jobs and arrays.
 
-    The rows of arrays stay locked. If two jobs of an array end at the same time, the transaction
-    that waits for the lock then sees the other job's end.
+    The rows of arrays remain locked: if two jobs of an array end at the same time, the transaction
+    that has to wait for the lock sees the end of the other job.
     """
     queries = [(_waiting_for(), some) for some in in_chunks(job_ids, CHUNK)]
     of_arrays = _waiting_for().with_for_update() if array_ids else _waiting_for()
@@ -86,21 +87,23 @@ def withdraw(session: Session, waiters: Iterable[str]) -> None:
 
 
 def hold_unfinished(session: Session, ids: Collection[str]) -> None:
-    """Keep these jobs, and the jobs of these arrays, from ending before this transaction ends."""
+    """Prevent these jobs, and the jobs of these arrays, from ending before this transaction
+    ends."""
     query = select(JobRow.id).where(JobRow.finished_at.is_(None)).order_by(JobRow.id)
     for which in by_unit(ids):
         session.execute(query.where(which).with_for_update(read=True)).all()
 
 
 def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str]]:
-    """The states of these jobs, and of these arrays' jobs, each with the id of a job in this state.
+    """Return the states of each of these jobs and arrays, each state with the id of a job in that
+    state.
 
-    Ids that are unknown or being deleted are left out.
+    Jobs and arrays that do not exist or are being deleted are omitted.
     """
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
     stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
-    # A sweep also succeeds if trials were stopped early because others are better.
+    # A sweep succeeds even if trials were stopped early because others were better.
     in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
     for column, state in ((c.id, c.state), (c.array_id, in_array)):
         query = select(column.label("unit"), state.label("state"), c.id)
@@ -112,7 +115,7 @@ def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str
 
 
 def unfinished_arrays(session: Session, array_ids: Collection[str]) -> set[str]:
-    """The arrays among these with a job that has not ended."""
+    """Return the ids of the given arrays that have unfinished jobs."""
     if not array_ids:
         return set()
     c = JobRow.__table__.c

@@ -1,4 +1,4 @@
-"""SQL on idempotency keys."""
+"""SQL for idempotency keys."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from service.db.models import IdempotencyRow
 
 
 def try_lock(session: Session, number: int) -> bool:
-    """Lock `number` until this transaction ends. Returns False if another transaction has it.
+    """Lock `number` until this transaction ends. Returns False if another transaction has locked
+    it.
 
-    On SQLite no other transaction writes at the same time.
+    On SQLite, no other transaction can write at the same time.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -31,7 +32,7 @@ def reserve(
     drill_id: str | None,
     now: datetime,
 ) -> IdempotencyRow | None:
-    """Bind the key to the job or drill. If the key is bound already, return its row."""
+    """Bind the key to the job or drill. If the key is already bound, return its row."""
     values = {
         "owner": owner,
         "key": key,

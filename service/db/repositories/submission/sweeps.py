@@ -1,4 +1,4 @@
-"""SQL on sweeps and their trials."""
+"""SQL for sweeps and their trials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def get(session: Session, array_id: str) -> SweepRow | None:
 
 
 def lock(session: Session, array_id: str) -> SweepRow | None:
-    """Return the sweep, locked: no other trial of it is judged before this transaction ends."""
+    """Lock the sweep and return it. No other trial of the sweep can be judged until this
+    transaction ends."""
     query = select(SweepRow).where(SweepRow.array_id == array_id).with_for_update()
     return session.scalar(query)
 
@@ -54,9 +55,10 @@ def add_rung(session: Session, array_id: str, rung: int, job_id: str, value: flo
 def rank_on_rung(
     session: Session, array_id: str, rung: int, value: float | None, *, maximises: bool
 ) -> tuple[int, int]:
-    """The number of trials judged on the rung, and the number of them better than this value."""
+    """Return the number of trials that were judged at the rung, and how many of them are better
+    than this value."""
     better = func.count().filter(_is_better(value, maximises))
-    # A trial that failed later does not count: no trial is stopped because of it.
+    # Trials that failed later do not count, so that no other trial is stopped because of them.
     failed = select(JobRow.id).where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
     query = select(func.count(), better).where(
         TrialRungRow.array_id == array_id,
@@ -107,7 +109,7 @@ def _trials(array_id: str) -> Select[Any]:
 
 
 def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | None:
-    """The first trial with the best value that neither failed nor was stopped early."""
+    """Return the trial with the best value, excluding trials that failed or were stopped early."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = _trials(array_id).where(
         t.value.is_not(None), j.state != JobState.FAILED, j.reason_code != STOPPED_EARLY
@@ -117,7 +119,7 @@ def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | No
 
 
 def page(session: Session, array_id: str, after_index: int, limit: int) -> Sequence[TrialOfJob]:
-    """Up to `limit` trials with indices above `after_index`, in order."""
+    """Return up to `limit` trials with indices above `after_index`, in ascending order."""
     index = TrialRow.__table__.c.array_index
     query = _trials(array_id).where(index > after_index).order_by(index).limit(limit)
     return session.execute(query).all()
@@ -127,7 +129,8 @@ EarlierTrialRow = Row[Any, Any, Any, Any, Any, Any]
 
 
 def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]:
-    """(index, parameters, value, last_step, state, reason_code) of all trials with parameters."""
+    """Return (index, parameters, value, last_step, state, reason_code) of all trials that have
+    parameters."""
     t, j = TrialRow.__table__.c, JobRow.__table__.c
     query = (
         select(
@@ -142,7 +145,8 @@ def earlier_trials(session: Session, array_id: str) -> Sequence[EarlierTrialRow]
 
 
 def parameters(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any] | None]:
-    """The parameters of the trials among these jobs, by job; None if a trial has none yet."""
+    """Return the parameters of the trials among these jobs, by job id; None if a trial has no
+    parameters yet."""
     return {
         row.job_id: row.parameters
         for some in in_chunks(sorted(job_ids), CHUNK)
@@ -158,12 +162,13 @@ def _parameters() -> Select[Any]:
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:
-    """The trials without parameters among these jobs, each with its sweep's id."""
+    """Return the trials without parameters among these jobs, each with the id of its sweep."""
     return _without_values(session, "job_id", job_ids)
 
 
 def without_values_of(session: Session, array_ids: Collection[str]) -> dict[str, str]:
-    """The trials of these sweeps without parameters, each with its sweep's id."""
+    """Return the trials of these sweeps that have no parameters yet, each with the id of its
+    sweep."""
     return _without_values(session, "array_id", array_ids)
 
 
@@ -177,7 +182,7 @@ def _without_values(session: Session, column: str, ids: Collection[str]) -> dict
 
 @cache
 def _lacking(column: str) -> Select[Any]:
-    """Select trials without parameters whose `column` is one of `ids`."""
+    """Return a query for trials without parameters whose `column` is in `ids`."""
     c = TrialRow.__table__.c
     query = select(c.job_id, c.array_id).where(c.parameters.is_(None))
     return query.where(c[column].in_(bindparam("ids", expanding=True)))
@@ -186,7 +191,8 @@ def _lacking(column: str) -> Select[Any]:
 def set_values(
     session: Session, job_id: str, parameters: Mapping[str, Any], document: Mapping[str, Any]
 ) -> bool:
-    """Set a trial's parameters. Returns False if it has some already, or no longer waits."""
+    """Set the parameters of a trial. Returns False if it already has parameters or is no longer
+    waiting."""
     waits = select(JobRow.id).where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
     if session.scalar(waits.with_for_update()) is None:
         return False
@@ -209,7 +215,7 @@ def set_values(
 
 
 def drop_empty(session: Session, array_ids: Collection[str]) -> None:
-    """Delete the sweeps among these that have no trial left."""
+    """Delete the given sweeps that have no trials left."""
     for some in in_chunks(sorted(array_ids), CHUNK):
         has_trial = exists().where(TrialRow.array_id == SweepRow.array_id)
         session.execute(delete(SweepRow).where(SweepRow.array_id.in_(some), ~has_trial))

@@ -1,1 +1,2 @@
-"""SQL on metrics and logs of jobs, system metrics of their ranks, and the service's own metrics."""
+"""SQL for metrics and logs of jobs, system metrics of their ranks, and the service's own
+metrics."""

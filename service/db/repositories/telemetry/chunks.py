@@ -1,4 +1,4 @@
-"""SQL on chunks of metrics and logs."""
+"""SQL for chunks of metrics and logs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from service.db.models import JobRow, LogChunkRow, MetricChunkRow
 from service.db.repositories.bulk import in_chunks
 
 BATCH = 400
-"""The most values in one IN list: older versions of SQLite allow 999 parameters."""
+"""Maximum number of values in an IN list, since older versions of SQLite allow only 999
+parameters."""
 
 
 def batches(values: Collection[int]) -> Iterator[list[int]]:
-    """Yield the values in lists that are short enough for IN."""
+    """Yield the values in lists that are short enough for an IN condition."""
     ordered = list(values)
     for start in range(0, len(ordered), BATCH):
         yield ordered[start : start + BATCH]
 
 
 def metric_keys(session: Session, job_id: str) -> set[str]:
-    """All keys of the job's metrics."""
+    """Return the keys of all metrics of the job."""
     query = select(MetricChunkRow.key).where(MetricChunkRow.job_id == job_id).distinct()
     return set(session.scalars(query))
 
@@ -57,9 +58,10 @@ _COLUMNS = tuple(name for name in MetricChunk.__dataclass_fields__ if name != "h
 def metric_chunks(
     session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
 ) -> list[MetricChunk]:
-    """Chunks with a step above `after_step`, sorted by key, attempt and step.
+    """Return chunks with a step above `after_step`, sorted by key, attempt and step.
 
-    They are sorted in Python, because the database would scan the whole series to sort them.
+    They are sorted in Python, because the database would have to scan the whole series to sort
+    them.
     """
     asked: dict[str, Any] = {"job_id": job_id, "rank": rank}
     chosen = ""
@@ -73,12 +75,13 @@ def metric_chunks(
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
-# Building a statement takes longer than running it, so statements for polls are built once.
+# Building a statement takes longer than running it, so statements for polling are built once.
 
 
 @cache
 def _chunks_query(chosen: str) -> Select[Any]:
-    """Select a rank's chunks. chosen: the condition, `after_step` or `keys`; empty for all."""
+    """Return a query for a rank's chunks. `chosen` is its condition, `after_step` or `keys`, or
+    empty for all chunks."""
     c = _TABLE.c
     columns = [c[name] for name in _COLUMNS]
     query = select(*columns, c.outline.is_not(None).label("has_outline")).where(
@@ -110,7 +113,8 @@ def _blobs(session: Session, column: str, chunk_ids: Collection[int]) -> dict[in
 def first_metric_steps(
     session: Session, job_id: str, rank: int, after_attempt: int
 ) -> dict[tuple[str, int], int]:
-    """The first step of each series in attempts after `after_attempt`, by (key, attempt)."""
+    """Return the first step of each series, by (key, attempt), in attempts after
+    `after_attempt`."""
     m = MetricChunkRow
     query = (
         select(m.key, m.attempt, func.min(m.first_step))
@@ -125,14 +129,14 @@ def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, byt
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    """The outlines of chunks that have one, by id."""
+    """Return the outlines of these chunks by id, skipping chunks that have none."""
     return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[int, list[LogChunkRow]]:
-    """The open chunks and the newest chunk of each of the ranks' logs, in order, by rank."""
+    """Return the open chunks and the latest chunk of the log of each rank, in order, by rank."""
     found: dict[int, list[LogChunkRow]] = {}
     for batch in batches(ranks):
         asked = {"job_id": job_id, "attempt": attempt, "ranks": batch}
@@ -163,8 +167,8 @@ def _last_log_chunks() -> Select[LogChunkRow]:
 
 
 def open_log_chunks(session: Session, job_id: str, attempt: int) -> Sequence[Row[Any]]:
-    """(rank, first_line, num_lines, size_bytes, incarnation, next_number) of open chunks, in order,
-    except chunks that drop their oldest lines."""
+    """Return (rank, first_line, num_lines, size_bytes, incarnation, next_number) of all open
+    chunks, in order, except for chunks that drop their oldest lines."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return session.connection().execute(_open_log_chunks(), asked).all()
 
@@ -179,7 +183,8 @@ def _open_log_chunks() -> Select[Any]:
 
 
 def jobs_with_refused_chunks(session: Session, after: str, limit: int) -> list[str]:
-    """Ids above `after` of jobs with refused chunks that are not being deleted, in order."""
+    """Return the ids of jobs with refused chunks, in order, starting after `after`. Jobs that are
+    being deleted are omitted."""
     row = LogChunkRow
     query = select(row.job_id).join(JobRow, JobRow.id == row.job_id).distinct()
     query = query.where(row.refused_at.is_not(None), row.job_id > after)
@@ -188,7 +193,7 @@ def jobs_with_refused_chunks(session: Session, after: str, limit: int) -> list[s
 
 
 def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
-    """The job's refused chunks, the first refused one first."""
+    """Return the job's refused chunks, in the order in which they were refused."""
     row = LogChunkRow
     query = select(row).where(row.job_id == job_id, row.refused_at.is_not(None))
     return list(
@@ -197,7 +202,8 @@ def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
 
 
 def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
-    """Bytes of lines dropped because neither the storage nor SQL had space, by rank."""
+    """Return the number of bytes that were dropped because neither the storage nor the database had
+    space, by rank."""
     row = LogChunkRow
     query = select(row.rank, func.sum(row.dropped_bytes)).where(
         row.job_id == job_id, row.dropped_bytes.is_not(None)
@@ -206,7 +212,7 @@ def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
 
 
 def log_ranks(session: Session, job_id: str, attempt: int) -> set[int]:
-    """The ranks with log lines."""
+    """Return the ranks of the attempt that have log lines."""
     row = LogChunkRow
     mine = row.job_id == job_id, row.attempt == attempt
     return set(session.scalars(select(row.rank).where(*mine).distinct()))
@@ -219,7 +225,7 @@ def add_log_chunk(session: Session, row: LogChunkRow) -> None:
 def log_chunks(
     session: Session, job_id: str, *, attempt: int | None, rank: int | None
 ) -> list[LogChunkRow]:
-    """The job's log chunks, in order, without their text."""
+    """Return the job's log chunks, in order, without their text."""
     query = select(LogChunkRow).where(LogChunkRow.job_id == job_id)
     if attempt is not None:
         query = query.where(LogChunkRow.attempt == attempt)
@@ -232,7 +238,7 @@ def log_chunks(
 def log_texts(
     session: Session, job_id: str, chunks: Sequence[LogChunkRow]
 ) -> dict[tuple[int, int, int], str]:
-    """The text of open chunks of the job, by (attempt, rank, first line)."""
+    """Return the text of these open chunks of the job, by (attempt, rank, first line)."""
     row = LogChunkRow
     key = row.attempt, row.rank, row.first_line
     found: dict[tuple[int, int, int], str] = {}

@@ -1,4 +1,4 @@
-"""SQL on the newest values and the extremes of metric series."""
+"""SQL for the last values and the extremes of metric series."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLE = table_of(MetricSummaryRow)
 
 @dataclass(frozen=True)
 class MetricSummary:
-    """The columns of a series besides its job and key."""
+    """The columns of a series except for its job and key."""
 
     last_step: int
     last_value: float | None
@@ -31,7 +31,8 @@ class MetricSummary:
 
 
 def merge(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Merge summaries of later points, by key, into the stored ones. Repeating this is harmless."""
+    """Merge summaries of later points, given by key, into the stored summaries. Repeating this is
+    harmless."""
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     session.connection().execute(_merging(session.get_bind().dialect.name), rows)
 
@@ -56,7 +57,7 @@ def _merging(dialect: str) -> Insert:
 
 
 def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary]) -> None:
-    """Replace all summaries of the job by these, by key."""
+    """Replace all summaries of the job with these, given by key."""
     session.connection().execute(delete(_TABLE).where(_TABLE.c.job_id == job_id))
     rows = [{"job_id": job_id, "key": key, **asdict(one)} for key, one in summaries.items()]
     if rows:
@@ -64,7 +65,7 @@ def replace(session: Session, job_id: str, summaries: Mapping[str, MetricSummary
 
 
 def of_jobs(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, MetricSummary]]:
-    """The summaries of each of these jobs, by key."""
+    """Return the summaries of each of these jobs, by job and key."""
     found: dict[str, dict[str, MetricSummary]] = {job_id: {} for job_id in job_ids}
     c = _TABLE.c
     columns = [c[name] for name in MetricSummary.__dataclass_fields__]

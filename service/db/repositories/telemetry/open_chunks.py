@@ -1,4 +1,4 @@
-"""SQL on chunks that grow. It runs for each reply, so it makes no ORM objects."""
+"""SQL for growing chunks. It runs for each reply, so it avoids ORM objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TABLE = MetricChunkRow.metadata.tables[MetricChunkRow.__tablename__]
 
 @dataclass
 class OpenChunk:
-    """The columns of a chunk to which points are added."""
+    """The columns of a chunk that is still growing."""
 
     key: str
     rank: int
@@ -70,7 +70,7 @@ def _last_steps() -> Select[Any]:
 
 
 def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, int], int]:
-    """The last step of each series in chunks, by (key, rank)."""
+    """Return the last step of each series that is stored in chunks, by (key, rank)."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     rows = session.connection().execute(_last_steps(), asked)
     return {(key, rank): step for key, rank, step in rows}
@@ -79,7 +79,7 @@ def last_steps(session: Session, job_id: str, attempt: int) -> dict[tuple[str, i
 def newest(
     session: Session, job_id: str, attempt: int, ranks: Collection[int]
 ) -> dict[tuple[str, int], OpenChunk]:
-    """The newest chunk of each series, by (key, rank)."""
+    """Return the latest chunk of each series, by (key, rank)."""
     found: dict[tuple[str, int], OpenChunk] = {}
     connection = session.connection()
     for batch in batches(ranks):
@@ -91,7 +91,7 @@ def newest(
 
 
 def store(session: Session, job_id: str, attempt: int, chunks: Sequence[OpenChunk]) -> None:
-    """Insert chunks without an id, and update the others."""
+    """Insert the chunks that have no id, and update the others."""
     connection = session.connection()
     known = [{"of_id": c.id, **_values(c, _CHANGING)} for c in chunks if c.id is not None]
     if known:

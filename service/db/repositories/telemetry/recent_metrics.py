@@ -1,4 +1,4 @@
-"""SQL on the newest metrics of attempts, which are not yet in chunks: one row for each reply."""
+"""SQL for the latest metrics of attempts, which are not yet in chunks: one row per reply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(session: Session, job_id: str, attempt: int, last_step: int, points: byt
 
 
 def of_attempt(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """The points of the attempt's rows, in the order of insertion."""
+    """Return the points of the attempt's rows, in the order of insertion."""
     asked = {"of_job": job_id, "of_attempt": attempt}
     return [row.points for row in session.connection().execute(_of_attempt(), asked)]
 
@@ -35,7 +35,7 @@ def _of_attempt() -> Select[Any]:
 
 
 def of_job(session: Session, job_id: str, after_step: int) -> Sequence[Row[Any, Any]]:
-    """(attempt, points) of rows with a step above `after_step`, in order."""
+    """Return (attempt, points) of rows with a step above `after_step`, in order."""
     asked = {"of_job": job_id, "after_step": after_step}
     return session.connection().execute(_of_job(), asked).all()
 
@@ -48,7 +48,7 @@ def _of_job() -> Select[Any]:
 
 
 def take(session: Session, job_id: str, attempt: int) -> list[bytes]:
-    """Delete all rows of the attempt, and return their points like `of_attempt`."""
+    """Delete all rows of the attempt, and return their points as `of_attempt` does."""
     session.flush()
     found = of_attempt(session, job_id, attempt)
     session.connection().execute(_drop(), {"of_job": job_id, "of_attempt": attempt})

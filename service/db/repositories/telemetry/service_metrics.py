@@ -1,4 +1,4 @@
-"""SQL on the service's own metrics, and on the queues as an operator watches them."""
+"""SQL for the service's own metrics, and for metrics of queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.domain.meter import Cell
 
 
 def add(session: Session, cells: Mapping[Cell, float]) -> None:
-    """Add to the sums, always in the same order, so that processes never deadlock."""
+    """Add to the sums, always in the same order, so that processes can't deadlock."""
     is_postgres = session.get_bind().dialect.name == "postgresql"
     insert: Any = postgresql.insert if is_postgres else sqlite.insert
     statement = insert(ServiceMetricRow)
@@ -32,14 +32,14 @@ def add(session: Session, cells: Mapping[Cell, float]) -> None:
 
 
 def every(session: Session) -> dict[Cell, float]:
-    """The sums of all processes."""
+    """Return the sums over all processes."""
     rows = session.scalars(select(ServiceMetricRow))
     return {(row.metric, row.label, row.part): row.value for row in rows}
 
 
 def queues(session: Session) -> Sequence[Row[str, JobState, int, datetime]]:
-    """(queue, state, num_jobs, first_at) of unfinished jobs. first_at: when the first job that only
-    waits for free slots was submitted."""
+    """Return (queue, state, num_jobs, first_at) of unfinished jobs. `first_at` is when the earliest
+    job that only waits for free slots was submitted."""
     can_start = JobRow.kept_back_since.is_(None) & JobRow.held_by.is_(None)
     first = func.min(JobRow.created_at).filter(can_start)
     query = (

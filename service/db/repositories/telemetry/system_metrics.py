@@ -1,4 +1,4 @@
-"""SQL on samples of system metrics."""
+"""SQL for samples of system metrics."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ def add(session: Session, row: SystemMetricsRow) -> None:
 
 
 def num_lone(session: Session, job_id: str) -> int:
-    """The number of a job's samples in rows with a single sample."""
+    """Return the number of distinct sample times of a job in rows with a single sample."""
     query = select(func.count(distinct(_C.last_time))).where(_C.job_id == job_id, _C.is_lone)
     return session.connection().execute(query).scalar() or 0
 
 
 def first_ranks_of_lone(session: Session, job_id: str) -> list[int]:
-    """The first ranks of rows with a single sample, including rows that this transaction added."""
+    """Return the first ranks of rows with a single sample, including rows added by this
+    transaction."""
     session.flush()
     query = select(_C.first_rank).where(_C.job_id == job_id, _C.is_lone).distinct()
     return list(session.connection().execute(query).scalars())
 
 
 def rows_of(session: Session, job_id: str, first_rank: int) -> Sequence[Row[Any, Any, Any, Any]]:
-    """(id, is_lone, mean_of, num_samples) of rows, in the order of insertion."""
+    """Return (id, is_lone, mean_of, num_samples) of rows, in the order of insertion."""
     query = (
         select(_C.id, _C.is_lone, _C.mean_of, _C.num_samples)
         .where(_C.job_id == job_id, _C.first_rank == first_rank)
@@ -58,7 +59,8 @@ def take(session: Session, ids: Collection[int]) -> list[bytes]:
 def points_after(
     session: Session, job_id: str, first_rank: int, after_time: int
 ) -> Sequence[bytes]:
-    """The points of rows with a sample after this time, in the order of insertion."""
+    """Return the points of rows that contain a sample after this time, in the order of
+    insertion."""
     query = (
         select(_C.points)
         .where(_C.job_id == job_id, _C.first_rank == first_rank, _C.last_time > after_time)
@@ -68,7 +70,7 @@ def points_after(
 
 
 def newest_points(session: Session, job_id: str) -> Sequence[bytes]:
-    """The points of the rows with a job's newest sample, in the order of ranks."""
+    """Return the points of the rows that contain the job's latest sample, in rank order."""
     newest = select(func.max(_C.last_time)).where(_C.job_id == job_id).scalar_subquery()
     query = (
         select(_C.points)

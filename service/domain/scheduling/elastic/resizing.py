@@ -1,4 +1,4 @@
-"""Pure rules for the slices that a group holds after it has reported its size."""
+"""Pure rules for which slices a group holds after it has reported its size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from service.domain.scheduling.placement.slots import count
 LACKING_PAUSE = timedelta(seconds=2)
 """Pause before the next grant to a waiting group that could not use the last grant."""
 GROWING_PAUSE = timedelta(seconds=30)
-"""Pause for a training group in that case: other programs may use the cluster for long."""
+"""Pause for a training group in this case. It is longer, because other programs may use the cluster
+for a long time."""
 RECALL_LIMIT = timedelta(minutes=2)
-"""Time limit for a group to report what it holds after a recall of slots. The report takes seconds
-unless processes can't be ended or the supervisor does not answer."""
+"""Time limit for a group to report its slots after a recall. The report takes a few seconds, unless
+processes can't be ended or the supervisor doesn't answer."""
 KEEPING_PAUSE = timedelta(minutes=10)
-"""Pause before the next recall from a group that kept all slots of the last, or did not answer."""
+"""Pause before the next recall from a group that kept all recalled slots or did not answer."""
 
 
 class NotItsOwn(ValueError):
@@ -34,7 +35,7 @@ class Holding:
     grants: int = 0
     """Number of the newest grant."""
     granted: tuple[Slice, ...] | None = None
-    """Slices of the newest grant; None once the group has reported which of them it uses."""
+    """Slices of the newest grant; None after the group has reported which of them it uses."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,20 @@ class Resized:
 
 
 def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
-    """Return the holding after a group has reported that it holds `kept` and nothing else.
+    """Return the holding after a group has reported that it holds exactly `kept`.
 
-    known: number of the newest grant that the group knew of. The slots of a newer grant are on
-    their way to the group, and some may be in `kept`. The group keeps all of them, or two attempts
-    could get the same slots. Raises NotItsOwn if the report can't be true.
+    known: number of the newest grant that the group knew about. The slots of a newer grant are on
+    their way to the group, and some of them may already be in `kept`. All of them remain assigned
+    to the group, because otherwise two attempts could get the same slots. Raises NotItsOwn if the
+    report can't be true.
     """
     if known > holding.grants:
-        raise NotItsOwn(f"it knows grant {known}, and there were {holding.grants}")
+        raise NotItsOwn(f"it reports grant {known}, but only {holding.grants} were made")
     free = _by_node(holding.slices)
     free.subtract(_by_node(kept))
     for node_id, number in free.items():
         if number < 0:
-            raise NotItsOwn(f"it holds {-number} slots of {node_id} more than it was given")
+            raise NotItsOwn(f"it reports {-number} more slots of {node_id} than it was granted")
     granted = holding.granted
     if granted is not None and known < holding.grants:
         coming = (Slice(p.node_id, min(p.num_workers, free[p.node_id])) for p in granted)
@@ -70,8 +72,9 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
 
 
 def spare(slices: Sequence[Slice], least: int) -> tuple[Slice, ...]:
-    """Return the slices, newest first, that a group can release and still have `least` workers. It
-    releases whole slices: a slice is one placement group, which can't be resized."""
+    """Return the slices, newest first, that a group can release while keeping `least` workers.
+    Slices are released as a whole, because a slice is one placement group, which can't be
+    resized."""
     left, found = count(slices), []
     for part in reversed(slices):
         if left - part.num_workers >= least:

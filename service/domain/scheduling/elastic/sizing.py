@@ -1,18 +1,19 @@
-"""Pure rules that divide workers among elastic jobs by what each job gains from more workers.
+"""Pure rules that divide workers among elastic jobs by how much each job gains from them.
 
-A job reports how long its steps take with its current workers. A model of a step's time with few
+A job reports how long its steps take with its current workers. A model of the step time with few
 coefficients is fitted to these reports and predicts the job's speed with other numbers of workers.
-The workers of the cluster go, one size step at a time, to the job that gains most by them. The gain
-is the speed relative to the speed at the least size, weighted by the time that the job has left, so
-that the mean time until jobs end is short. With equal weights, each job would get a fair part
-(Pollux, Qiao et al., OSDI 2021). With the weight 1 / time left, short jobs would strictly come
-first. The weight here, 1 / sqrt(time left), lies between the two, as does the optimum for speeds
-that grow with a power of the size (heSRPT, Berg et al. 2020, https://arxiv.org/abs/1903.09346).
+The workers of the cluster are assigned, one size increment at a time, to the job that gains most
+from them. The gain is the speed relative to the speed at the minimum size, weighted by the time
+that the job has left, so that the mean completion time is short. With equal weights, each job would
+get a fair share (Pollux, Qiao et al., OSDI 2021). With the weight 1 / time left, short jobs would
+strictly come first. The weight used here, 1 / sqrt(time left), lies between the two, as does the
+optimum for speeds that grow with a power of the size (heSRPT, Berg et al. 2020,
+https://arxiv.org/abs/1903.09346).
 
-A job with a range for its batch (`train.batch_range`) uses at each size the batch with the most
-progress per second: samples per second, times the worth of a sample in a batch of that size. With
-the gradient noise scale p, a sample is worth p / (p + size), up to a constant factor (McCandlish et
-al. 2018, https://arxiv.org/abs/1812.06162).
+At each size, a job with a batch range (`train.batch_range`) uses the batch with the most progress
+per second: samples per second, times the value of a sample in a batch of that size. With the
+gradient noise scale p, the value of a sample is p / (p + size), up to a constant factor (McCandlish
+et al. 2018, https://arxiv.org/abs/1812.06162).
 """
 
 from __future__ import annotations
@@ -24,32 +25,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 EXPLORED = 2
-"""Multiple of the largest reported size up to which sizes are tried: speeds beyond are unknown."""
+"""Largest size to try, as a multiple of the largest reported size: speeds beyond it are unknown."""
 RESTART_S = 30.0
-"""Seconds without progress when a job's size changes."""
+"""Seconds without progress after a change of a job's size."""
 LASTS_S = 300.0
-"""Seconds that a size is expected to last. Its gain in this time must make up for the restart."""
+"""Seconds for which a size is expected to be kept. In this time, its gain must make up for the
+restart."""
 LEFT_POWER = 0.5
-"""Power of the time left by which a job's gain is divided; the module's docstring explains it."""
+"""Power of the time left by which a job's gain is divided; see the module's docstring."""
 UNKNOWN_LEFT_S = 600.0
-"""Seconds left that are assumed for a job until it reports how long it has left."""
+"""Assumed time left of a job, in seconds, until the job reports it."""
 SHORTEST_S = 30.0
-"""Lower bound in seconds for the time that a job has left."""
+"""Lower bound of the time that a job has left, in seconds."""
 NEARLY_NOTHING = 1e-6
 CLEARLY_BETTER = 1.05
-"""Least ratio of another batch's progress to the current one's for which the batch is changed."""
+"""Factor by which the progress with another batch must exceed the current progress for a change."""
 TRIED = 1.15
-"""Factor in favour of a batch larger than all reported ones. Only its report can show the part of a
-step's time that does not depend on the batch, so it is tried where it loses little."""
+"""Factor in favour of a batch that is larger than all reported batches. Only its report can show
+which part of a step's time doesn't depend on the batch, so it is tried if little can be lost."""
 LEAST_SHARE = 1e-4
-"""Lower bound of a step's time, as a part of the shortest reported step."""
+"""Lower bound of a step's time, relative to the shortest reported step."""
 PRIOR = 1e-3
-"""Weight of the assumption that steps cost only their samples, in squares of relative errors."""
+"""Weight of the assumption that the step time depends only on the samples, in squared relative
+errors."""
 
 
 @dataclass(frozen=True)
 class ReportedStep:
-    """The time of an optimizer step, as a job reported it."""
+    """The duration of an optimizer step, as reported by a job."""
 
     num_workers: int
     num_nodes: int
@@ -60,18 +63,18 @@ class ReportedStep:
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """The sizes that a job may have, and its reports."""
+    """The possible sizes of a job, and its reports."""
 
     least: int
     most: int
     batch_size: int
     """The current batch size."""
     micro_batch_size: int
-    """Most samples of a worker's forward pass. A larger share takes several passes."""
+    """Maximum number of samples in a worker's forward pass. A larger share takes several passes."""
     step_times: tuple[ReportedStep, ...] = ()
-    """Steps of this job and of earlier jobs like it."""
+    """Steps of this job and of similar earlier jobs."""
     in_place: bool = False
-    """Whether the group grows and shrinks without leaving its slots or restarting."""
+    """Whether the group can grow and shrink without releasing its slots and restarting."""
     steps_left: float | None = None
     """Steps left at the current batch size; None if unknown."""
     batch_range: tuple[int, int] | None = None
@@ -90,24 +93,23 @@ class Sized:
     held: int
     """Workers that the job has; 0 if it waits."""
     stays: bool = False
-    """Whether the job keeps its workers. It may still get more."""
+    """Whether the job keeps its workers. It can still get more."""
     comes_first: bool = False
-    """Whether the job gets its least size before any job gets more."""
+    """Whether the job gets its minimum size before any job gets more."""
     has_grown: bool = False
-    """Whether the job got slots recently. It need not give them to running jobs, only to jobs that
-    start."""
+    """Whether the job got slots recently. It doesn't have to release them for running jobs, only
+    for jobs that start."""
     has_shrunk: bool = False
-    """Whether the job recently released slots to jobs that gain more. It gets more slots only if no
-    other job wants them."""
+    """Whether the job recently released slots to jobs that gain more from them. It gets more slots
+    only if no other job wants them."""
 
 
 @functools.lru_cache(maxsize=4096)
 def fitted(step_times: tuple[ReportedStep, ...], micro_batch_size: int) -> tuple[float, ...]:
-    """Return the coefficients of `_terms` in a step's time, none of them negative.
+    """Return nonnegative coefficients of `_terms` for the step time.
 
-    The fit minimizes the squares of the relative errors. Time that the reports can't assign to one
-    term is assigned to the samples: a job is assumed to scale well until its reports show that it
-    does not.
+    The fit minimizes the squared relative errors. Time that the reports can't attribute to a term
+    is attributed to the samples: a job is assumed to scale well until its reports show otherwise.
     """
     rows = [
         (_terms(each.num_workers, each.num_nodes, each.batch_size, micro_batch_size), each.seconds)
@@ -126,8 +128,9 @@ NUM_TERMS = 5
 
 
 def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tuple[float, ...]:
-    """Return the terms of a step's time: passes, samples of a worker, an exchange, the extra time
-    of an exchange between nodes, and the part of the exchange that grows with the workers."""
+    """Return the terms of the step time: number of passes, samples per worker, an exchange, the
+    extra time of an exchange between nodes, and the part of the exchange that grows with the number
+    of workers."""
     share = batch_size / num_workers
     return (
         float(math.ceil(share / micro)),
@@ -139,7 +142,7 @@ def _terms(num_workers: int, num_nodes: int, batch_size: int, micro: int) -> tup
 
 
 def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int]) -> list[float]:
-    """Return the least-squares solution for the active terms; the others are 0."""
+    """Return the least-squares solution for the active terms; the other coefficients are 0."""
     scale = [max(terms[at] / seconds for terms, seconds in rows) or 1.0 for at in active]
     size = len(active)
     matrix = [[0.0] * (size + 1) for _ in active]
@@ -167,11 +170,12 @@ def _solve(rows: Sequence[tuple[tuple[float, ...], float]], active: Sequence[int
 
 
 def least_run_s(min_run_s: float, num_left: int) -> float:
-    """Return the seconds for which a job holds slots before it leaves them to jobs that gain more.
+    """Return how many seconds a job can keep its slots before it must release them for jobs that
+    gain more.
 
-    num_left: number of times that the job has left its slots. The job keeps its least size for
-    longer each time, so in t seconds it leaves at most sqrt(2 t / min_run_s) times, whatever the
-    estimates.
+    num_left: number of times that the job has released its slots. Each time, the job keeps its
+    minimum size for longer, so that in t seconds it leaves at most sqrt(2 t / min_run_s) times, no
+    matter how wrong the estimates are.
     """
     return min_run_s * (1 + num_left)
 
@@ -179,19 +183,19 @@ def least_run_s(min_run_s: float, num_left: int) -> float:
 def step_s(
     job: ElasticJob, num_workers: int, per_node: int, batch_size: int | None = None
 ) -> float:
-    """Return the seconds of a step. per_node: workers that fit on a node. batch_size: None for the
-    current one."""
+    """Return the predicted duration of a step in seconds. per_node: number of workers that fit on a
+    node. batch_size: None for the current batch size."""
     coefficients = fitted(job.step_times, job.micro_batch_size)
     num_nodes = math.ceil(num_workers / per_node)
     terms = _terms(num_workers, num_nodes, batch_size or job.batch_size, job.micro_batch_size)
     seconds = sum(each * term for each, term in zip(coefficients, terms, strict=True))
-    # A model fitted to reports of several workers may have no term that is nonzero for one worker.
+    # A model fitted to reports with several workers may have only terms that are 0 for one worker.
     return max(seconds, LEAST_SHARE * min(each.seconds for each in job.step_times))
 
 
 def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
-    """Return the batch with the most progress on `num_workers`: the current one, its double or its
-    half. The step times of other batches are not known well."""
+    """Return the batch size with the most progress on `num_workers`: the current size, twice or
+    half of it. The step times of other batch sizes are not known well enough."""
     now = job.batch_size
     if job.batch_range is None or job.noise_scale is None or not job.step_times:
         return now
@@ -206,7 +210,7 @@ def best_batch(job: ElasticJob, num_workers: int, per_node: int) -> int:
 
 
 def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> float:
-    """Return the seconds for as much progress as one step with the current batch makes."""
+    """Return the seconds needed for the same progress as one step with the current batch."""
     seconds, now = step_s(job, num_workers, per_node, batch), job.batch_size
     if batch == now or job.noise_scale is None:
         return seconds
@@ -215,13 +219,13 @@ def _step_cost(job: ElasticJob, num_workers: int, per_node: int, batch: int) -> 
 
 
 def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
-    """Return `_step_cost` with the best batch for `num_workers`."""
+    """Return `_step_cost` with the best batch size for `num_workers`."""
     chosen = best_batch(job, num_workers, per_node)
     return _step_cost(job, num_workers, per_node, chosen)
 
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
-    """Return the sizes to compare: powers of two within a node, then whole nodes."""
+    """Return the sizes to compare: powers of two within a node, then numbers of whole nodes."""
     most = max(job.least, min(job.most, job.batch_size))
     if not job.in_place:  # trying a size costs a restart
         known = max((each.num_workers for each in job.step_times), default=0)
@@ -242,7 +246,7 @@ def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
 
 
 def worths(sized: Sized, per_node: int) -> dict[int, float]:
-    """Return the worth of each size, of the current size and of size 0."""
+    """Return the value of each size, including the current size and size 0."""
     job, held = sized.job, sized.held
     sizes = sizes_of(job, per_node)
     if held and held not in sizes:
@@ -260,7 +264,7 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
         if size != held and not (held and job.in_place):
             speed *= max(0.05, 1 - RESTART_S / min(LASTS_S, left_s / speed + RESTART_S))
         worth[size] = weight * speed
-    if job.in_place:  # use free slots, whatever the gain
+    if job.in_place:  # use free slots, no matter how small the gain
         highest = 0.0
         for size in sizes:
             worth[size] = highest = max(worth[size], highest * (1 + NEARLY_NOTHING))
@@ -268,10 +272,11 @@ def worths(sized: Sized, per_node: int) -> dict[int, float]:
 
 
 def sizes(jobs: Sequence[Sized], capacity: int, per_node: int) -> dict[str, int]:
-    """Return the workers of each job, at most `capacity` in all; 0 for a job that gets none now.
+    """Return the number of workers of each job, at most `capacity` in total; 0 for a job that gets
+    none.
 
-    Groups that have recently changed their size keep it, unless starting jobs have no other room.
-    Otherwise groups would pass slots to and fro.
+    Groups that have recently grown keep their size, unless jobs that start need the slots.
+    Otherwise groups would pass slots back and forth.
     """
     worth = {each.job_id: worths(each, per_node) for each in jobs}
     given = _by_gain(jobs, worth, capacity)
@@ -296,7 +301,7 @@ def _by_gain(
     bounds = [each.held if each.has_shrunk else capacity for each in jobs]
 
     def offer(place: int) -> None:
-        """Push the job's next size: the size with the largest gain per worker."""
+        """Push the job's next size: the size with the largest gain per additional worker."""
         name = jobs[place].job_id
         of_job, at = worth[name], given[name]
         bound = min(at + left, bounds[place])
@@ -309,7 +314,7 @@ def _by_gain(
         if gain > 0:
             heapq.heappush(heap, (-gain, place, at, -size))
 
-    for _ in range(2):  # in the second pass, jobs that have shrunk get the rest
+    for _ in range(2):  # in the second pass, jobs that have shrunk can get the rest
         for place in range(len(jobs)):
             offer(place)
         while heap and left > 0:

@@ -1,6 +1,6 @@
-"""The sizes that one plan aims at, for all elastic jobs whose speed is known or soon will be.
+"""Target sizes in one plan for all elastic jobs whose speed is known, or will be known soon.
 
-Jobs of higher standing choose first. Waiting jobs without a choice of size get what they ask for.
+Jobs with a higher standing choose first. Waiting jobs of a fixed size get what they request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from service.domain.scheduling.elastic.sizing import ElasticJob, Sized, sizes
 from service.domain.scheduling.placement.gangs import WorkerKind
 
 Standing = tuple[int, int, bool]
-"""(turn, negative priority, whether the user is ahead): the lowest chooses first."""
+"""(turn, negative priority, whether the user is ahead). Lower standings choose first."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ def targets(
 ) -> dict[str, int]:
     """Return the workers of each claim.
 
-    others: workers of the waiting jobs without a choice of size. room: number of workers that fit
-    in addition to the workers that the claims hold. per_node: workers that fit on the largest node.
+    others: number of workers of waiting jobs of a fixed size. room: number of workers that fit in
+    addition to the workers that the claims hold. per_node: number of workers that fit on the
+    largest node.
     """
     chosen: dict[str, int] = {}
     by_standing: dict[tuple[Standing, WorkerKind], list[ElasticClaim]] = {}
@@ -57,7 +58,7 @@ def targets(
                 used = chosen[claim.job_id] - claim.held
             elif claim.standing == standing and claim.kind is kind:
                 used = -claim.held
-            else:  # only the rules of eviction make it leave
+            else:  # only the eviction rules can make it leave
                 used = min(0, claim.elastic.least - claim.held)
             left -= used * _in_workers(claim.kind, kind)
         capacity = max(math.floor(left), sum(c.held for c in mine if c.stays))
@@ -74,7 +75,8 @@ def targets(
 
 
 def _in_workers(of: WorkerKind, other: WorkerKind) -> float:
-    """Return an upper bound for the workers of the other kind that fit in place of one of `of`."""
+    """Return an upper bound for the number of `other` workers that fit in place of one `of`
+    worker."""
     if of is other:
         return 1.0
     shares: Mapping[str, float] = other.bundle

@@ -1,8 +1,8 @@
-"""Changes with which a waiting job would start: fewer workers, less of a resource, another queue, a
-higher priority, any domain of the topology.
+"""Finds changes with which a waiting job would start: fewer workers, less of a resource, another
+queue, a higher priority, or no required topology.
 
-Each change is tried before it is suggested, by one call of the policy with the changed job and the
-other jobs as they are. If the job would not start at once, the policy is simulated with it.
+Each change is tried out before it is suggested, by calling the policy with the changed job and the
+other jobs unchanged. If the job would not start immediately, a simulation finds its start.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from service.domain.scheduling.rules.queues import Queue
 UNSATISFIABLE = "unsatisfiable"
 LIMITS = (QUEUE_LIMIT, USER_LIMIT)
 MAX_QUEUES = 3
-"""Most other queues to try."""
+"""Maximum number of other queues to try."""
 MAX_SIZES = 2
-"""Most smaller amounts of each kind to try."""
+"""Maximum number of smaller amounts to try for each kind of change."""
 MAX_CHECKED = 16
-"""Most smaller documents to check in search of the largest valid one."""
+"""Maximum number of smaller documents to check in order to find the largest valid one."""
 GIB = 2.0**30
 UNITS = {"CPU": 1.0, "GPU": 1.0, "memory": GIB}
-"""Amounts of a worker's resources are tried in multiples of these."""
+"""Units in which the amounts of a worker's resources are tried."""
 MAX_PLANS = 60
-"""Most calls of the policy for one expected start."""
+"""Maximum number of calls of the policy for one expected start."""
 SOONER_S = 5.0
-"""Least seconds by which a suggested start must precede the expected one."""
+"""Minimum number of seconds by which a suggested start must precede the expected start."""
 
 
 class Resubmit(Protocol):
-    """Return the job as it would wait if submitted again with one change of its document."""
+    """Return the waiting job that would result from submitting the document with one change."""
 
     def __call__(self, job: WaitingJob, change: Change) -> WaitingJob | None:
-        """None if the document would be refused."""
+        """Returns None if the document would be refused."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a job's document."""
+    """A change to a job's document."""
 
     num_workers: int | None = None
     min_workers: int | None = None
-    """The least size of an elastic job."""
+    """The minimum size of an elastic job."""
     of_worker: tuple[str, float] | None = None
-    """The name of a resource, and its new amount for each worker."""
+    """The name of a resource, and its new amount per worker."""
     anywhere: bool = False
     """Whether to remove `required_topology`."""
 
@@ -75,13 +75,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A change of a job, or no change, and when the job would then start."""
+    """A possible change to a job, and when the job would then start."""
 
     message: str
     at: datetime | None
-    """When it would start; None if never."""
+    """When the job would start; None if never, or if the time is unknown."""
     change: Change | None = None
-    """The change of the document, if any."""
+    """The change to the document, if any."""
     queue: str | None = None
     priority: int | None = None
 
@@ -91,19 +91,19 @@ class Counterfactual:
 
 
 def refuses_all(job: WaitingJob, change: Change) -> WaitingJob | None:
-    """Return None: the `Resubmit` of a job whose document can't be submitted again."""
+    """Refuse every change: the `Resubmit` of a job whose document can't be submitted again."""
     return None
 
 
 Resources = Mapping[str, Mapping[str, float]]
-"""The resources of nodes, by node id."""
+"""Resources by node id."""
 Sizes = tuple[int, Callable[[int], Change]]
-"""The largest size to try, and a function from a size to the change that asks for it."""
+"""The largest size to try, and a function that returns the change for a size."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The changes that a job's user may make to it."""
+    """The changes that the job's user is allowed to make."""
 
     resubmit: Resubmit = refuses_all
     queues: tuple[Queue, ...] = ()
@@ -112,7 +112,7 @@ class Choices:
 
 
 def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> list[Counterfactual]:
-    """Return the counterfactuals with which the job starts before the expected start."""
+    """Return the counterfactuals with which the job starts earlier than expected."""
     if expected_at is None:
         return list(found)
     latest = expected_at - timedelta(seconds=SOONER_S)
@@ -120,7 +120,7 @@ def sooner(found: Iterable[Counterfactual], expected_at: datetime | None) -> lis
 
 
 class JobQuestions:
-    """Questions about one job. An older version of the job in the situation is ignored."""
+    """Answers questions about one job. An older version of the job in the situation is ignored."""
 
     def __init__(self, situation: Situation, job: WaitingJob, now: datetime) -> None:
         self.job = job
@@ -132,11 +132,11 @@ class JobQuestions:
 
     @functools.cached_property
     def decision(self) -> policy.Decision:
-        """The decision about the job as it is."""
+        """The decision about the unchanged job."""
         return self._decide(self.job)
 
     def expected(self) -> Expected:
-        """Return when the job starts as it is, by a simulation for this job."""
+        """Simulate when the unchanged job will start."""
         if isinstance(self.decision, policy.Impossible):
             return Expected(None, self.decision.reason)
         there = self._with(self.job)
@@ -147,17 +147,18 @@ class JobQuestions:
         return ranges.expected(there, plays)[self.job.job_id]
 
     def _bound(self, played: Simulation) -> Expected:
-        """Return a bound of the start if jobs that are not in the situation come first."""
+        """Return a lower bound of the start, if jobs that are not in the situation may come
+        first."""
         found = played.starts[self.job.job_id]
         if found.at is None and found.not_before is None:
             return found
         number = sum(self._situation.left_out.values())
-        message = f"{number} more jobs wait, of which some are ahead of it"
+        message = f"some of {number} more waiting jobs are ahead of it"
         bound = found.not_before if found.at is None else found.at
         return Expected(None, Reason("beyond_forecast", message), not_before=bound)
 
     def _with(self, job: WaitingJob) -> Situation:
-        """Return the situation with this job at its position in the queue."""
+        """Return the situation with this job inserted at its position in the queue."""
         queue = self._situation.snapshot.queue
         order = [decision.job_id for decision in self._plan(job)]
         behind = set(order[order.index(job.job_id) + 1 :])
@@ -166,12 +167,12 @@ class JobQuestions:
         return replace(self._situation, snapshot=replace(self._situation.snapshot, queue=with_it))
 
     def answers(self, choices: Choices, why: Reason) -> list[Counterfactual]:
-        """Return the changes with which the job starts. why: the reason for which it waits."""
+        """Return the changes with which the job would start. why: the reason why it waits."""
         if why.code == UNSATISFIABLE:
             not_now = Counterfactual(f"not on the cluster as it is: {why.message}", None)
             return [not_now, *self._that_could_ever_start(choices)]
         found = [*self._anywhere(choices), *self._with_less(choices)]
-        # Another queue differs only in its limits and in the turn of the queue and its users.
+        # Another queue differs only in its limits, and in the turn of the queue and of its users.
         if why.code in LIMITS or self._situation.favoured(self.job.queue, self.job.owner):
             found += self._in_other_queues(choices.queues)
         return [*found, *self._at_higher_priority(choices.max_priority)]
@@ -185,7 +186,7 @@ class JobQuestions:
                 yield Counterfactual(message, None, change)
 
     def _starts_alone(self, job: WaitingJob) -> bool:
-        """Whether the job starts if no other job runs or waits."""
+        """Whether the job would start if there were no other jobs."""
         nodes = tuple(replace(node, available_to_us=node.total) for node in self._nodes)
         empty = replace(
             self._snapshot, queue=(job,), nodes=nodes, holders=(), running=(), growing=()
@@ -225,9 +226,9 @@ class JobQuestions:
         return None
 
     def _less(self, there: Resources) -> Iterator[Sizes]:
-        """Yield each amount that the job could reduce to have room on these nodes."""
+        """Yield each amount that could be reduced so that the job fits on these nodes."""
         request = self.job.request
-        if not request.roles:  # the roles of fewer workers are unknown
+        if not request.roles:  # it is unknown which roles fewer workers would have
             most = min(self._room(request, there), request.least - 1)
             if request.min_workers is None:
                 yield most, lambda number: Change(num_workers=number)
@@ -239,7 +240,8 @@ class JobQuestions:
             yield most, functools.partial(_of_worker, name, unit)
 
     def _most_units(self, name: str, unit: float, below: int, there: Resources) -> int:
-        """Return the most units of a resource, up to `below`, with which the job fits, or 0."""
+        """Return the largest number of units of a resource, up to `below`, with which the job fits;
+        0 if none."""
         request = self.job.request
 
         def has_room(units: int) -> bool:
@@ -249,7 +251,7 @@ class JobQuestions:
         return bisect.bisect_left(range(1, below + 1), True, key=lambda units: not has_room(units))
 
     def _room(self, request: Request, there: Resources) -> int:
-        """Return how many workers have room where they may be together."""
+        """Return how many workers fit where they are allowed to be together."""
         if request.roles:
             return count(place_unlike(request, there, self._topology))
         sizes = {node_id: fits(request.bundle, has) for node_id, has in there.items()}
@@ -269,7 +271,8 @@ class JobQuestions:
                 yield replace(found, queue=queue.name, priority=lower)
 
     def _at_higher_priority(self, most: int) -> Iterator[Counterfactual]:
-        """Try the lowest priority above all other waiting jobs, if the user may have it."""
+        """Try the lowest priority above all other waiting jobs, if the user is allowed to set
+        it."""
         others = (job.priority for job in self._snapshot.queue)
         priority = min(most, max(others, default=self.job.priority) + 1)
         if priority > self.job.priority:
@@ -280,8 +283,8 @@ class JobQuestions:
     def _tried(
         self, job: WaitingJob, words: str, *, later: bool = False
     ) -> Iterator[Counterfactual]:
-        """Yield a counterfactual if the changed job starts at once or once other jobs have made
-        room. later: also if it starts later at a known time."""
+        """Yield a counterfactual if the changed job starts immediately, or once other jobs have
+        made room. later: also if it starts later, at a known time."""
         decision = self._decide(job)
         if isinstance(decision, policy.Start):
             yield Counterfactual(f"starts now {words}", self._now)

@@ -1,4 +1,4 @@
-"""The time that a job has left, from its progress and from the runs of earlier jobs like it."""
+"""Estimates the time that a job has left from its progress and from similar earlier jobs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import statistics
 from collections.abc import Sequence
 
 NEWEST = 9
-"""Number of earlier runs that count. Jobs change, so the newest runs predict best."""
+"""Number of earlier runs to use. Jobs change, so the latest runs predict best."""
 LONGEST_S = 10 * 365 * 86400.0
-"""Upper bound in seconds, for jobs whose total number of steps stands for "without end"."""
+"""Upper bound in seconds, for jobs whose total number of steps is meant to be infinite."""
 
 
 def seconds_left(
     share_done: float | None, ran_s: float, earlier_s: Sequence[float] = ()
 ) -> float | None:
-    """Return the seconds that a job of its full size has left to run; None if nothing is known.
+    """Return the remaining seconds of a job at its full size; None if nothing is known.
 
-    share_done: part of all steps that the job reports as done, from 0 to 1; None if it reports no
-        steps. The longer such a job has run, the longer it is likely to go on.
+    share_done: reported share of completed steps, from 0 to 1; None if the job reports no steps.
+    The longer such a job has run, the longer it is likely to continue.
     ran_s: seconds that the job has run.
-    earlier_s: running times in seconds of finished jobs like it, newest last. The weight of their
-        median is the share of the job that is not done.
+    earlier_s: running times in seconds of similar finished jobs, newest last. Their median is
+    weighted by the share of the job that is not done.
     """
     if share_done is None:
         usual_s = statistics.median(earlier_s[-NEWEST:]) if earlier_s else 0.0

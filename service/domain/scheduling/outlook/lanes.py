@@ -1,11 +1,11 @@
-"""The waiting jobs that affect a plan, out of a long queue.
+"""Selects the waiting jobs of a long queue that can affect a plan.
 
-Jobs with equal requests and the same limits form a lane. A blocked job reserves, on each node, as
-many slots for its workers as the node has. So once the first jobs of a lane together ask for more
-workers than the largest node can hold, the jobs behind them change nothing but their own positions.
-A plan for the heads of all lanes therefore decides about these jobs as a plan for the whole queue
-would. Limits on the running time make no lanes: if a job is blocked although it has room, no job
-with an equal request overtakes it by a shorter limit.
+Jobs with equal requests and the same limits form a lane. A blocked job reserves as many slots for
+its workers as each node has. Therefore, once the first jobs of a lane together request more workers
+than the largest node can hold, the jobs behind them affect nothing but their own positions, and a
+plan for the heads of all lanes makes the same decisions about these jobs as a plan for the entire
+queue. Limits on the running time don't create separate lanes: if a job is blocked although there
+are slots for it, no job with an equal request can overtake it because of a shorter limit.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from service.domain.scheduling.rules.queues import Queue
 
 Lane = tuple[object, ...]
 _Sort = tuple[Kind, bool]
-"""The bundle of a worker, and whether the worker is a silo."""
+"""A worker's bundle, and whether the worker is a silo."""
 
 
 class Lanes:
-    """The waiting jobs in lanes, without jobs that are held."""
+    """The waiting jobs, except for held jobs, grouped into lanes."""
 
     def __init__(
         self, queue: Sequence[WaitingJob], queues: Iterable[Queue], nodes: Iterable[Node]
     ) -> None:
-        """queue: jobs in the order in which a plan considers them, as far as known."""
+        """queue: jobs in the order in which a plan considers them, as far as it is known."""
         self._queues = {each.name: each for each in queues}
         self._nodes = list(nodes)
         self._places: dict[str, int] = {}
         self._jobs: dict[str, WaitingJob] = {}
         self._lanes: dict[Lane, list[tuple[int, str]]] = {}
-        """Position and id of the jobs that wait for no other job, in order."""
+        """Position and id of the jobs without open dependencies, in order."""
         self._largest: dict[_Sort, int] = {}
         self.left_out: dict[str, int] = {}
-        """Number of jobs that `heads` left out, by the last job before them in their lane."""
+        """Number of jobs that `heads` left out, by the job just before them in their lane."""
         for place, job in enumerate(queue):
             if job.held is None:
                 self.add(job, place)
@@ -62,15 +62,16 @@ class Lanes:
         return job
 
     def resolve(self, ended: Collection[str]) -> None:
-        """Remove these ended jobs and arrays from the dependencies of the waiting jobs."""
+        """Remove ended jobs and arrays from the dependencies of the waiting jobs."""
         for job in [job for job in self._jobs.values() if job.after]:
             left = tuple(one for one in job.after if one.id not in ended)
             if len(left) < len(job.after):
                 self.add(replace(job, after=left), self._places[job.job_id])
 
     def heads(self, free: Mapping[str, Mapping[str, float]], at_least: int = 2) -> list[WaitingJob]:
-        """Return the first jobs of each lane: all that could start on the free resources, and all
-        that could block other jobs. free: by node. at_least: number of jobs of each lane."""
+        """Return the first jobs of each lane: all jobs that could start on the free resources, and
+        all that could block other jobs. free: free resources by node. at_least: minimum number of
+        jobs per lane."""
         found: list[WaitingJob] = []
         self.left_out = {}
         room: dict[_Sort, int] = {}
@@ -100,7 +101,7 @@ class Lanes:
         return [job.not_before for job in self._jobs.values() if job.not_before is not None]
 
     def _largest_of(self, sort: _Sort) -> int:
-        """Return how many workers of the sort fit on the largest node."""
+        """Return how many workers of this sort fit on the largest node."""
         if sort not in self._largest:
             self._largest[sort] = max((_fits(sort, n.total) for n in self._nodes), default=0)
         return self._largest[sort]

@@ -1,4 +1,4 @@
-"""Ranges of expected starts. The policy is simulated with the least, the middle and the most time
+"""Ranges of expected starts, from simulations with the shortest, the middle and the longest time
 that the jobs are likely to have left."""
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from service.domain.scheduling.rules.obstacles import Reason
 SHARES = (0.0, 0.5, 1.0)
 MIDDLE = SHARES.index(0.5)
 WIDER = 1.25
-"""Factor by which the next run may be shorter or longer than the earlier runs."""
+"""Factor by which the next run may be shorter or longer than earlier runs."""
 ENOUGH_RUNS = 5
-"""Least number of runs from which to estimate the length of a job that has never run."""
+"""Minimum number of runs for estimating the length of a job that has never run."""
 
 
 def plays(situation: Situation, now: datetime, **more: Any) -> list[Simulation]:
-    """Return the simulations of a forecast, for `expected`. more: arguments of `Simulation`."""
+    """Return the simulations that `expected` needs. more: arguments of `Simulation`."""
     return [Simulation(situation.paced(share), now, **more) for share in SHARES]
 
 
 def expected(situation: Situation, played: Sequence[Simulation]) -> dict[str, Expected]:
-    """Return the starts with their ranges. played: finished simulations of this situation."""
+    """Return the starts with their ranges. played: the finished simulations of this situation."""
     starts = [play.starts for play in played]
     is_usual_known = situation.usual_range_s is not None
     return {
@@ -55,7 +55,7 @@ def _ranged(found: Sequence[Expected], is_usual_known: bool) -> Expected:
 
 
 def of_usual(runs: Sequence[float]) -> TimeLeft | None:
-    """Return the range of the middle 80 % of the running times; None if there are too few."""
+    """Return the range of the middle 80% of the running times; None if there are too few."""
     if len(runs) < ENOUGH_RUNS:
         return None
     in_order = sorted(runs)
@@ -63,8 +63,9 @@ def of_usual(runs: Sequence[float]) -> TimeLeft | None:
 
 
 def by_earlier_runs(earlier_s: Sequence[float], ran_s: float) -> TimeLeft | None:
-    """Return the time that a job has left by the runs of earlier jobs like it; None without such
-    runs, or if the job has run for longer. ran_s: seconds that the job has run."""
+    """Estimate the time that a job has left from the runs of similar earlier jobs. Returns None if
+    there are no such runs, or if the job has already run longer. ran_s: seconds that the job has
+    run."""
     newest = earlier_s[-forecast.NEWEST :]
     if not newest or ran_s >= WIDER * max(newest):
         return None

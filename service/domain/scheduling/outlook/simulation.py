@@ -1,12 +1,13 @@
 """A simulation of the policy that predicts when each waiting job will start.
 
-The simulation goes from one end of a job to the next. At each end it calls `policy.plan`, as the
-scheduler does, and applies the plan: jobs start, and leave or shrink for other jobs. It assumes
-that nothing else happens: no job is submitted or fails, groups do not grow, nodes and what other
-programs use of them stay the same, and dependencies on the success of a job are met.
+The simulation steps from the end of one job to the end of the next. At each of these times it calls
+`policy.plan`, like the scheduler, and applies the plan: jobs start, and leave or shrink for other
+jobs. It assumes that nothing else happens: no job is submitted or fails, groups don't grow, nodes
+and their use by other programs don't change, and dependencies on the success of a job are
+satisfied.
 
-Times far away are forecast coarsely, because the assumptions about them are even coarser. Ends that
-are close together, relative to how far away they are, count as one.
+The distant future is forecast coarsely, because the assumptions about it are even coarser. Ends of
+jobs that are close together, relative to their distance from now, are treated as one.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 LEAVING_S = 15.0
-"""Seconds that a job takes to leave its slots after a request."""
+"""Seconds that a job takes to release its slots after it was asked to."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
-"""Least distance of separate ends, relative to the time until then; at least `FINEST_S`."""
+"""Minimum distance between separate steps, relative to the time from now; at least `FINEST_S`."""
 MAX_PLANS = 600
-"""Most calls of the policy in one simulation."""
+"""Maximum number of calls of the policy in one simulation."""
 HORIZON_S = 30 * 86400.0
 
 
@@ -56,15 +57,15 @@ class Expected:
 
     at: datetime | None
     why: Reason | None = None
-    """Why no time is known."""
+    """Why the start is unknown."""
     not_before: datetime | None = None
-    """If no time is known: the job does not start before this."""
+    """If the start is unknown: the job won't start before this time."""
     num_assumed: int = 0
-    """Number of jobs of unknown length on which the time depends."""
+    """Number of jobs of unknown length on which `at` depends."""
     earliest: datetime | None = None
     latest: datetime | None = None
-    """The range of `at`. `latest` is None if it is unknown whether the job starts when other jobs
-    take long."""
+    """The range of `at`. `latest` is None if it is unknown whether the job will start when other
+    jobs take long."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,15 @@ class _Active:
     """A job that holds slots in the simulation."""
 
     job: RunningJob
-    """The job at `since`."""
+    """The job as it was at `since`."""
     since: datetime
     ends_at: datetime
     is_assumed: bool = False
-    """Whether the job's length is unknown and only assumed."""
+    """Whether the job's length is only an assumption."""
     goes_on: bool = False
-    """Whether the job waits again once it has left its slots."""
+    """Whether the job waits again after it has released its slots."""
     shrinks_at: datetime | None = None
-    """When the job releases the recalled slots."""
+    """When the job will release its recalled slots."""
 
     def at(self, now: datetime) -> RunningJob:
         passed_s = (now - self.since).total_seconds()
@@ -90,7 +91,8 @@ class _Active:
 
 
 class Simulation:
-    """One simulation. Call `step` until it returns False; `starts` then has every waiting job."""
+    """One simulation. Call `step` until it returns False; then `starts` contains every waiting
+    job."""
 
     def __init__(
         self,
@@ -100,8 +102,8 @@ class Simulation:
         only: str | None = None,
         max_plans: int = MAX_PLANS,
     ) -> None:
-        """only: the only job whose start to find; its simulation ends once it `has_run_out`. None
-        for all waiting jobs."""
+        """only: the job whose start is of interest, None for all waiting jobs. The simulation for a
+        single job stops once it `has_run_out`."""
         self.starts: dict[str, Expected] = {}
         self._situation = situation
         self._snapshot = snapshot = situation.snapshot
@@ -126,23 +128,23 @@ class Simulation:
         self._unfinished.update(situation.others_of_arrays)
         self._last_reasons: dict[str, Reason] = {}
         self.has_run_out = False
-        """Whether a job has started that has jobs behind it which are not in the situation. Starts
-        from then on may be later than predicted."""
+        """Whether a job has started behind which jobs wait that are not in the situation. Later
+        starts may then be even later than predicted."""
         self._num_assumed = 0
-        """Number of ended jobs of unknown length."""
+        """Number of jobs of unknown length that have ended."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
         for holder in snapshot.holders:
             self._active.setdefault(holder.job_id, self._leftover(holder))
 
     def run(self) -> dict[str, Expected]:
-        """Call `step` until the simulation ends, and return the starts."""
+        """Run the simulation to its end, and return the starts."""
         while self.step():
             pass
         return self.starts
 
     def step(self) -> bool:
-        """Apply a plan for now, and go to the next moment at which something may happen. Returns
-        False if there is no such moment."""
+        """Apply a plan for the current time, and advance to the next time at which something can
+        happen. Returns False if there is no such time."""
         while self._plans_left > 0:
             heads = self._lanes.heads(self._free)
             has_more = bool(self._lanes.left_out)
@@ -202,7 +204,7 @@ class Simulation:
         )
 
     def _apply(self, decisions: Iterable[policy.Decision]) -> bool:
-        """Apply the decisions; whether a job started."""
+        """Apply the decisions. Returns whether a job started."""
         has_started = False
         for decision in decisions:
             if isinstance(decision, policy.Start):
@@ -225,7 +227,7 @@ class Simulation:
         assumed = sum(active.is_assumed for active in self._active.values())
         expected = Expected(self._now, num_assumed=self._num_assumed + assumed)
         if job.preparing is not None and self._now == self._began:
-            # Slots are free, but it is unknown how long the preparation takes.
+            # Slots are free, but it is unknown how long the preparation will take.
             expected = Expected(None, Reason("preparing_environment", job.preparing))
         self._record(job.job_id, expected)
         number = count(slices)
@@ -259,11 +261,11 @@ class Simulation:
             return _Active(job, self._now, ends_at, goes_on=goes_on)
         left_s = job.left_s
         if left_s is None:
-            # The job's progress shows soon after its start how long the job takes.
+            # Soon after its start, the job's progress will show how long it takes.
             usual_s = self._situation.usual_s
             left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
         limit_s = self._situation.runtime_left_s.get(job.job_id, math.inf)
-        # An endless job on few of its workers would end after the largest `datetime`.
+        # Otherwise an endless job with fewer workers would end after the largest `datetime`.
         left_s = min(left_s, limit_s, forecast.LONGEST_S)
         ends_at = self._now + timedelta(seconds=max(1.0, left_s))
         shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
@@ -272,7 +274,7 @@ class Simulation:
         return _Active(job, self._now, ends_at, is_assumed, shrinks_at=shrinks_at)
 
     def _leftover(self, holder: Holder) -> _Active:
-        """Return the slots of an ended job, which it is about to release."""
+        """Return an ended job, which is about to release its slots."""
         job = RunningJob(
             *(holder.job_id, 0, 0, holder.request, holder.slices, 0.0),
             is_leaving=True,
@@ -324,7 +326,7 @@ class Simulation:
             self._lanes.resolve(over)
 
     def _leaves(self, active: _Active) -> bool:
-        """Release the job's slots; whether the job has ended."""
+        """Release the job's slots. Returns whether the job has ended."""
         job = active.at(self._now)
         for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.roles):
             if part.node_id in self._free:
@@ -338,7 +340,7 @@ class Simulation:
         return not active.goes_on
 
     def _shrink(self, active: _Active) -> None:
-        """Release the recalled slots. The job goes on with the rest and takes longer."""
+        """Release the recalled slots. The job continues with the rest and takes longer."""
         job = active.at(self._now)
         slices = list(job.slices)
         for part in job.recalled:
@@ -365,7 +367,7 @@ class Simulation:
             self.starts.setdefault(job_id, expected)
 
     def _close(self, *, is_cut_off: bool) -> None:
-        """Record for the other jobs why their start is unknown."""
+        """Record why the start of the other jobs is unknown."""
         for job_id in self._asked:
             if job_id not in self.starts:
                 self.starts[job_id] = self._unstarted(job_id, is_cut_off=is_cut_off)
@@ -384,11 +386,14 @@ class Simulation:
         return Expected(None, self._last_reasons.get(job_id, NOTHING_ENDS))
 
 
-NOTHING_ENDS = Reason("behind_in_queue", "jobs ahead of it do not start, whatever jobs end")
+NOTHING_ENDS = Reason(
+    "behind_in_queue", "the jobs ahead of it do not start, no matter which jobs end"
+)
 
 
 def _without_shares(node: Node) -> dict[str, float]:
-    """Return a node's free resources without the counts that depend on parts of shared GPUs."""
+    """Return a node's free resources, without the counts that depend on the parts of shared
+    GPUs."""
     return {
         name: amount
         for name, amount in node.available_to_us.items()

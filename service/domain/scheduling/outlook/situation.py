@@ -1,4 +1,4 @@
-"""The state from which a simulation begins: the scheduler's snapshot and further data on jobs."""
+"""The initial state of a simulation: the scheduler's snapshot and additional data about jobs."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from service.domain.scheduling.rules.obstacles import Reason
 from service.domain.scheduling.rules.shares import Account, Standings, Turn
 
 UNKNOWN_S = 3600.0
-"""Seconds that a job is assumed to run if nothing is known about it or other jobs."""
+"""Assumed running time of a job, in seconds, if nothing is known about it or other jobs."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """The state from which a simulation begins."""
+    """The initial state of a simulation."""
 
     snapshot: policy.Snapshot
-    """The snapshot. Its queue is in the order of the last plan, as far as known."""
+    """The snapshot. Its queue is in the order of the last plan, as far as it is known."""
     runtime_left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds until a job with a `max_runtime_s` is ended, by job."""
+    """Seconds until a job with `max_runtime_s` is stopped, by job."""
     arrays: Mapping[str, str] = field(default_factory=dict)
-    """The array of each unfinished job of an array, by job."""
+    """The array of each unfinished job that belongs to one, by job."""
     others_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of unfinished jobs that are not in the snapshot, by array."""
     cancelled: frozenset[str] = frozenset()
-    """Jobs that leave their slots and do not wait again."""
+    """Jobs that release their slots and don't wait again."""
     usual_s: float = UNKNOWN_S
-    """Seconds that a job of unknown length is assumed to run."""
+    """Assumed running time of a job of unknown length, in seconds."""
     usual_range_s: TimeLeft | None = None
     """The range around `usual_s`; None if too few jobs have run."""
     time_left: Mapping[str, TimeLeft] = field(default_factory=dict)
-    """Time left by running or waiting job, where its pace or earlier runs show it."""
+    """Time left of running and waiting jobs, by job, if it is known from their speed or from
+    earlier runs."""
     unmeasured: frozenset[str] = frozenset()
     """Running jobs whose time left is unknown."""
     accounts: frozenset[Account] = frozenset()
-    """Queues and users with jobs that run or could run, including jobs that are left out."""
+    """Queues and users that have running jobs or jobs that could run, including jobs that were left
+    out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Number of waiting jobs that are not in the snapshot, by the job behind which they wait. They
     have the same request and limits as that job."""
 
     def first_jobs(self, of_each_kind: int = 20) -> Situation:
-        """Return the situation with only the first waiting jobs of each kind."""
+        """Return the situation reduced to the first waiting jobs of each kind."""
         snapshot = self.snapshot
         lanes = Lanes(snapshot.queue, snapshot.queues, snapshot.nodes)
         free = {node.id: node.available_to_us for node in snapshot.nodes if node.accepted}
@@ -72,8 +74,9 @@ class Situation:
         )
 
     def paced(self, share: float) -> Situation:
-        """Return the situation with the time left of each job fixed at this share of its range,
-        from 0 for the least to 1 for the most. A running job of unknown length takes `usual_s`."""
+        """Return the situation with the time left of each job set to a point in its range: `share`
+        is 0 for the minimum and 1 for the maximum. A running job of unknown length takes
+        `usual_s`."""
         snapshot = self.snapshot
 
         def left_s(job: WaitingJob | RunningJob) -> float | None:
@@ -103,7 +106,7 @@ class Situation:
 
     @functools.cached_property
     def heads(self) -> list[WaitingJob]:
-        """The jobs of the queue that affect one plan."""
+        """The jobs of the queue that can affect the next plan."""
         lanes = Lanes(self.snapshot.queue, self.snapshot.queues, self.nodes)
         return lanes.heads({node.id: node.available_to_us for node in self.nodes})
 
@@ -120,7 +123,8 @@ class Situation:
         return self.accounts | {(job.queue, job.owner) for job in there}
 
     def favoured(self, queue: str, owner: str) -> list[Reason]:
-        """Return the rules by which other jobs come before the jobs of this user in this queue."""
+        """Return the rules because of which other jobs come before this user's jobs in this
+        queue."""
         snapshot = self.snapshot
         accounts = self._accounts() | {(queue, owner)}
         standings = Standings(snapshot.queues, snapshot.used_s, accounts)

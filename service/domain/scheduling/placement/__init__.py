@@ -1,1 +1,1 @@
-"""The resources of nodes: which slots a gang gets, and what remains free."""
+"""Resources of nodes: which slots a gang gets, and which remain free."""

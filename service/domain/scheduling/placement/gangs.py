@@ -1,4 +1,5 @@
-"""Facts shared by jobs with equal requests during one plan. A long queue has few different ones."""
+"""Values that jobs with equal requests share during one plan. Even long queues contain few
+different requests."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from service.domain.scheduling.placement.slots import (
 )
 
 SIZE_POWER = 0.7
-"""Power of a gang's size in its weight. At 1, a wide job waits behind every narrow job of the same
-work; at 0, width costs nothing."""
+"""Exponent of a gang's size in its weight. With 1, a wide job would wait behind every narrow job
+with the same runtime; with 0, the width would not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """At least `least` workers must be in one domain of `level`."""
+    """The requirement that at least `least` workers are in one domain of `level`."""
 
     level: str
     least: int
@@ -48,27 +49,30 @@ class WorkerKind:
         homes: Homes,
         unlike: Request | None,
     ) -> None:
-        """unlike: the request of a gang whose roles have resources of their own; else None."""
+        """`unlike` is the request of a gang whose roles have their own resources; None for other
+        gangs."""
         self.bundle = bundle
         self.unlike = unlike
         self.required = required
         self.homes = homes
         self.counted = tuple(amounts(bundle if unlike is None else unlike.mean_bundle, 1).items())
-        """A worker's resources as the rules of queues count them."""
+        """A worker's resources, as counted by the rules of queues."""
         self.vector: tuple[float, ...] = ()
-        """A worker's amount of each resource that any job requests."""
+        """The worker's amount of each resource that any job requests."""
         self.role_vectors: Mapping[int, tuple[float, ...]] = {}
-        """The vector of each role with resources of its own, by its first rank."""
+        """The vector of each role with its own resources, by its first rank."""
         self.demand: tuple[tuple[int, float], ...] = ()
-        """(index in the vector, amount) for amounts above zero; the minimum over all roles."""
+        """(index in the vector, amount) of each nonzero amount; with roles, the minimum over all
+        roles."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all workers of the gang are placed in one step, or none."""
+        """Whether the workers of the gang can only be placed all at once."""
         return bool(self.homes) or self.unlike is not None
 
     def vectors(self, slices: Sequence[Slice]) -> list[tuple[Slice, tuple[float, ...]]]:
-        """Return slices, each with its workers' vector. With roles: all slices of the gang."""
+        """Return the slices, each with the vector of its workers. With roles, `slices` must be all
+        slices of the gang."""
         if self.unlike is None:  # this case is frequent
             return [(part, self.vector) for part in slices]
         return [
@@ -77,20 +81,20 @@ class WorkerKind:
         ]
 
     def by_node(self, slices: Sequence[Slice]) -> Counter[str]:
-        """Return the workers on each node, without roles with resources of their own."""
+        """Return the number of workers on each node, excluding roles with their own resources."""
         found: Counter[str] = Counter()
         for part, vector in self.vectors(slices):
             found[part.node_id] += part.num_workers * (vector is self.vector)
         return found
 
     def fits(self, free: Sequence[float], aside: Sequence[float] | None = None) -> int:
-        """Return `slots.fits` for vectors of the free resources and the part of them that is set
-        aside. It is an upper bound for heterogeneous workers."""
+        """Return the same as `slots.fits`, but for vectors: the free resources, and the amounts of
+        them that are set aside. For heterogeneous workers, this is an upper bound."""
         most = math.inf if self.demand else 0.0
         for at, each in self.demand:
             left = free[at] if aside is None else free[at] - aside[at]
             workers = (left + EPSILON) / each
-            if workers < 1.0:  # most nodes are full
+            if workers < 1.0:  # true for most nodes
                 return 0
             most = min(most, workers)
         return math.floor(most)
@@ -104,7 +108,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """The weight of the gang's size in the order of the queue."""
+        """Weight of the gang's size in the order of the queue."""
 
     @functools.cached_property
     def needs(self) -> str:
@@ -116,21 +120,21 @@ class Gang:
 
 
 class Gangs:
-    """The gangs of one plan, and the names of the resources that they request."""
+    """The gangs of one plan, and the names of the resources they request."""
 
     def __init__(self, total: Mapping[str, float]) -> None:
-        """total: resources of the cluster."""
+        """`total` is the sum of the cluster's resources."""
         self._total = total
         self._known: dict[int, Gang] = {}
-        """Gangs by `id()` of a request."""
+        """Gangs by the `id()` of a request."""
         self._requests: list[Request] = []
-        """The known requests, kept alive so that no other request gets their `id()`."""
+        """The known requests, kept alive so that their `id()` is not reused."""
         self._gangs: dict[tuple[object, ...], Gang] = {}
         self._kinds: dict[tuple[object, ...], WorkerKind] = {}
         self.parts: tuple[float, ...] = ()
-        """The requested parts of GPUs."""
+        """The requested fractions of GPUs."""
         self.names: tuple[str, ...] = ()
-        """Names of the resources in the order of the vectors."""
+        """Names of the resources, in the order of the vectors."""
 
     def of(self, request: Request) -> Gang:
         known = self._known.get(id(request))
@@ -163,13 +167,13 @@ class Gangs:
 
     @property
     def required(self) -> list[WorkerKind]:
-        """The worker kinds of gangs that must be in one domain."""
+        """The worker kinds of gangs that must be within one domain."""
         return [kind for kind in self._kinds.values() if kind.required is not None]
 
     def name_all(self, *, shares_gpus: bool = False, has_closed: bool = False) -> None:
-        """Fix the vectors to the resources that the known gangs request. Jobs of later gangs
-        only hold slots. shares_gpus: whether running jobs have parts of GPUs. has_closed: whether
-        some nodes accept only ranks of silos."""
+        """Fix the vectors to the resources that the known gangs request. Gangs that are added later
+        only hold slots. `shares_gpus` is whether running jobs have fractions of GPUs, and
+        `has_closed` whether some nodes accept only ranks of silos."""
         names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
         homes = (home for kind in self._kinds.values() for home in kind.homes)
         names |= dict.fromkeys(label for home in homes for label in home)
@@ -187,13 +191,14 @@ class Gangs:
             self._measure(kind)
 
     def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the vector of a node's resources."""
+        """Return a node's resources as a vector."""
         return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        """Compute the kind's vectors. No two workers of a job share a GPU: parts of GPUs need as
-        many GPUs with room as workers, and whole GPUs need GPUs that no job has a part of. A part
-        may be the only one on its GPU. It leaves room for another if the sum is at most 1."""
+        """Compute the vectors of a kind. Workers of the same job never share a GPU: workers with
+        fractions need one GPU with room each, and workers with whole GPUs need GPUs of which no job
+        has a fraction. A fraction is assumed to be the only one on its GPU; it leaves room for
+        another fraction if their sum is at most 1."""
         is_part, gpus = is_part_of_gpu(kind.bundle), math.ceil(kind.bundle.get("GPU", 0.0))
         part = kind.bundle.get("GPU", 0.0)
         rooms = {

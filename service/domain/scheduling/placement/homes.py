@@ -1,4 +1,4 @@
-"""Gangs with pinned nodes: each worker runs where its own data are, given by the node's labels."""
+"""Gangs with pinned nodes: each worker runs on a node with its own data, identified by labels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from ray_workers.shared.contracts import Slice
 
 Homes = tuple[tuple[str, ...], ...]
-"""The labels of each worker's node, as resources, without the first worker: it is not pinned."""
+"""The labels of each worker's node, as resources. The first worker is omitted, because it is not
+pinned."""
 HasLabels = Callable[[str, tuple[str, ...]], bool]
-"""(node, labels): whether the node has all of them."""
+"""Function of a node and labels that returns whether the node has all of the labels."""
 
 
 def at_home(
@@ -21,8 +22,9 @@ def at_home(
     """Return a slice for each worker, in the order of the workers. If a worker has no room on its
     nodes, return its index in `homes` instead, or len(homes) for the first worker.
 
-    rooms: workers that fit on each node. is_open: whether a node accepts ranks other than silos,
-    such as the first worker. It prefers nodes to which no other worker is pinned.
+    `rooms` is the number of workers that fit on each node. `is_open` is whether a node accepts
+    ranks other than silos, such as the first worker, which prefers nodes to which no other worker
+    is pinned.
     """
     nodes = sorted(node for node, room in rooms.items() if room > 0)
     may_take = [[node for node in nodes if has_labels(node, labels)] for labels in homes]
@@ -45,8 +47,8 @@ def _place(
     taken: dict[str, list[int]],
     tried: set[str],
 ) -> bool:
-    """Find a node for a worker, and other nodes for workers that it displaces (Kuhn's matching).
-    Returns whether that succeeded."""
+    """Find a node for a worker, moving other workers to other nodes if necessary (Kuhn's matching
+    algorithm). Returns whether that succeeded."""
     for node in may_take[worker]:
         if node in tried:
             continue

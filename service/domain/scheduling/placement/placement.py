@@ -1,10 +1,11 @@
-"""The placement of a gang: near together, and with small gaps.
+"""Placement of gangs: workers close together, with small gaps left behind.
 
-A gang goes on one node if a node has room for it, else into the narrowest domain of the topology
-that has room, else on as few domains as possible, beginning with the most room. The same holds for
-its part in each domain, down to the nodes. Among several nodes or domains, the gang goes where it
-leaves the smallest gap, then where the surroundings are the fullest, so that large gaps stay whole.
-Slices, and so the ranks, are in the order of their domains.
+A gang is placed on one node if a node has room for it; otherwise in the narrowest domain of the
+topology that has room; otherwise on as few domains as possible, starting with the domains that have
+the most room. The same rules apply to its part in each domain, down to the nodes. If several nodes
+or domains qualify, the gang goes where it leaves the smallest gap, then where the surrounding
+domains are the fullest, to preserve large gaps. Slices, and therefore ranks, are in the order of
+their domains.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 
 class _Area:
-    """The room in one domain."""
+    """The free room in one domain."""
 
     __slots__ = ("nodes", "num_nodes", "room")
 
     def __init__(self) -> None:
         self.room = 0
-        """Number of workers that fit."""
+        """Number of workers that fit in the domain."""
         self.num_nodes = 0
         """Number of nodes that have room."""
         self.nodes: dict[int, list[str]] = {}
-        """Sorted nodes with room that are in no narrower domain, by the room on each."""
+        """Nodes with room that are in no narrower domain, sorted, by the room on each node."""
 
 
 _NOTHING = _Area()
@@ -38,7 +39,7 @@ class Placement:
     """The room for workers of one kind, by node and by domain."""
 
     def __init__(self, topology: Topology, sizes: dict[str, int]) -> None:
-        """sizes: the room on each node that has room."""
+        """`sizes` is the room on each node that has room."""
         self._topology = topology
         self._size_of = sizes
         self._areas: defaultdict[Domain, _Area] = defaultdict(_Area)
@@ -79,7 +80,7 @@ class Placement:
         return self._areas.get(place, _NOTHING).room
 
     def rooms(self, level: str) -> dict[Place, int]:
-        """Return the room in the domains of a level."""
+        """Return the room in each domain of a level."""
         domains = self._topology.of_level(level)
         found: dict[Place, int] = {domain: self.room(domain) for domain in domains.all}
         for domain in domains.wider:
@@ -90,10 +91,11 @@ class Placement:
     def pack(
         self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
     ) -> tuple[Slice, ...]:
-        """Return slices for `num_workers`, which must have room.
+        """Return slices for `num_workers`, for which there must be room.
 
-        near: nodes on which the group already has workers. The slices use these nodes first, then
-        the domains around them, the narrowest first. within: the only domain or node to use.
+        `near` are nodes on which the group already has workers. These nodes are used first, then
+        the domains around them, from the narrowest to the widest. `within` is the only domain or
+        node to use.
         """
         pack = _Pack(self)
         for place in self._around(near):
@@ -102,14 +104,14 @@ class Placement:
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
-        """Return the nodes, beginning with the most room, and then the domains around them."""
+        """Return the nodes, starting with the most room, followed by the domains around them."""
         nodes = sorted(dict.fromkeys(node_ids), key=lambda name: -self.room(name))
         around = {d: None for name in nodes for d in self._topology.domain_of[name].around}
         return [*nodes, *sorted(around, key=lambda domain: -domain.level)]
 
     def narrowest(self, within: Domain, num_workers: int) -> Place | None:
-        """Return a node, or else the narrowest domain, inside `within` that has room for
-        `num_workers`; None if nothing narrower than `within` has."""
+        """Return a node inside `within` that has room for `num_workers`, or else the narrowest such
+        domain; None if nothing narrower than `within` has room."""
         wide_enough = list(self._wide_enough(within, num_workers))
         fitting = [
             (size, domain)
@@ -120,7 +122,7 @@ class Placement:
         if fitting:
             smallest = min([size for size, _ in fitting])
             tight = [domain for size, domain in fitting if size == smallest]
-            # Among equal nodes, and among equal domains, the first one is used.
+            # If several nodes or domains are equal, the first one is used.
             domain = tight[0] if len(tight) == 1 else min(tight, key=self._fullness)
             return self._areas[domain].nodes[smallest][0]
         inner = [domain for domain in wide_enough if domain is not within]
@@ -130,7 +132,8 @@ class Placement:
         return min([domain for domain in inner if domain.level == level], key=self._fullness)
 
     def largest(self, within: Domain) -> Place:
-        """Return the part of a domain with the most room: a node directly in it, or a subdomain."""
+        """Return the part of a domain with the most room: a subdomain, or a node directly in the
+        domain."""
         own = self._areas[within].nodes
         size = max(own, default=0)
         children = [domain for domain in within.children if self.room(domain)]
@@ -146,8 +149,8 @@ class Placement:
                 yield from self._wide_enough(child, num_workers)
 
     def _fullness(self, domain: Domain) -> tuple[object, ...]:
-        """Return a sort key that orders domains by room, then by number of nodes with room, then by
-        both in the domains around them, and last by name."""
+        """Return a sort key for domains: by room, then by number of nodes with room, then by both
+        for the domains around them, and finally by name."""
         around = list(domain.around)
         areas = [self._areas[each] for each in around]
         rooms = [(area.room, area.num_nodes) for area in areas]
@@ -155,17 +158,17 @@ class Placement:
 
 
 class _Pack:
-    """Slices that are chosen one by one. Their room is taken until `finish` restores it."""
+    """Slices that are chosen one by one. Their room counts as taken until `finish` restores it."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._slices: list[Slice] = []
         self._before: dict[str, int] = {}
-        """The room on the chosen nodes before they were chosen."""
+        """The room on each chosen node before it was chosen."""
         self.num_workers = 0
 
     def fill(self, place: Place, num_workers: int) -> None:
-        """Choose slots for `num_workers` in a place that has room for them."""
+        """Choose slots for `num_workers` in a place that has enough room."""
         while num_workers:
             if isinstance(place, str):
                 self._choose(place, num_workers)

@@ -1,9 +1,9 @@
-"""The room in the free resources of nodes for workers of each kind.
+"""Counts how many workers of each kind fit in the free resources of the nodes.
 
-Room is counted by group of equal nodes (`stock`). The amount set aside for waiting jobs is the same
-on all nodes that are equal when empty, so it is stored once for all of them. Once this amount
-exhausts an empty node, no node needs to be checked any more. Room is counted by domain
-(`placement`) only when a gang is placed or must be within one domain.
+Room is counted per group of equal nodes (`stock`). The amount set aside for waiting jobs is the
+same on all nodes that are equal when empty, so it is stored once for all of them. Once this amount
+exceeds an empty node, no more nodes need to be checked. Room is counted per domain (`placement`)
+only when a gang is placed or must be within one domain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.domain.scheduling.placement.topology import Place
 
 
 class Reserved:
-    """The resources that are set aside on nodes for waiting jobs. They only grow."""
+    """Resources that are set aside on nodes for waiting jobs. The amounts only grow."""
 
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
@@ -36,12 +36,12 @@ class Reserved:
         self._whole: set[WorkerKind] = set()
         """Kinds for which all slots of all nodes are set aside."""
         self.on = [(0.0,) * len(total) for total in stock.totals]
-        """Amounts by kind of node."""
+        """Reserved amounts by kind of node."""
         self.version = 0
 
     def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
-        """Set aside on each node as many slots as these workers could use there if it were empty. A
-        kind never has more set aside than the node has."""
+        """Set aside as many slots on each node as these workers could use if the node were empty.
+        For a single kind, never more is set aside than the node has."""
         if kind in self._whole:
             return
         if kind.unlike is not None:
@@ -58,7 +58,7 @@ class Reserved:
                 self.version += 1
 
     def _set_aside_unlike(self, kind: WorkerKind, request: Request) -> None:
-        """Set aside slots for a gang of heterogeneous slots, as `set_aside` does."""
+        """Set aside slots for a gang with heterogeneous slots, like `set_aside`."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
         for at, total in enumerate(self._stock.totals):
@@ -72,12 +72,13 @@ class Reserved:
             self._whole.add(kind)
 
     def leaves(self, kind: WorkerKind) -> bool:
-        """Whether an empty node still has room for such a worker."""
+        """Whether any empty node still has room for such a worker."""
         return any(map(kind.fits, self._stock.totals, self.on))
 
 
 class Pool:
-    """The resources that some jobs may take; negative where more is reserved."""
+    """The resources that certain jobs are allowed to take. Amounts are negative if more is
+    reserved."""
 
     def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
         self._stock = stock
@@ -87,7 +88,7 @@ class Pool:
         self._rooms: dict[WorkerKind, _Room] = {}
 
     def room(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit where they may be together."""
+        """Return how many such workers fit in the best place that can hold a gang of them."""
         return self._exact(kind).most()
 
     def total(self, kind: WorkerKind) -> int:
@@ -95,18 +96,19 @@ class Pool:
         return self._exact(kind).total
 
     def closed(self, kind: WorkerKind) -> int:
-        """Return how many more would fit if the nodes with data of silos were open to them."""
+        """Return how many more such workers would fit if nodes with data of silos accepted them."""
         groups = self._free.groups.values()
         as_open = ((self._stock.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def rooms(self, kind: WorkerKind) -> dict[Place, int]:
-        """Return how many fit in each part of the cluster that may hold a gang of them."""
+        """Return how many such workers fit in each part of the cluster that can hold a gang of
+        them."""
         return self._exact(kind).rooms()
 
     def has(self, kind: WorkerKind, num_workers: int) -> bool:
-        """Whether `num_workers` fit. A negative answer is quick: an earlier count can only be too
-        high, unless resources were added since."""
+        """Whether `num_workers` fit. This is fast if they do not: unless resources were added
+        since, an earlier count can only be too high."""
         room = self._rooms.get(kind)
         is_bound = room is not None and room.num_grown == self._free.num_grown
         if room is not None and is_bound and room.bound < num_workers:
@@ -115,8 +117,8 @@ class Pool:
         return room.bound >= num_workers and room.most() >= num_workers
 
     def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
-        """Return slices for up to `most` workers near each other (`placement`); None if fewer than
-        `least` fit."""
+        """Return slices for up to `most` workers close to each other (`placement`); None if fewer
+        than `least` fit."""
         if not self.has(kind, least):
             return None
         room = self._exact(kind)
@@ -125,7 +127,7 @@ class Pool:
     def pack_near(
         self, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
     ) -> tuple[Slice, ...] | None:
-        """Return slices as `pack_most` does, near the slots that the group holds."""
+        """Return slices like `pack_most`, but close to the slots that the group already holds."""
         if not self.has(kind, least) or (found := self.room_near(kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
@@ -138,7 +140,7 @@ class Pool:
         return slices
 
     def room_near(self, kind: WorkerKind, held: Sequence[Slice]) -> int:
-        """Return how many fit where they may be together with workers on the held slots."""
+        """Return how many more workers can join a group that holds these slots."""
         room, near = self._exact(kind), self._that_are_there(held)
         too_many = sum(self._too_many(kind, held).values())
         if kind.required is None or not held:
@@ -146,7 +148,8 @@ class Pool:
         return room.rooms().get(self.place_of(kind, near[0]), 0) - too_many if near else 0
 
     def _too_many(self, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """Return the workers counted on each node that would share a GPU within their group."""
+        """Return, for each node, how many of the counted workers would share a GPU with another
+        worker of their group."""
         most = self._stock.most_more(self._when, kind, held)
         if not most:
             return {}
@@ -154,11 +157,12 @@ class Pool:
         return {name: max(0, placement.room(name) - number) for name, number in most.items()}
 
     def pack_within(self, kind: WorkerKind, num_workers: int, place: Place) -> tuple[Slice, ...]:
-        """Return slices for `num_workers` in a place for which `rooms` counts enough."""
+        """Return slices for `num_workers` in a place that has enough room according to `rooms`."""
         return self._exact(kind).placement.pack(num_workers, within=place) if num_workers else ()
 
     def at(self, node_id: str) -> tuple[Amounts, Amounts] | None:
-        """Return a node's free resources and what is set aside; None if the node is missing."""
+        """Return a node's free resources and the amounts set aside on it; None if the node is
+        missing."""
         group = self._free.group_of.get(node_id)
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
@@ -171,15 +175,15 @@ class Pool:
         sign: int,
         had: int,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return `Stock.given_back`, with the parts in an unchanged order."""
+        """Return the same as `Stock.given_back`, keeping the order of the fractions."""
         return self._stock.given_back(free, vector, part, parts, sign, had, is_again=True)
 
     def parts_soon(self, node_id: str) -> list[tuple[float, int]]:
-        """Return the parts of GPUs that jobs will have on a node."""
+        """Return the fractions of GPUs that jobs will have on a node."""
         return self._stock.parts(When.SOON, node_id)
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
-        """Return `Stock.place_of` for the kind's requirement."""
+        """Return the same as `Stock.place_of`, for the requirement of the kind."""
         return self._stock.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
@@ -194,7 +198,7 @@ class Pool:
 
 
 class _Room:
-    """The room for workers of one kind, counted incrementally."""
+    """The room for workers of one kind, updated incrementally."""
 
     def __init__(self, kind: WorkerKind, stock: Stock, free: Free, reserved: Reserved) -> None:
         self._kind = kind
@@ -203,21 +207,21 @@ class _Room:
         self._reserved = reserved
         self._version = -1
         self._num_moves = 0
-        """Number of the moves that are counted here."""
+        """Number of moves that have been counted."""
         self.num_grown = 0
         self._size_of: dict[NodeGroup, int] = {}
         """The room on each node of a group."""
         self.total = 0
         """The room on all nodes."""
         self.bound = 0
-        """Upper bound of `most()`, unless resources were added since."""
+        """Upper bound of `most()`, unless resources were added since it was set."""
         self._is_exact = False
         """Whether `bound` equals `most()`."""
         self._is_closed = False
-        """Whether everything is set aside, so that there will be no room."""
+        """Whether everything is set aside, so that no room can appear."""
         self._placement: Placement | None = None
         self._num_placed = 0
-        """Number of the moves that the placement has applied."""
+        """Number of moves that have been applied to the placement."""
 
     def catch_up(self) -> None:
         free, is_first = self._free, self._version < 0
@@ -241,20 +245,20 @@ class _Room:
         self._is_closed = not self._reserved.leaves(self._kind)
         if self._is_closed and not self._free.exceeds_total:
             self._size_of, self.total = {}, 0
-            self._version = -1  # count again if a node gets more than its total
+            self._version = -1  # recount if a node gets more than its total
             return
-        # Groups without room stay without: only more can have been set aside.
+        # Groups without room still have none, because amounts set aside only grow.
         self._size_of = {group: 0 for group, size in self._size_of.items() if not size}
         self.total = sum([self._size(g) * len(g.nodes) for g in self._free.groups.values()])
 
     def most(self) -> int:
-        """Return how many workers have room where they may be together."""
+        """Return how many workers fit in the best place that can hold a gang of them."""
         if not self._is_exact:
             self.bound, self._is_exact = max(self.rooms().values(), default=0), True
         return self.bound
 
     def rooms(self) -> dict[Place, int]:
-        """Return the room in each part of the cluster where workers may be together."""
+        """Return the room in each part of the cluster that can hold a gang."""
         required, topology = self._kind.required, self._stock.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}
@@ -263,7 +267,7 @@ class _Room:
         return self.placement.rooms(required.level) if topology.has(required.level) else {}
 
     def place_whole(self) -> tuple[Slice, ...]:
-        """Return `Stock.place_whole` for what is free and not set aside."""
+        """Return the same as `Stock.place_whole`, for resources that are free and not set aside."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
             amounts = plus(group.amounts, self._reserved.on[group.kind], -1)
@@ -272,7 +276,7 @@ class _Room:
 
     @property
     def placement(self) -> Placement:
-        """The room by node and domain, up to date."""
+        """The current room by node and domain."""
         moves = self._free.moves
         if self._placement is None:
             sizes = [(size, group.nodes) for group, size in self._size_of.items() if size]
@@ -294,7 +298,7 @@ class _Room:
 
 
 class Offer:
-    """The slots that jobs of equal rights may take, now and once other jobs have left."""
+    """The slots that a class of jobs is allowed to take, now and after other jobs have left."""
 
     def __init__(self, stock: Stock) -> None:
         self.reserved = Reserved(stock)

@@ -1,9 +1,10 @@
-"""GPUs of which jobs have parts: how many are whole, and how many have room for another part.
+"""Shared GPUs: how many GPUs of a node are not shared, and how many have room for another fraction.
 
-Ray does not report on which GPU a part is. It puts a part on the fullest GPU that has room. So the
-parts on a node are assumed to be packed like that, the largest first, and the parts of a plan after
-them; workers of one job are on different GPUs. If this packing needs more GPUs than the node has, a
-search finds GPUs for the parts. If Ray's packing differs, a start may fail; it is then retried.
+Ray does not report which GPU a fraction is on. It puts each fraction on the fullest GPU that has
+room. The fractions on a node are therefore assumed to be packed in this way, the largest first,
+followed by the fractions of the current plan; workers of the same job are on different GPUs. If
+this packing needs more GPUs than the node has, a search looks for a different one. If Ray's actual
+packing differs, a start can fail, and is then retried.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ from service.domain.scheduling.placement.slots import (
 )
 
 UNIT = 10_000
-"""Ray's smallest units in a GPU."""
+"""Number of Ray's smallest units in one GPU."""
 MOST_TRIED = 2_000
-"""Most steps of a search for GPUs."""
+"""Maximum number of steps of a search."""
 
 Parts = Sequence[tuple[float, int]]
-"""(part of a GPU for each worker, number of workers) of each job with parts on a node."""
+"""(fraction of a GPU per worker, number of workers) of each job with fractions on a node."""
 
 
 def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
-    """Return the parts that holders have on a node, the largest first, so that they are packed
-    well."""
+    """Return the fractions that jobs hold on a node, the largest first, so that they pack well."""
     found = []
     for holder in holders:
         if is_part_of_gpu(holder.bundle):
@@ -46,8 +46,8 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]
 
 
 def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[tuple[float, int]]:
-    """Return the parts on a node without `number` workers of one job. had: number of workers that
-    the job had there; 0 if unknown."""
+    """Return the fractions on a node without `number` workers of one job. `had` is the number of
+    workers that the job had there, or 0 if unknown."""
     left = list(parts)
     if (part, had) in left:
         left[left.index((part, had))] = (part, had - number)
@@ -60,15 +60,16 @@ def without_parts(parts: Parts, part: float, number: int, had: int = 0) -> list[
 
 
 def with_more(parts: Parts, part: float, had: int, more: int) -> list[tuple[float, int]]:
-    """Return the parts on a node after a job that has `had` workers there gets `more`. No two of
-    the job's workers share a GPU."""
+    """Return the fractions on a node after a job with `had` workers there gets `more`. Workers of
+    the same job do not share a GPU."""
     if not had:
         return [*parts, (part, more)]
     return sorted([*without_parts(parts, part, had, had), (part, had + more)], reverse=True)
 
 
 def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float]:
-    """Return a node's free resources with `NUM_GPUS` and `WHOLE_GPUS`. parts: on the node."""
+    """Return a node's free resources with `NUM_GPUS` and `WHOLE_GPUS` added. `parts` are the
+    fractions on the node."""
     held = math.fsum(part * number for part, number in parts)
     not_whole = math.floor(free.get("GPU", 0.0) + held + EPSILON)
     left = packed(parts, not_whole)
@@ -76,9 +77,9 @@ def with_shared_gpus(free: Mapping[str, float], parts: Parts) -> dict[str, float
 
 
 def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
-    """Return the free share of each GPU with these parts; None if no way to fit them on `num_gpus`
-    was found. Each part in turn goes to the fullest GPU with room, as in Ray, and workers of one
-    job go to different GPUs."""
+    """Return the free share of each GPU that has some of these fractions; None if no way was found
+    to fit them on `num_gpus`. As in Ray, each fraction goes to the fullest GPU with room; workers
+    of the same job go to different GPUs."""
     left: list[float] = []
     for part, number in parts:
         fitting = sorted((free, at) for at, free in enumerate(left) if free >= part - EPSILON)
@@ -91,8 +92,8 @@ def packed(parts: Parts, num_gpus: int) -> Sequence[float] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[float, ...] | None:
-    """Return the free shares by a search that begins with the largest parts, and among equal parts
-    with the jobs that have the most of them."""
+    """Return the same as `packed`, by a search that starts with the largest fractions, and among
+    equal fractions with the jobs that have the most workers."""
     in_units = ((round(part * UNIT), number) for part, number in parts)
     jobs = [(number, size) for size, number in sorted(in_units, reverse=True)]
     if sum(number * size for number, size in jobs) > num_gpus * UNIT:
@@ -114,8 +115,8 @@ def _searched(parts: tuple[tuple[float, int], ...], num_gpus: int) -> tuple[floa
 
 
 def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield the sorted free units of the GPUs for each way to place `number` more workers, with the
-    fullest GPUs first."""
+    """Yield the sorted free units of the GPUs for each way to place `number` more workers, trying
+    the fullest GPUs first."""
     fitting = [at for at, free in enumerate(left) if free >= size]
     for chosen in itertools.combinations(fitting, number):
         after = list(left)
@@ -125,20 +126,20 @@ def _ways(left: tuple[int, ...], number: int, size: int) -> Iterator[tuple[int, 
 
 
 class SharedGpus:
-    """The amounts in resource vectors that depend on the parts of GPUs on a node."""
+    """Computes the amounts in resource vectors that depend on the fractions of GPUs on a node."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[float]) -> None:
-        """names: of the amounts. parts: the sizes that jobs request."""
+        """`names` are the names of the amounts, and `parts` the fractions that jobs request."""
         self.gpu_at = names.index("GPU")
         self._number_at = names.index(NUM_GPUS)
         self._whole_at = names.index(WHOLE_GPUS)
         self._rooms = [(names.index(room_for(part)), part) for part in parts]
         self.places = frozenset({self._whole_at, *(at for at, _ in self._rooms)})
-        """Indices of the amounts that depend on the parts."""
+        """Indices of the amounts that depend on the fractions."""
 
     def room_to_grow(self, amounts: Sequence[float], parts: Parts, part: float, had: int) -> int:
-        """Return how many more GPUs may take a worker of a job that already has `had` workers with
-        this part on the node."""
+        """Return how many more workers with fraction `part` a job can add on the node if it already
+        has `had` workers there."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         more = max(0, number - had)
         while more and packed(with_more(parts, part, had, more), number) is None:
@@ -146,10 +147,10 @@ class SharedGpus:
         return more
 
     def exact(self, amounts: Sequence[float], parts: Parts) -> tuple[float, ...]:
-        """Return the amounts of a node with these parts of GPUs."""
+        """Return the amounts of a node with these fractions of GPUs."""
         number = math.floor(amounts[self._number_at] + EPSILON)
         left, found = packed(parts, number), list(amounts)
-        if left is None:  # Ray has placed the parts, but the search found no way to
+        if left is None:  # Ray placed the fractions, but the search found no way to do so
             for at in self.places:
                 found[at] = 0.0
             return tuple(found)
@@ -159,7 +160,8 @@ class SharedGpus:
         return tuple(found)
 
     def changed(self, amounts: Sequence[float], before: Parts, after: Parts) -> tuple[float, ...]:
-        """Return a node's amounts after its parts change; some of the amounts may be promised."""
+        """Return a node's amounts after its fractions have changed. Some of the amounts can be
+        promised."""
         was, becomes = self.exact(amounts, before), self.exact(amounts, after)
         found = list(amounts)
         for at in self.places:

@@ -1,7 +1,8 @@
-"""Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
+"""Slots as plain data: requests of gangs, resources of nodes, and whether they fit together.
 
-Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes count as
-resources here and in the bundles of jobs (`service.config.node_types`), and nowhere else.
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Node labels are treated
+as resources in this module and in the bundles of jobs (`service.config.node_types`), and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -25,50 +26,53 @@ from service.domain.scheduling.placement.homes import Homes
 
 ACCELERATOR = "accelerator_type:"
 EPSILON = 1e-6
-"""Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
+"""Tolerance for sums of floats. Ray counts resources in ten-thousandths."""
 
 Kind = tuple[tuple[str, float], ...]
 """A bundle as a hashable key."""
 
 NUM_GPUS = "number of GPUs"
-"""A free resource of a node: its GPUs that no job has whole. No worker requests it."""
+"""A free resource of a node: the number of its GPUs that no job has exclusively. Workers do not
+request it."""
 WHOLE_GPUS = "whole GPUs"
-"""A free resource of a node: its GPUs of which no job has a part. Like `NUM_GPUS`, it exists only
-while GPUs are shared."""
+"""A free resource of a node: the number of its GPUs of which no job has any fraction. Like
+`NUM_GPUS`, it exists only while GPUs are shared."""
 
 ROOM_FOR = "GPUs with room for "
-"""Prefix of the names of resources that count GPUs with room for a part of this size."""
+"""Prefix of the names of resources that count GPUs with room for a fraction of a given size."""
 UNITS = ("bytes", "KiB", "MiB", "GiB")
-"""Units of memory, each 1024 times the previous one."""
+"""Units of memory, each 1024 times as large as the previous one."""
 
 ACCELERATOR_SHARE = 0.001
-"""The amount of `accelerator_type:X` that Ray requests to bind a worker to such a node."""
+"""The amount of `accelerator_type:X` to request from Ray to bind a worker to such a node."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a gang: `num_workers` bundles. Roles may have bundles of their own."""
+    """The request of a gang: `num_workers` bundles. Roles can have different bundles."""
 
     num_workers: int
-    """Number of workers of all roles."""
+    """Number of workers, including all roles."""
     bundle: Mapping[str, float]
     min_workers: int | None = None
-    """Least number with which an elastic gang may start and go on; None if it is not elastic."""
+    """Minimum number of workers with which an elastic gang can start and continue; None if it is
+    not elastic."""
     required_level: str | None = None
-    """Level of the topology at which one domain must hold the gang; None for no such rule."""
+    """Level of the topology: a single domain of this level must hold the gang. None if there is no
+    such requirement."""
     homes: Homes = ()
-    """The pinned nodes of each worker but the first; empty if workers are not pinned."""
+    """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
-    """Ranks with resources of their own."""
+    """Roles with their own resources."""
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """A key that is equal for equal bundles, whatever the order of their resources."""
+        """A key that is equal for equal bundles, regardless of the order of their resources."""
         return tuple(sorted(self.bundle.items()))
 
     @functools.cached_property
     def role_kinds(self) -> tuple[tuple[int, int, Kind], ...]:
-        """A key of the ranks with resources of their own, equal for equal ranks and resources."""
+        """A key for the roles with their own resources, equal for equal ranks and resources."""
         return tuple(
             (role.first_rank, role.number, tuple(sorted(role.bundle.items())))
             for role in self.roles
@@ -76,12 +80,12 @@ class Request:
 
     @property
     def num_alike(self) -> int:
-        """Number of ranks that have no resources of their own."""
+        """Number of ranks without their own resources."""
         return self.num_workers - sum(role.number for role in self.roles)
 
     @functools.cached_property
     def runs(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
-        """(number, bundle) of consecutive ranks with equal slots, in the order of ranks."""
+        """(number, bundle) of consecutive ranks with equal slots, in rank order."""
         found: list[tuple[int, Mapping[str, float]]] = []
         rank = 0
         for role in self.roles:
@@ -100,7 +104,7 @@ class Request:
         return {name: amount / self.num_workers for name, amount in total.items()}
 
     def of_size(self, num_workers: int) -> Request:
-        """Return this request for exactly `num_workers`."""
+        """Return this request with exactly `num_workers` workers."""
         return replace(self, num_workers=num_workers, min_workers=None)
 
     @property
@@ -110,7 +114,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Holder:
-    """A job that has slots."""
+    """A job that holds slots."""
 
     job_id: str
     slices: tuple[Slice, ...]
@@ -129,11 +133,10 @@ class Node:
     id: str
     total: Mapping[str, float]
     available_to_us: Mapping[str, float]
-    """The resources that a launch may take now: see `offered`."""
+    """The resources that a launch can take now: see `offered`."""
     accepted: bool = True
     quarantined: Mapping[str, float] = field(default_factory=dict)
-    """Resources of slots in which processes of ended attempts are stuck: no end of a job frees
-    them."""
+    """Resources of slots with stuck processes of ended attempts. No job can free them by ending."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
 
@@ -149,7 +152,7 @@ class Node:
         quarantined: Mapping[str, float] | None = None,
         is_starting: bool = False,
     ) -> Node:
-        """Return a node that has its labels among its resources."""
+        """Return a node whose labels are included in its resources."""
         found = resources_of_node(labels)
         here, free = {**total, **found}, {**available_to_us, **found}
         return cls(node_id, here, free, accepted, quarantined or {}, is_starting)
@@ -161,7 +164,7 @@ def is_open(resources: Mapping[str, float]) -> bool:
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
-    """Return the request of a gang with equal slots, in Ray's names."""
+    """Return the request of a gang with equal slots, with Ray's resource names."""
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
         bundle["GPU"] = float(resources.gpus_per_worker)
@@ -175,7 +178,7 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
 
 
 def request_of_job(spec: JobSpec) -> Request:
-    """Return the request of a job document. Roles with resources of their own need the same node
+    """Return the request of a job document. Roles with their own resources require the same node
     labels."""
     request = request_of(spec.resources, spec.elastic)
     labels = dict.fromkeys(label_resources(spec.resources.node_labels), LABEL_SHARE)
@@ -193,9 +196,11 @@ def offered(
     available: Mapping[str, float],
     held: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return a node's resources that a launch may take: free in Ray, and not held by our attempts.
+    """Return the resources of a node that a launch can take: free in Ray, and not held by our
+    attempts.
 
-    Our claims count at once, before Ray knows of them. Use by other programs is known only to Ray.
+    Our claims count immediately, before Ray knows about them. Only Ray knows what other programs
+    use.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -204,7 +209,7 @@ def offered(
 
 
 def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
-    """Return the resources that the holders have on each node where they have any."""
+    """Return the resources that the jobs hold, by node."""
     held: dict[str, dict[str, float]] = {}
     for holder in holders:
         for part, bundle in by_bundle(holder.slices, holder.bundle, holder.roles):
@@ -213,18 +218,18 @@ def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
 
 
 def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
-    """Return the resources that the holders have on one node."""
+    """Return the resources that the jobs hold on one node."""
     return held_by_node(holders).get(node_id, {})
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return how many workers of one job, none of them a silo, fit into the free resources. No two
-    of them share a GPU."""
+    """Return how many workers of one job fit into the free resources, for jobs without silos.
+    Workers of the same job do not share a GPU."""
     return fits_at_home(bundle, free) if is_open(free) else 0
 
 
 def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """Return how many workers of silos fit, as `fits` does."""
+    """Return the same as `fits`, but for workers of silos."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()
@@ -236,7 +241,7 @@ def fits_at_home(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
 
 
 def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
-    """Whether each worker requests a part of a GPU, so that other jobs may use the rest."""
+    """Whether each worker requests a fraction of a GPU, so that other jobs can use the rest."""
     return 0 < bundle.get("GPU", 0.0) < 1
 
 
@@ -245,7 +250,7 @@ def room_for(part: float) -> str:
 
 
 def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
-    """Return how many workers fit on GPUs if no two of them share one."""
+    """Return how many workers fit if no two of them share a GPU."""
     left = free.get("GPU", 0.0)
     if gpus < 1:
         number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
@@ -258,17 +263,17 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles to the free resources; a negative number takes them."""
+    """Add `times` bundles to the free resources; a negative number removes them."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
-    if WHOLE_GPUS in free:  # a worker's part may be the only one on its GPU
+    if WHOLE_GPUS in free:  # assume that a worker's fraction is the only one on its GPU
         gpus = math.ceil(bundle.get("GPU", 0.0))
         free[WHOLE_GPUS] += times * gpus
         free[NUM_GPUS] += 0 if is_part_of_gpu(bundle) else times * gpus
 
 
 def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles of a job on the node to the free resources, up to the node's total less
+    """Add `times` bundles of a job on the node to the free resources, up to the node's total minus
     its quarantined resources."""
     add(free, bundle, times)
     for name in bundle:
@@ -277,7 +282,7 @@ def free_again(free: dict[str, float], node: Node, bundle: Mapping[str, float], 
 
 
 def needs(request: Request) -> str:
-    """Return words such as `needs 2 workers of 1 CPU within one rack`."""
+    """Return a phrase such as `needs 2 workers of 1 CPU within one rack`."""
     at_least = "at least " if request.min_workers is not None else ""
     level = request.required_level
     within = "" if level is None else f" within one {level}"
@@ -299,13 +304,13 @@ def number_of_nodes(number: int) -> str:
 
 
 def spoken_ranks(role: RoleSlots) -> str:
-    """Return words such as `1 server`, `2 servers` or `2 ps`."""
+    """Return a phrase such as `1 server`, `2 servers` or `2 ps`."""
     is_plain = role.number == 1 or role.role.endswith("s")
     return f"{role.number} {role.role}{'' if is_plain else 's'}"
 
 
 def spoken_bundle(bundle: Mapping[str, float]) -> str:
-    """Return the bundle of one worker in words."""
+    """Return a phrase for the bundle of one worker."""
     parts = [
         amount_of(name, amount)
         for name, amount in without_labels(bundle).items()
@@ -323,8 +328,8 @@ def spoken_bundle(bundle: Mapping[str, float]) -> str:
 
 
 def amount_of(name: str, amount: float, digits: int = 3) -> str:
-    """Return words such as `8 GPU` or `15.5 GiB of memory`. digits: minimum number of significant
-    digits of an amount of memory."""
+    """Return a phrase such as `8 GPU` or `15.5 GiB of memory`. `digits` is the minimum number of
+    significant digits for memory."""
     if name != "memory":
         return f"{round(amount, 4):.15g} {name}"
     power = max((at for at in range(len(UNITS)) if amount >= 1024**at), default=0)
@@ -333,7 +338,7 @@ def amount_of(name: str, amount: float, digits: int = 3) -> str:
 
 
 def distinct_amounts(name: str, one: float, other: float) -> tuple[str, str]:
-    """Return both amounts in words, with enough digits to make the words differ."""
+    """Return phrases for both amounts, with enough digits to make them differ."""
     for digits in range(3, 16):
         words = amount_of(name, one, digits), amount_of(name, other, digits)
         if words[0] != words[1]:
@@ -342,7 +347,7 @@ def distinct_amounts(name: str, one: float, other: float) -> tuple[str, str]:
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
-    """Return the resources that `num_workers` hold, as rules of queues count them."""
+    """Return the resources that `num_workers` hold, as counted by the rules of queues."""
     return {
         name: num_workers * amount / (ACCELERATOR_SHARE if name.startswith(ACCELERATOR) else 1.0)
         for name, amount in bundle.items()
@@ -350,18 +355,18 @@ def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
 
 
 def amounts_of(request: Request) -> dict[str, float]:
-    """Return the `amounts` of a whole gang."""
+    """Return the `amounts` for all workers of a gang."""
     return amounts(request.mean_bundle, request.num_workers)
 
 
 def spoken(name: str, amount: float) -> str:
-    """Return words such as `8 GPU`, `8 H100` or `8 GiB of memory`."""
+    """Return a phrase such as `8 GPU`, `8 H100` or `8 GiB of memory`."""
     return amount_of(name.removeprefix(ACCELERATOR), amount)
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:
-    """Return a gang's dominant share (Ghodsi et al., NSDI 2011): the largest share of any resource
-    of the cluster that the gang holds."""
+    """Return a gang's dominant share (Ghodsi et al., NSDI 2011): the largest share that it holds of
+    any resource of the cluster."""
     shares = (
         request.num_workers * amount / total[name]
         for name, amount in request.mean_bundle.items()
@@ -371,7 +376,7 @@ def share_of(request: Request, total: Mapping[str, float]) -> float:
 
 
 def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sum of the resources of the nodes that all jobs may use."""
+    """Return the total resources of the nodes that are open to all jobs."""
     total: dict[str, float] = {}
     for each in filter(is_open, totals):
         for name, amount in each.items():

@@ -1,7 +1,7 @@
 """Free resources of nodes.
 
-Nodes of one kind with the same free resources form a group. A large cluster has few groups: its
-nodes are of few kinds, and most of them are either empty or full.
+Nodes of the same kind with the same free resources form a group. Even a large cluster has few
+groups, because there are few kinds of nodes, and most nodes are either empty or full.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from service.domain.scheduling.placement.topology import Domain, Place, Topology
 from service.domain.scheduling.placement.unlike import place_unlike
 
 Amounts = tuple[float, ...]
-"""An amount of each resource, in the order of `Gangs.names`."""
+"""The amount of each resource, in the order of `Gangs.names`."""
 
 
 class When(IntEnum):
-    """Which resources of a node count as free."""
+    """The definition of free resources."""
 
     FREE = 0
     """Resources that no job holds."""
     NOW = 1
-    """FREE without the resources that are promised to a job."""
+    """FREE, minus resources that are promised to a job."""
     SOON = 2
-    """NOW after all jobs that were asked to leave have left."""
+    """NOW, after all jobs that were asked to leave have left."""
 
 
 _Spot = tuple[Amounts, Domain]
-"""Nodes that have these resources when empty and are directly in this domain."""
+"""Identifies nodes that have these resources when empty and are directly in this domain."""
 
 
 class NodeGroup:
-    """Nodes of one kind with the same free resources."""
+    """Nodes of the same kind with the same free resources."""
 
     __slots__ = ("amounts", "kind", "nodes")
 
     def __init__(self, kind: int, amounts: Amounts) -> None:
         self.kind = kind
-        """Kind of the nodes, by their resources when empty."""
+        """Kind of the nodes, determined by their resources when empty."""
         self.amounts = amounts
-        """Free resources; negative where more is promised."""
+        """Free resources of each node; negative if more is promised."""
         self.nodes: set[str] = set()
 
 
@@ -71,17 +71,18 @@ class Free:
     def __init__(
         self, nodes: Iterable[tuple[str, int, Amounts]], totals: Sequence[Amounts]
     ) -> None:
-        """nodes: id, kind and resources of each. totals: resources of an empty node, by kind."""
+        """`nodes` has the id, kind and free resources of each node, and `totals` the resources of
+        an empty node by kind."""
         self._totals = totals
         self.exceeds_total = False
-        """Whether a node may have more than its total. The counts for shared GPUs can cause
-        this."""
+        """Whether a node might have more free than its total, which the counts for shared GPUs can
+        cause."""
         self.groups: dict[tuple[int, Amounts], NodeGroup] = {}
         self.group_of: dict[str, NodeGroup] = {}
         self.moves: list[tuple[str, NodeGroup, NodeGroup]] = []
         """(node id, old group, new group) of each change."""
         self.num_grown = 0
-        """Number of times that resources were added."""
+        """How many times resources were added."""
         for node_id, kind, amounts in nodes:
             self._join(node_id, kind, amounts)
 
@@ -107,7 +108,7 @@ class Free:
 
 
 class Stock:
-    """The resources of all nodes while one plan is made."""
+    """The resources of all nodes during one plan."""
 
     def __init__(
         self,
@@ -116,16 +117,16 @@ class Stock:
         topology: Topology,
         holders: Sequence[Holder] = (),
     ) -> None:
-        """gangs: all gangs whose jobs will request slots. topology: of these nodes, and perhaps of
-        others. holders: jobs that hold slots, which they may leave."""
+        """`gangs` must contain all gangs whose jobs will request slots. `topology` can also contain
+        other nodes. `holders` are jobs that hold slots and could leave them."""
         self.topology = topology
         self._holders = holders
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """None if no GPU is shared."""
         self._parts: dict[tuple[When, str], list[tuple[float, int]]] = {}
-        """Parts of GPUs that jobs have, or will have, by node."""
+        """Fractions of GPUs that jobs have, or will have, by node."""
         self.kind_of: dict[str, int] = {}
-        """Kind of each node, by node."""
+        """The kind of each node, by node."""
         self.totals: list[Amounts] = []
         """Resources of an empty node, by kind."""
         self.counts: list[int] = []
@@ -145,7 +146,7 @@ class Stock:
         return self._shared.exact(free, self.parts(When.FREE, node.id))
 
     def parts(self, when: When, node_id: str) -> list[tuple[float, int]]:
-        """Return the parts of GPUs that jobs have, or will have, on a node."""
+        """Return the fractions of GPUs that jobs have, or will have, on a node."""
         if self._shared is None:
             return []
         found = self._parts.get((when, node_id))
@@ -163,10 +164,11 @@ class Stock:
         had: int = 0,
         is_again: bool = False,
     ) -> tuple[Amounts, list[tuple[float, int]]]:
-        """Return a node's amounts and parts of GPUs after these slots are released; with sign -1,
-        after they are taken. vector: of a worker. parts: of GPUs, before the change. had: workers
-        with such parts that the job has there before. is_again: whether the parts return to their
-        earlier position in the order."""
+        """Return a node's amounts and fractions of GPUs after these slots are released, or if
+        `sign` is -1, after they are taken. `vector` is the vector of one worker, `parts` are the
+        fractions before the change, and `had` is the number of workers with fractions that the job
+        has on the node before the change. With `is_again`, the fractions return to their earlier
+        position in the order."""
         found = plus(tuple(amounts), tuple(vector), sign * part.num_workers)
         size = 0.0 if self._shared is None else vector[self._shared.gpu_at]
         if self._shared is None or not 0 < size < 1:
@@ -183,8 +185,8 @@ class Stock:
         return self._shared.changed(plain, parts, after), after
 
     def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
-        """Find the kinds of nodes. Equal nodes are of different kinds if some gang could use only
-        one of their domains."""
+        """Determine the kinds of nodes. Equal nodes are of different kinds if there is a gang that
+        could use only one of their domains."""
         spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
         numbers = Counter(spots) if gangs.required else {}
         usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
@@ -203,7 +205,7 @@ class Stock:
         self._capacity.update(capacity)
 
     def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Return the spots in domains that could hold a gang with a requirement if empty. Also
+        """Return the spots in domains that, when empty, could hold a gang with a requirement. Also
         stores in `_whole` how many of its workers fit in the largest domain."""
         required = kind.required
         if required is None or not self.topology.has(required.level):
@@ -214,7 +216,7 @@ class Stock:
         rooms: Counter[Domain | None] = Counter()
         for spot, number in spots.items():
             rooms[around[spot[1]]] += alone[spot] * number
-        del rooms[None]  # nodes in no domain of the level
+        del rooms[None]  # nodes that are in no domain of the level
         self._whole[kind] = max([*rooms.values(), *alone.values()], default=0)
         return {
             spot
@@ -223,28 +225,28 @@ class Stock:
         }
 
     def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """Return the part of the cluster around the node that may hold a gang."""
+        """Return the part of the cluster around the node that can hold a gang."""
         if required is None or not self.topology.has(required.level):
             return self.topology.cluster
         return self.topology.place_of(node_id, required.level)
 
     def capacity(self, kind: WorkerKind) -> Sequence[int]:
         """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, 0 for nodes without a domain that is large enough."""
+        be in one domain, this is 0 for nodes whose domains are too small."""
         found = self._capacity.get(kind)
         if found is None:
             found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
         return found
 
     def largest(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit on the largest node when empty."""
+        """Return how many such workers fit on the largest node when it is empty."""
         found = self._largest.get(kind)
         if found is None:
             found = self._largest[kind] = max(self.capacity(kind), default=0)
         return found
 
     def whole(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit where they may be together in an empty cluster."""
+        """Return how many such workers of one gang fit in an empty cluster."""
         found = self._whole.get(kind)
         if found is None and kind.is_whole:
             amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
@@ -255,8 +257,8 @@ class Stock:
         return found
 
     def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
-        """Return the slices of a gang that is placed as a whole; empty if a worker has no room.
-        amounts: resources by node."""
+        """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
+        has no room. `amounts` are the free resources by node."""
         if kind.unlike is None:
             rooms = {node_id: kind.fits(has) for node_id, has in amounts.items()}
             found = at_home(kind.homes, rooms, self._has_labels, self._is_open)
@@ -274,14 +276,14 @@ class Stock:
         return at is None or self.totals[self.kind_of[node_id]][at] > 0
 
     def as_open(self, amounts: Amounts) -> Amounts | None:
-        """Return the resources of a closed node as if it were open; None for an open node."""
+        """Return the resources of a closed node as if it were open; None if it is open."""
         at = self._place_of_name.get(OPEN)
         if at is None or amounts[at] > 0:
             return None
         return (*amounts[:at], math.inf, *amounts[at + 1 :])
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """Give a job these slots. held: the slots that it had before."""
+        """Give these slots to a job. `held` are the slots that it had before."""
         for part, vector, had in self._one_by_one(kind, slices, held):
             if part.node_id in self.kind_of:
                 for when in When:
@@ -293,8 +295,8 @@ class Stock:
     def _one_by_one(
         self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()
     ) -> Iterator[tuple[Slice, Amounts, int]]:
-        """Yield each slice, its workers' vector, and the number of workers with parts of GPUs that
-        the job already has on the node."""
+        """Yield each slice, the vector of its workers, and the number of workers with fractions of
+        GPUs that the job already has on the node."""
         had = _by_node(held)
         for part, vector in kind.vectors(slices):
             yield part, vector, had[part.node_id]
@@ -302,8 +304,8 @@ class Stock:
                 had[part.node_id] += part.num_workers
 
     def _occupy(self, when: When, part: Slice, vector: Amounts, had: int = 0) -> None:
-        """Take slots of one node. No amount grows, even if parts of GPUs are then packed in another
-        way."""
+        """Take slots on one node. No amount grows, even if fractions of GPUs are then packed
+        differently."""
         free = self.by_when[when]
         before, parts = free.group_of[part.node_id].amounts, self.parts(when, part.node_id)
         less, after = self.given_back(before, vector, part, parts, -1, had)
@@ -311,7 +313,7 @@ class Stock:
         free.set(part.node_id, tuple(map(min, before, less)))
 
     def expect(self, kind: WorkerKind, slices: Sequence[Slice], held: Sequence[Slice] = ()) -> None:
-        """Count slots as free SOON. held: all slots that the job has."""
+        """Count these slots as free SOON. `held` are all slots of the job."""
         self._soon.num_grown += 1
         had = kind.by_node(held)
         for part, vector in kind.vectors(slices):
@@ -325,14 +327,14 @@ class Stock:
                 self._soon.set(part.node_id, amounts)
 
     def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
-        """Keep these slots for a job, although some are not free yet."""
+        """Keep these slots for a job, although some of them are not free yet."""
         for part, vector, had in self._one_by_one(kind, slices):
             self._occupy(When.SOON, part, vector, had)
             self._cap(part.node_id, self._soon)
 
     def most_more(self, when: When, kind: WorkerKind, held: Sequence[Slice]) -> dict[str, int]:
-        """Return how many more workers of a group fit on GPUs on which it has none, for each node
-        where it has workers on parts of GPUs."""
+        """For each node where a group has workers with fractions of GPUs, return how many more of
+        its workers fit on GPUs that it does not use yet."""
         found: dict[str, int] = {}
         if self._shared is None or not is_part_of_gpu(kind.bundle):
             return found

@@ -1,9 +1,9 @@
 """The topology of a cluster: domains, such as racks, of nodes with a common label.
 
-The operator names keys of labels, from the widest level to the narrowest. Nodes are in the same
-domain of a level if the labels of this level and of all wider levels have equal values. If a node
-has no label of a level, or an empty one, its domain of the next narrower level is used instead. The
-last level is always the node itself.
+The operator lists label keys, from the widest level to the narrowest. Nodes are in the same domain
+of a level if they have the same values for the labels of this level and of all wider levels. If a
+node has no label for a level, or an empty one, its domain of the next narrower level is used
+instead. The last level is always the node itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from service.domain.scheduling.placement.slots import Node
 
 
 class Domain:
-    """Nodes that are near each other."""
+    """A set of nodes that are close to each other."""
 
     __slots__ = ("children", "level", "name", "parent")
 
     def __init__(self, level: int, name: str, parent: Domain | None) -> None:
         self.level = level
-        """Level from 0, the widest; -1 for the whole cluster."""
+        """Level, where 0 is the widest; -1 for the whole cluster."""
         self.name = name
         """The value of the label."""
         self.parent = parent
@@ -29,14 +29,15 @@ class Domain:
 
     @property
     def around(self) -> Iterator[Domain]:
-        """The domain itself and the domains that contain it, the narrowest first."""
+        """The domain itself, followed by the domains that contain it, from narrow to wide."""
         at: Domain | None = self
         while at is not None:
             yield at
             at = at.parent
 
     def at(self, level: int) -> Domain | None:
-        """Return the widest domain around this one that is not wider than the level, or None."""
+        """Return the widest enclosing domain (or this domain itself) that is not wider than the
+        level; None if there is none."""
         found = None
         for domain in self.around:
             if domain.level < level:
@@ -46,7 +47,7 @@ class Domain:
 
 
 Place = Domain | str
-"""A domain, or a node by its id."""
+"""A domain, or the id of a node."""
 
 
 def name_of(place: Place) -> str:
@@ -54,30 +55,31 @@ def name_of(place: Place) -> str:
 
 
 def largest(rooms: Mapping[Place, int]) -> Place:
-    """Return the place with the most room; among several, the first by name."""
+    """Return the place with the most room; if several are equal, the first by name."""
     return min(rooms, key=lambda place: (-rooms[place], name_of(place)))
 
 
 class Domains:
-    """The domains that count for one level."""
+    """The domains that are used for one level."""
 
     def __init__(self, around: Mapping[Domain, Domain | None]) -> None:
         self.around = around
-        """The domain that counts for each domain; None if its nodes count as domains."""
+        """The domain that is used for each domain; None if its nodes are used as domains
+        themselves."""
         self.all = [domain for domain, found in around.items() if domain is found]
         self.wider = [domain for domain, found in around.items() if found is None]
 
 
 class Topology:
-    """The domains of some nodes."""
+    """The domains of a set of nodes."""
 
     def __init__(self, levels: Sequence[str], nodes: Iterable[Node]) -> None:
-        """levels: keys of labels, without the level of the nodes."""
+        """`levels` are label keys, without the level of nodes."""
         self.levels = (*levels, NODE_LEVEL)
         self._prefixes = [f"{LABEL}{key}=" for key in levels]
         self._found: dict[tuple[str | None, ...], Domain] = {}
         self.cluster = Domain(-1, "", None)
-        """The domain of all nodes."""
+        """The domain that contains all nodes."""
         self.domain_of = {node.id: self._narrowest(node.total) for node in nodes}
         """The narrowest domain of each node."""
         self._of_levels: dict[str, Domains] = {}
@@ -86,7 +88,7 @@ class Topology:
         return level in self.levels
 
     def of_level(self, level: str) -> Domains:
-        """Return the domains of a level named by the operator."""
+        """Return the domains of a level."""
         found = self._of_levels.get(level)
         if found is None:
             number = self.levels.index(level)
@@ -95,11 +97,12 @@ class Topology:
         return found
 
     def place_of(self, node_id: str, level: str) -> Place:
-        """Return the node's domain of a level, which may be the node itself."""
+        """Return the node's domain of a level, which can be the node itself."""
         return self.of_level(level).around[self.domain_of[node_id]] or node_id
 
     def rooms(self, sizes: Mapping[str, int], level: str) -> dict[Place, int]:
-        """Return the workers by domain of a level. sizes: workers by node."""
+        """Return the number of workers in each domain of a level. `sizes` is the number of workers
+        by node."""
         found: dict[Place, int] = {}
         for node_id, size in sizes.items():
             place = self.place_of(node_id, level)
@@ -107,12 +110,12 @@ class Topology:
         return found
 
     def labels_of(self, place: Place) -> dict[str, str]:
-        """Return the labels of the topology that all nodes of a domain have."""
+        """Return the topology labels that all nodes of a domain have in common."""
         around = () if isinstance(place, str) else place.around
         return {self.levels[each.level]: each.name for each in around if each is not self.cluster}
 
     def together(self, sizes: Mapping[str, int], level: str | None) -> int:
-        """Return how many workers fit in one domain of a level; without a level, anywhere."""
+        """Return how many workers fit in one domain of a level, or in total if `level` is None."""
         if level is None:
             return sum(sizes.values())
         return max(self.rooms(sizes, level).values(), default=0) if self.has(level) else 0

@@ -1,4 +1,4 @@
-"""Placement of all ranks of a gang of heterogeneous slots: some roles have their own resources."""
+"""Placement of gangs with heterogeneous slots, in which some roles have their own resources."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from service.domain.scheduling.placement.topology import Topology
 Free = Mapping[str, Mapping[str, float]]
 """The free resources of nodes, by node id."""
 Sort = tuple[int, Mapping[str, float]]
-"""A number of ranks with equal slots, and their bundle."""
+"""The number of ranks with equal slots, and their bundle."""
 
 MOST_TRIED = 2_000
-"""Most steps of a search."""
+"""Maximum number of steps of a search."""
 MOST_NODES = 32
-"""Most nodes of a search; with more it would take too long."""
+"""Maximum number of nodes in a search; with more nodes, it would take too long."""
 
 
 def place_unlike(request: Request, free: Free, topology: Topology) -> tuple[Slice, ...]:
-    """Return slices for all ranks, in the order of the ranks, each near the earlier ones; empty if
-    no placement exists or was found."""
+    """Return slices for all ranks, in rank order, each close to the earlier ones. Returns an empty
+    tuple if no placement exists or none was found."""
     return _placed(request, free, topology)[0]
 
 
 def never_fits(request: Request, free: Free, topology: Topology) -> bool:
-    """Whether the ranks surely have no room together."""
+    """Whether there is certainly no placement for the ranks."""
     found, is_sure = _placed(request, free, topology)
     return not found and is_sure
 
 
 def _placed(request: Request, free: Free, topology: Topology) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices, and whether the result is certain: if empty, that no placement exists."""
+    """Return the slices, and whether the result is certain: if there are no slices, whether it is
+    certain that no placement exists."""
     sorts: list[Sort] = [(role.number, role.bundle) for role in request.roles]
     sorts.append((request.num_alike, request.bundle))
     alike = len(sorts) - 1
     own = sorted(range(alike), key=lambda at: _size(sorts[at][1]), reverse=True)
-    # Ranks without resources of their own may have used the only room for the other ranks.
+    # Ranks without their own resources could take the only room for the other ranks.
     for order in ([alike, *own], [*own, alike]):
         if found := _place([sorts[at] for at in order], free, topology):
             return _in_order(request, dict(zip(order, found, strict=True))), True
@@ -53,7 +54,8 @@ def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple[Slice, ...]:
-    """Return slices in the order of ranks. of_sort: slices by role, then of all other ranks."""
+    """Return slices in rank order. `of_sort` has the slices of each role, followed by the slices of
+    all other ranks."""
     others, found, rank = list(of_sort[len(request.roles)]), [], 0
 
     def take(number: int) -> None:
@@ -74,7 +76,8 @@ def _in_order(request: Request, of_sort: Mapping[int, Sequence[Slice]]) -> tuple
 
 
 def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[Slice, ...]]:
-    """Return the slices of each sort, placed in this order; empty if a sort has no room."""
+    """Return the slices of each sort, placed in this order; an empty list if there is no room for a
+    sort."""
     left = {node_id: dict(has) for node_id, has in free.items()}
     found: list[tuple[Slice, ...]] = []
     for number, bundle in sorts:
@@ -89,7 +92,7 @@ def _place(sorts: Sequence[Sort], free: Free, topology: Topology) -> list[tuple[
 
 
 class _Search:
-    """A search that tries each number of each sort on each node."""
+    """A search that tries every number of ranks of each sort on each node."""
 
     def __init__(self, sorts: Sequence[Sort], free: Free) -> None:
         self._sorts = sorts
@@ -101,11 +104,12 @@ class _Search:
         self._nodes = list(self._left)
         self._chosen: list[list[Slice]] = [[] for _ in sorts]
         self._known: set[tuple[object, ...]] = set()
-        """States from which the search failed."""
+        """States from which the search has already failed."""
         self.was_given_up = False
 
     def found(self) -> list[tuple[Slice, ...]]:
-        """Return the slices of each sort; empty if no placement exists or was found."""
+        """Return the slices of each sort; an empty list if no placement exists or none was
+        found."""
         could = all(number <= self._room(bundle, 0) for number, bundle in self._sorts)
         if not could or not self._has_enough():
             return []
@@ -115,7 +119,7 @@ class _Search:
         return [tuple(reversed(slices)) for slices in self._chosen]
 
     def _has_enough(self) -> bool:
-        """Whether all nodes together have enough of each resource."""
+        """Whether the nodes together have enough of each resource."""
         needed: dict[str, float] = {}
         for number, bundle in self._sorts:
             add(needed, bundle, number)
@@ -125,11 +129,12 @@ class _Search:
         )
 
     def _room(self, bundle: Mapping[str, float], first: int) -> int:
-        """Return the room on all nodes from index `first` on."""
+        """Return the room on all nodes starting at index `first`."""
         return sum(fits(bundle, self._left[node_id]) for node_id in self._nodes[first:])
 
     def _fill(self, sort: int, at: int, number: int) -> bool:
-        """Choose nodes for `number` ranks of a sort, from node `at` on, and for all later sorts."""
+        """Choose nodes for `number` ranks of a sort, starting at node `at`, and for all later
+        sorts."""
         if not number:
             last = sort + 1 == len(self._sorts)
             return last or self._fill(sort + 1, 0, self._sorts[sort + 1][0])

@@ -1,4 +1,4 @@
-"""The scheduling policy: `plan`, its input and output records, and its one round."""
+"""The scheduling policy: `plan`, and the records of its input and output."""
 
 from service.domain.scheduling.placement.slots import Holder as Holder
 from service.domain.scheduling.placement.slots import Node as Node

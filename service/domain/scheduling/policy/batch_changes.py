@@ -1,7 +1,8 @@
-"""New global batches for groups that keep their slots and make clearly more progress with them.
+"""Changes of the global batch size for groups that keep their slots.
 
-The noise of gradients grows while a model is trained, so that larger batches become better. A group
-that grows or shrinks gets the batch for its new size at once (`policy.Grow`, `policy.Shrink`).
+Gradient noise grows during training, so larger batches become more efficient. A batch is changed
+only if the group then makes clearly more progress. A group that grows or shrinks gets the batch for
+its new size immediately (`policy.Grow`, `policy.Shrink`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from service.domain.scheduling.placement.slots import count, fits
 from service.domain.scheduling.policy.records import Snapshot
 
 LASTS_S = 60.0
-"""Seconds for which a batch is kept, to make up for forming the group again."""
+"""Minimum time to keep a batch size, in seconds, since each change costs a new rendezvous."""
 
 
 def batch_changes(snapshot: Snapshot, but: Container[str]) -> dict[str, int]:
-    """Return the new batches by job. but: jobs that the plan changes in another way."""
+    """Return the new batch sizes by job, except for jobs in `but`, which the plan changes in other
+    ways."""
     found: dict[str, int] = {}
     for running in snapshot.running:
         job = snapshot.elastic.get(running.job_id)

@@ -1,4 +1,5 @@
-"""Running jobs that leave slots to other jobs, by an earlier request or by one of this plan."""
+"""Running jobs that leave slots to other jobs, because an earlier plan or this plan asks them
+to."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ from service.domain.scheduling.rules.obstacles import Reason
 
 OTHERS_GAIN = "other jobs come first or gain more by"
 MAX_PREEMPTED = 100
-"""Most jobs that one plan asks for slots. The next plan asks the jobs that are still in the way."""
+"""Maximum number of jobs that one plan asks for slots. The next plan can ask more."""
 
 
 class Departures:
-    """The requests of one plan to running jobs to leave all or some of their slots."""
+    """Requests of one plan to running jobs to release some or all of their slots."""
 
     def __init__(
         self, snapshot: Snapshot, stock: Stock, gangs: Gangs, ranks: Mapping[str, order.Rank]
     ) -> None:
-        """ranks: of the running jobs."""
+        """`ranks` are the ranks of the running jobs."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs
@@ -45,9 +46,9 @@ class Departures:
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks, snapshot.min_run_s)
         self._leaving: dict[str, int] = {}
-        """Position of each job among the jobs that leave or shrink, by job."""
+        """The order in which jobs were asked to leave or shrink, by job."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
-        """Jobs that leave slots on each node, by node."""
+        """The jobs that leave slots on each node, by node."""
         for job in running:
             if job.is_leaving:
                 self._expect(job, job.slices)
@@ -56,19 +57,21 @@ class Departures:
         self._soon = Pool(stock, When.SOON)
         self.backfill = Backfill(snapshot.running, ranks, self._soon, gangs, snapshot.min_run_s)
         self._unevictable: dict[tuple[WorkerKind, bool, bool], tuple[order.Rank, int]] = {}
-        """A rank, and the workers that fit if all jobs leave that may be asked on its behalf."""
+        """For failed requests: the rank of the job, and how many of its workers would fit if all
+        jobs left that it can ask."""
         self.targets: dict[str, int] = {}
-        """The chosen sizes of elastic jobs, by job."""
+        """Chosen sizes of elastic jobs, by job."""
         self.asked: list[Preempt | Shrink] = []
         self._grown: set[str] = set()
-        """Groups that this plan gives slots, and so does not ask for any."""
+        """Groups to which this plan gives slots, so that it does not ask them for any."""
 
     def asked_of(self, job_id: str) -> Preempt | Shrink | None:
-        """Return the request of this plan to the job, if any."""
+        """Return this plan's request to the job, if any."""
         return next((ask for ask in self.asked if ask.job_id == job_id), None)
 
     def from_nodes(self, slices: Sequence[Slice]) -> tuple[str, ...]:
-        """Return the jobs that leave slots on the nodes of these slices, first requests first."""
+        """Return the jobs that leave slots on the nodes of these slices, in the order of the
+        requests."""
         there = {name for part in slices for name in self._leaving_from[part.node_id]}
         return tuple(sorted(there, key=lambda name: self._leaving[name]))
 
@@ -84,7 +87,7 @@ class Departures:
             if not able.takes_room(job, gang):
                 continue
             standing = _standing(rank)
-            # The rules for sizes don't consider the domains of a topology.
+            # The rules for sizes do not take the domains of a topology into account.
             choice = elastic.get(job.job_id) if gang.kind.required is None else None
             if choice is None:
                 others[standing, gang.kind] += gang.least
@@ -120,8 +123,8 @@ class Departures:
             self._resize(running, self.targets[running.job_id])
 
     def _resize(self, running: RunningJob, target: int) -> None:
-        """Ask a running job to release slots beyond the chosen size, or to leave and resume with
-        that size if it can't change its size in place."""
+        """Ask a running job to release the slots above its chosen size. If it can't change its size
+        in place, ask it to leave and resume with that size."""
         held = count(running.slices)
         in_place = self._snapshot.elastic[running.job_id].in_place
         if held == target or len(self.asked) >= MAX_PREEMPTED or (in_place and target > held):
@@ -134,35 +137,37 @@ class Departures:
                     given.append(part)
                     left -= part.num_workers
             if given:
-                message = f"goes on with fewer workers, because {OTHERS_GAIN} these"
+                message = f"continues with fewer workers, because {OTHERS_GAIN} these"
                 self._shrink(running, given, message, name)
             return
         if not target:
-            message = f"leaves its slots for a while, because {OTHERS_GAIN} them"
+            message = f"leaves its slots temporarily, because {OTHERS_GAIN} them"
         else:
             is_own = target > held or self.chooses_at_most(running, target)
-            why = "by its speed" if is_own else "because other jobs come first or gain more"
+            why = "based on its speed" if is_own else "because other jobs come first or gain more"
             message = f"leaves its slots and resumes on {workers(target)} instead of {held}, {why}"
         self.asked.append(Preempt(name, Reason("resized", message), name))
         self.backfill.leaves(name)
         self._expect(running, running.slices)
 
     def keeps(self, job_id: str) -> None:
-        """Record that the plan gives the group slots."""
+        """Record that the plan gives slots to the group."""
         self._grown.add(job_id)
 
     def chooses_at_most(self, job: RunningJob | Growing, num_workers: int) -> bool:
-        """Whether a group with slots would choose at most `num_workers` if it were alone."""
+        """Whether the chosen size of a group would be at most `num_workers` if it were the only
+        job."""
         name, choice = job.job_id, self._snapshot.elastic[job.job_id]
         alone = sizing.Sized(name, choice, count(job.slices))
         per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def make_room(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
-        """Ask running jobs to leave slots for this job. Returns False without asking if too few may
-        be asked. Jobs with chosen sizes leave slots to each other only by these sizes."""
+        """Ask running jobs to leave slots for this job. If that would not free enough slots, ask no
+        job and return False. Jobs with chosen sizes are not asked on behalf of each other: their
+        sizes already account for that."""
         if len(self.asked) >= MAX_PREEMPTED or gang.kind.is_whole:
-            return False  # the rules only count equal slots, any of which is useful
+            return False  # the rules only count interchangeable slots
         is_sized = job.job_id in self.targets
         key = gang.kind, job.yields, is_sized
         tried = self._unevictable.get(key)
@@ -184,7 +189,7 @@ class Departures:
         return True
 
     def _ask(self, asks: Sequence[eviction.Ask], name: str, coming: order.Rank) -> None:
-        """Ask one running job for all of these slots, on behalf of job `name`."""
+        """Ask one running job for all of these slots on behalf of job `name`."""
         running = asks[0].running
         slices = tuple(part for ask in asks for part in ask.slices)
         if any(ask.is_all for ask in asks):
@@ -194,7 +199,7 @@ class Departures:
             self.backfill.leaves(running.job_id)
             slices = running.slices
         else:
-            message = f"goes on with fewer workers, so that job {name} can start"
+            message = f"continues with fewer workers, so that job {name} can start"
             self._shrink(running, slices, message, name)
             return
         self._expect(running, slices)
@@ -210,7 +215,7 @@ class Departures:
         self._expect(running, slices)
 
     def batch_size(self, job_id: str, kind: WorkerKind, num_workers: int) -> int | None:
-        """Return a job's global batch on `num_workers`; None if its batch is fixed."""
+        """Return the global batch size of a job with `num_workers`; None if it is fixed."""
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None

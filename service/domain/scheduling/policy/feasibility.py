@@ -1,4 +1,4 @@
-"""Whether empty nodes could run a gang, and if not, the reason."""
+"""Checks whether a gang could run on empty nodes, and if not, why."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from service.domain.scheduling.placement.topology import Topology, largest, name
 from service.domain.scheduling.placement.unlike import never_fits
 from service.domain.scheduling.rules.obstacles import Reason
 
-ALL_CLOSED = "every node of the cluster has a silo's data, and takes ranks of silos alone"
+ALL_CLOSED = "every node of the cluster has a silo's data, and accepts only ranks of silos"
 
 
 def can_ever_fit(
     request: Request, nodes: Sequence[Node], topology: Topology | None = None
 ) -> Reason | None:
     """Return why the accepted nodes could not run the gang even if they were empty; None if they
-    could. topology: of these nodes, and perhaps of others."""
+    could. `topology` can also contain other nodes."""
     accepted = [node for node in nodes if node.accepted]
     reason = _why_not_on(request, accepted, topology)
     if reason is None or len(accepted) == len(nodes):
@@ -60,8 +60,8 @@ def _why_not_on(
     if _why_never(request, opened, topology) == reason:
         return reason
     kept = number_of_nodes(len(accepted) - len(usable))
-    verb = "takes" if len(accepted) - len(usable) == 1 else "take"
-    silos = f"{kept} with a silo's data {verb} ranks of silos alone"
+    verb = "accepts" if len(accepted) - len(usable) == 1 else "accept"
+    silos = f"{kept} with a silo's data {verb} only ranks of silos"
     return _unsatisfiable(f"{reason.message}; {silos}")
 
 
@@ -85,7 +85,7 @@ def _why_never(
         room = workers(most) if request.roles else most
         return _unsatisfiable(
             f"{needs(request)}, but the whole cluster has room for {room} at once"
-            + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
+            + (", each on a different GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     totals = [node.total for node in usable]
     lacking = [
@@ -94,7 +94,9 @@ def _why_never(
     ]
     missing = [entry for entry in lacking if entry[2] + EPSILON < entry[1]]
     if not missing:
-        return _unsatisfiable(f"{needs(request)}, and no single node of the cluster has all of it")
+        return _unsatisfiable(
+            f"{needs(request)}, but no single node of the cluster has all of these resources"
+        )
     name, amount, best = missing[0]
     if name.startswith(LABEL):
         label = name.removeprefix(LABEL)
@@ -111,32 +113,32 @@ def _why_never(
 def _why_never_with_roles(
     request: Request, nodes: Sequence[Node], topology: Topology | None
 ) -> Reason | None:
-    """Return why roles with resources of their own and the other ranks don't fit together; None if
+    """Return why roles with their own resources do not fit together with the other ranks; None if
     they do."""
     free = {node.id: node.total for node in nodes}
     if not never_fits(request, free, topology or Topology((), nodes)):
         return None
     role = lacking_role(request, nodes)
-    room = "each of these, and not for all" if role is None else spoken_ranks(_fitting(role, nodes))
+    room = "each of these but not for all" if role is None else spoken_ranks(_fitting(role, nodes))
     return _unsatisfiable(f"{needs(request)}, but the whole cluster has room for {room} at once")
 
 
 def lacking_role(request: Request, nodes: Sequence[Node]) -> RoleSlots | None:
-    """Return the first role with resources of its own that does not fit on the accepted nodes even
-    if they are empty; None if each role fits alone."""
+    """Return the first role with its own resources that does not fit on the accepted nodes even if
+    they are empty; None if each role fits by itself."""
     usable = [node for node in nodes if node.accepted]
     lacking = (role for role in request.roles if _fitting(role, usable).number < role.number)
     return next(lacking, None)
 
 
 def _fitting(role: RoleSlots, nodes: Sequence[Node]) -> RoleSlots:
-    """Return the role with as many ranks as fit on empty nodes."""
+    """Return the role with the number of ranks that fit on empty nodes."""
     return replace(role, number=sum(fits(role.bundle, node.total) for node in nodes))
 
 
 def homeless_worker(request: Request, nodes: Sequence[Node]) -> int | None:
-    """Return the index in `homes` of a worker without room on its pinned nodes even if they are
-    empty, len(homes) for the first worker; None if all workers have room."""
+    """Return the index in `homes` of a worker that has no room on its pinned nodes even if they are
+    empty (len(homes) for the first worker); None if all workers have room."""
     if not request.homes:
         return None
     total_of = {node.id: node.total for node in nodes}
@@ -155,20 +157,21 @@ def _why_homeless(request: Request, nodes: Sequence[Node]) -> Reason | None:
         return None
     if worker == len(request.homes):
         return _unsatisfiable(
-            "no node of the cluster has room for the worker that aggregates besides the workers of "
-            f"silos: it needs {spoken_bundle(request.bundle)}, on a node without a silo's data"
+            "no node of the cluster has room for the aggregating worker in addition to the workers "
+            f"of silos: it needs {spoken_bundle(request.bundle)} on a node without a silo's data"
         )
     labels = " and ".join(label.removeprefix(LABEL) for label in request.homes[worker])
     return _unsatisfiable(
         f"no node of the cluster with the label {labels} has room for the worker of "
-        f"federated.silos[{worker}] besides other silos: {spoken_bundle(request.bundle)}"
+        f"federated.silos[{worker}] in addition to other silos: {spoken_bundle(request.bundle)}"
     )
 
 
 def _why_never_together(
     request: Request, topology: Topology, sizes: Mapping[str, int]
 ) -> Reason | None:
-    """Return why no domain of the required level could hold the gang. sizes: room by node."""
+    """Return why no domain of the required level could hold the gang. `sizes` is the room by
+    node."""
     level = request.required_level
     if level is None:
         return None
@@ -185,13 +188,14 @@ def _why_never_together(
 
 
 def why_no_level(request: Request, topology: Topology) -> Reason | None:
-    """Return why the topology lacks the required level; None if it has it or none is required."""
+    """Return an error if the topology lacks the required level; else None."""
     level = request.required_level
     if level is None or topology.has(level):
         return None
     known = ", ".join(topology.levels)
     return _unsatisfiable(
-        f"{needs(request)}, but the topology (DRAY_TOPOLOGY) has no level {level!r}, only: {known}"
+        f"{needs(request)}, but {level!r} is not a level of the topology (DRAY_TOPOLOGY), "
+        f"which has {known}"
     )
 
 
@@ -200,7 +204,7 @@ def _unsatisfiable(message: str) -> Reason:
 
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
-    """Return the resource that no accepted node has enough of for one worker; None if only the
+    """Return a resource of which no accepted node has enough for a single worker; None if only the
     number of workers is too large."""
     totals = [node.total for node in nodes if node.accepted and is_open(node.total)]
     for name, amount in request.bundle.items():

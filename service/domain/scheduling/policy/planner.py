@@ -1,34 +1,36 @@
-"""The scheduling policy: which jobs start where, why others wait, which make room, which grow.
+"""The scheduling policy: which jobs start and where, which wait, make room or grow, and why.
 
-A gang starts as a whole or not at all. An elastic gang may also start with fewer workers, down to
-its least number. Jobs are considered in the order of `order`: by priority, then by the work that
-they have left. For a job without free slots, running jobs that rank clearly behind it must leave
+A gang starts completely or not at all. An elastic gang can also start with fewer workers, down to
+its minimum. Jobs are considered in the order defined by `order`: by priority, then by remaining
+work. If there are no free slots for a job, running jobs that rank clearly behind it must leave
 (`eviction`).
 
-A job that can't start yet reserves all that it could ever use: on each node, as many bundles of its
-workers are set aside as fit on the empty node, and later jobs may take only the rest. So a small
-job never delays a larger earlier one, but it overtakes on capacity that the larger job can't use,
-such as nodes of another kind. A job that leaves its slots on request may overtake on reserved slots
-too, until the other job has waited for long, because it can be evicted again. So may a job with a
-limited running time, if it surely ends before the other job can start (`backfill`).
+A job that can't start yet reserves everything that it could use: on each node, as many bundles of
+its workers are set aside as would fit if the node were empty, and later jobs can take only the
+rest. Therefore a small job never delays a larger job that comes before it, but it can overtake on
+capacity that the larger job can't use, such as nodes of a different kind. A job that leaves its
+slots on request can also overtake on reserved slots, since it can be evicted again, until the other
+job has waited for a long time. So can a job with a limited runtime, if it certainly ends before the
+other job could start (`backfill`).
 
-Elastic jobs that report the time of their steps get the size at which the cluster gains most
-(`sizing`). Running jobs of other sizes grow, release slots, or leave and resume.
+Elastic jobs that report step times get the sizes with which the cluster as a whole gains most
+(`sizing`). Running jobs with a different size grow, release slots, or leave and resume.
 
-Running groups get more slots before and after the queue. Before the queue come groups that lost
-slots and lack workers to go on training. Such a group had its slots before any waiting job, still
-holds the others, and waits for at most half a minute. So it gets any free slot, including slots
-that a waiting job has reserved, and slots that it can't have yet are set aside as for the first job
-of the queue. After the queue, an elastic group that trains below its size gets slots that no
-waiting job has reserved. Here jobs that back off reserve slots too: a job that starts before them
-ends some day, but a group keeps its new slots. In both cases, groups are served by priority, then
-first come, first served.
+Running groups can get more slots both before and after the queue is served. Groups that lost slots
+and lack the workers to continue training are served first. Such a group had its slots before any
+waiting job, still holds its other slots, and waits for at most half a minute. It can therefore get
+any free slot, even one that a waiting job has reserved; slots that it can't get yet are set aside
+as for the first job of the queue. After the queue, elastic groups that train below their full size
+get slots that no waiting job has reserved. At this point, jobs that back off reserve slots too: a
+job that overtakes them ends at some point, but a group would keep its new slots. In both cases,
+groups are served by priority, then first come, first served.
 
 A job that backs off reserves nothing until the queue has been served. The exception is a job that
-is tried again soon: its failure was not its fault, such as a lost node, so it keeps its position.
+will be retried soon: it did not cause its failure (for example, a node was lost), so it keeps its
+position.
 
-A job reserves nothing if it is held, blocked by the limits of its queue (`limits`), waiting for
-other jobs to end, or in an array that runs as many jobs as it may.
+A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
+other jobs to end, or belongs to an array that already runs its maximum number of jobs.
 """
 
 from __future__ import annotations
@@ -48,16 +50,17 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import Reason
 
 OnError = Callable[[str, Exception], None]
-"""Callback that gets a job that can't be planned and the error."""
+"""Callback for errors: gets the id of the job that can't be planned, and the error."""
 
 
 def plan(
     snapshot: Snapshot, now: datetime, *, on_error: OnError = lambda job_id, error: None
 ) -> list[Decision]:
-    """Return a decision for each waiting job in the order of the queue, with held jobs at the end;
-    then for each group that could grow, and for each job that is to leave slots.
+    """Return a decision for each waiting job in the order of the queue, with held jobs at the end,
+    followed by a decision for each group that could grow and each job that must leave slots.
 
-    A job for which a rule raises an error waits as `not_planned`. Other jobs are still planned.
+    If a rule raises an error for a job, that job waits as `not_planned`. The other jobs are still
+    planned.
     """
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(slots.total_of(node.total for node in accepted))
@@ -75,11 +78,11 @@ def plan(
     ranking = Ranking(snapshot, gangs, now)
     ranks = [ranking.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     running = {j.job_id: ranking.rank(j, gangs.of(j.request)) for j in snapshot.running}
-    # Sorts indices instead of pairs, because the garbage collector visits each new object.
+    # Sorting indices instead of pairs creates fewer objects for the garbage collector to visit.
     queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
     if any(job.place for job in snapshot.queue) or any(job.place for job in snapshot.running):
         ranks, running = at_the_front(snapshot, ranks, running)
-        # Jobs with the same `place` have the same rank: the rank of the first job that they pass.
+        # Jobs with the same `place` have the same rank, that of the first job that they overtake.
         queue.sort(key=lambda at: snapshot.queue[at].seq)
     queue.sort(key=ranks.__getitem__)
     round_ = Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
@@ -90,7 +93,7 @@ def plan(
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
         try:
             round_.departures.choose_sizes(waiting, now)
-        except Exception as error:  # elastic jobs then start with the sizes that fit
+        except Exception as error:  # elastic jobs then start with any size that fits
             on_error("elastic jobs", error)
 
     def not_planned(job_id: str, error: Exception) -> Reason:
@@ -122,7 +125,7 @@ def plan(
         decision: Decision
         try:
             decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
-        except Exception as error:  # slots that the job took are free again in the next plan
+        except Exception as error:  # slots that it took are free again in the next plan
             name = snapshot.queue[at].job_id
             decision = Wait(name, not_planned(name, error), position)
         position += isinstance(decision, Wait)
@@ -136,7 +139,8 @@ def plan(
 def _without_unsound(
     snapshot: Snapshot, gangs: Gangs, on_error: OnError
 ) -> tuple[Snapshot, list[Wait]]:
-    """Return the snapshot without waiting jobs whose requests raise errors, and their waits."""
+    """Return the snapshot without the waiting jobs whose requests raise errors, and decisions for
+    these jobs."""
     sound, unsound = [], []
     for job in snapshot.queue:
         try:
@@ -150,22 +154,22 @@ def _without_unsound(
 
 def _not_planned(error: Exception) -> Reason:
     kind = type(error).__name__
-    message = f"can't be planned: the scheduler has an error ({kind}), which its log shows"
-    return Reason("not_planned", f"{message}; it is tried again in each round")
+    message = f"can't be planned because of an internal error ({kind}); see the service's log"
+    return Reason("not_planned", f"{message}. It is retried in each round")
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
     if not snapshot.connected:
-        return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
+        return Reason("cluster_unavailable", "waits for the Ray cluster, which is not responding")
     may_come = bool(snapshot.to_come)
     starting = sum(node.is_starting for node in snapshot.nodes)
     if starting and not accepted and not may_come:
         number = slots.number_of_nodes(starting)
-        return Reason("no_nodes", f"waits for a node: dray's agent starts on {number}")
+        return Reason("no_nodes", f"waits for a node: dray's agent is starting on {number}")
     if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
     if not accepted and not may_come:
-        return Reason("no_nodes", "waits for a node: the cluster has none")
+        return Reason("no_nodes", "waits for a node: the cluster has no nodes")
     if snapshot.storage_problem is not None:
         return Reason("storage_full", f"waits for free space: {snapshot.storage_problem}")
     return None

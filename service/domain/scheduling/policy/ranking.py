@@ -1,4 +1,4 @@
-"""The ranks of jobs by the quotas and shares of their queues."""
+"""Ranks of jobs, taking the quotas and shares of their queues into account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ranking:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         self._guaranteed = _within_quota(snapshot, gangs, now)
-        # An account whose jobs are all blocked could not use its share.
+        # An account whose jobs are all blocked could not use its share anyway.
         active = {(job.queue, job.owner) for job in snapshot.running}
         used_up = snapshot.used_up
         for job in snapshot.queue:
@@ -50,8 +50,8 @@ class Ranking:
 def at_the_front(
     snapshot: Snapshot, ranks: Sequence[order.Rank], running: Mapping[str, order.Rank]
 ) -> tuple[list[order.Rank], dict[str, order.Rank]]:
-    """Return the ranks of waiting and running jobs after moves to the front. A running job keeps
-    its `place`, so that no job that it has passed evicts it."""
+    """Return the ranks of waiting and running jobs, adjusted for jobs that were moved to the front.
+    A running job keeps its `place`, so that jobs that it has overtaken can't evict it."""
     waiting = zip(snapshot.queue, ranks, strict=True)
     could = [(job.queue, r) for job, r in waiting if not is_kept_back(job, snapshot.used_up)]
     fronts = order.Fronts(could)
@@ -61,8 +61,9 @@ def at_the_front(
 
 
 def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
-    """Return the jobs whose slots are guaranteed by their queue. Jobs count against a quota by
-    priority, running jobs first among equals. Jobs that can't start now don't count."""
+    """Return the jobs whose slots are guaranteed by the quota of their queue. Jobs are counted
+    against the quota by priority; among equals, running jobs come first. Waiting jobs that can't
+    start now are not counted."""
     having = {queue.name for queue in snapshot.queues if queue.quota}
     if not having:
         return set()
@@ -89,7 +90,8 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs, now: datetime) -> set[str]:
 
 
 class Able:
-    """Finds, one by one, the waiting jobs that could start now if enough slots were free."""
+    """Determines which waiting jobs could start now if enough slots were free, one job at a
+    time."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs, now: datetime) -> None:
         self._now = now
@@ -98,8 +100,9 @@ class Able:
         self._limits = limits_of(snapshot, gangs)
 
     def takes_room(self, job: WaitingJob, gang: Gang) -> bool:
-        """Count the job against its limits. Returns False if they leave too little for it to start,
-        or if it waits for something other than slots."""
+        """Return whether the job could start if enough slots were free, and if so, count it against
+        its limits. False if the limits leave too little, or if it waits for something other than
+        slots."""
         backs_off = job.not_before is not None and job.not_before > self._now
         if backs_off or job.preparing or is_kept_back(job, self._used_up):
             return False
@@ -117,7 +120,8 @@ class Able:
 
 
 def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
-    """Return the limits, which count what jobs hold and what running groups lack."""
+    """Return the limits, with the slots that jobs hold and that running groups lack already
+    counted."""
     limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
     for group in snapshot.growing:
         of_account = limits.of((group.queue, group.owner))
@@ -127,5 +131,5 @@ def limits_of(snapshot: Snapshot, gangs: Gangs) -> QueueLimits:
 
 
 def is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
-    """Whether the job waits for something that the scheduler does not decide."""
+    """Whether the job waits for something that is not up to the scheduler."""
     return bool(job.held or job.after) or job.queue in used_up

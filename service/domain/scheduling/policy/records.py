@@ -1,4 +1,4 @@
-"""The records of a plan: its input, the snapshot, and its output, the decisions."""
+"""The input of a plan (the snapshot) and its output (the decisions)."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from service.domain.scheduling.rules.queues import DEFAULT, Queue
 class WaitingJob:
     job_id: str
     attempt: int
-    """Number of the job's newest attempt. A claim fails if this has changed."""
+    """Number of the job's latest attempt. A claim fails if it has changed."""
     priority: int
     seq: int
     """Order of submission."""
     request: Request
     not_before: datetime | None = None
     preparing: str | None = None
-    """Set while the environment is not ready on the nodes where the job would start. The job then
-    takes and reserves no slots."""
+    """A message, set while the environment is not ready on the nodes where the job would start.
+    Until then, the job neither takes nor reserves slots."""
     left_s: float | None = None
-    """Seconds that the job has left once it runs; None if unknown."""
+    """Remaining runtime in seconds, once the job runs; None if unknown."""
     waited_s: float = math.inf
-    """Seconds since the job was submitted, without the time in which it ran, was held, or waited
-    for other jobs to end or for its array."""
+    """Seconds since the job was submitted, excluding time in which it ran, was held, or waited for
+    other jobs to end or for its array."""
     yields: bool = False
-    """Whether the job saves its state when asked to leave its slots, and resumes from it."""
+    """Whether the job saves its state and later resumes from it when asked to leave its slots."""
     ends_within_s: float | None = None
-    """Seconds of running after which the job is ended at the latest."""
+    """Maximum runtime in seconds."""
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None
     """Name of the user who holds the job. A held job does not start."""
     place: int = 0
-    """Lower values go first among jobs of one priority: see `models.JobRow.rank`."""
+    """Among jobs of the same priority, lower values come first: see `models.JobRow.rank`."""
     after: tuple[Dependency, ...] = ()
-    """Jobs and arrays that must end first. Until then, the job takes and reserves no slots."""
+    """Jobs and arrays that must end first. Until then, the job neither takes nor reserves slots."""
     array: ArrayLimit | None = None
 
 
 @dataclass(frozen=True)
 class Growing:
-    """A group that could use more slots and has confirmed all its grants."""
+    """A group that could use more slots and has confirmed all its earlier grants."""
 
     job_id: str
     attempt: int
@@ -60,17 +60,17 @@ class Growing:
     seq: int
     request: Request
     slices: tuple[Slice, ...]
-    """The slots that the group holds. A grant fails if these have changed."""
+    """The slots that the group holds. A grant fails if they have changed."""
     lacking: int = 0
-    """Number of missing workers for which the group waits, unless it `trains` without them."""
+    """Number of missing workers that the group waits for (or trains without, if `trains`)."""
     queue: str = DEFAULT
     owner: str = "default"
     trains: bool = False
-    """Whether the group goes on without the missing workers, as gossip does."""
+    """Whether the group continues without the missing workers, as with gossip."""
 
     @property
     def most(self) -> int:
-        """Number of workers up to the full size."""
+        """Number of workers that are missing from the full size."""
         return self.request.num_workers - count(self.slices)
 
 
@@ -80,27 +80,29 @@ class Snapshot:
     nodes: tuple[Node, ...]
     connected: bool
     holders: tuple[Holder, ...] = ()
-    """Jobs that have slots, only for messages: `available_to_us` already excludes their slots."""
+    """Jobs that hold slots. Only used for messages, since `available_to_us` already excludes these
+    slots."""
     storage_problem: str | None = None
-    """Why no job may start although slots are free: the storage is full."""
+    """Why no job can start, even if slots are free: the storage is full."""
     growing: tuple[Growing, ...] = ()
     running: tuple[RunningJob, ...] = ()
-    """Jobs that may be asked to leave their slots."""
+    """Jobs that can be asked to leave their slots."""
     min_run_s: float = eviction.MIN_RUN_S
-    """Seconds for which a job holds its slots before it may be asked to leave."""
+    """Minimum time in seconds that a job holds its slots before it can be asked to leave."""
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
-    """Cluster-seconds that users have used recently, by queue and user."""
+    """Recent usage in cluster-seconds, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs with slots, by array."""
+    """Number of jobs that hold slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
-    """Why no job of a queue starts, by queue: the budget is used up."""
+    """For queues whose budget is used up: the reason why their jobs do not start, by queue."""
     topology: tuple[str, ...] = ()
-    """Keys of the labels that name the levels of the topology, the widest first."""
+    """Label keys of the levels of the topology, from the widest to the narrowest."""
     to_come: tuple[Node, ...] = ()
-    """Nodes that an autoscaler may add, and nodes that are about to be accepted."""
+    """Nodes that an autoscaler can add, and nodes that are about to be accepted."""
     elastic: Mapping[str, ElasticJob] = field(default_factory=dict)
-    """Jobs whose size is chosen by their speed, by job. All of them save and resume their state."""
+    """Jobs whose size is chosen based on their speed, by job. All of them can save and resume their
+    state."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,17 @@ class Start:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Wait:
-    """A waiting job does not start. Not frozen: each waiting job has a `Wait`, a frozen one takes
-    five times as long to create, and many get their reason last."""
+    """A waiting job does not start. Not frozen: there is a `Wait` for every waiting job, creating a
+    frozen one takes five times as long, and many get their reason only at the end."""
 
     job_id: str
     reason: Reason
     position: int | None
-    """Position in the queue from 1; None if the job is held or its request raises an error."""
+    """Position in the queue, starting at 1; None if the job is held or its request raises an
+    error."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
-    """Slots that are kept for the job until other jobs have left them."""
+    """Slots that are kept for the job while other jobs are leaving them."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,12 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Grow:
-    """Give a running group these additional slots."""
+    """Give these additional slots to a running group."""
 
     job_id: str
     slices: tuple[Slice, ...]
     batch_size: int | None = None
-    """Global batch of the grown group; None if the batch is fixed."""
+    """Global batch size of the larger group; None if the size is fixed."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class Preempt:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Ask a running group to release these slots and go on with the others."""
+    """Ask a running group to release these slots and continue with the others."""
 
     job_id: str
     slices: tuple[Slice, ...]
@@ -159,12 +162,13 @@ class Shrink:
     because_of: str
     """The job that needs the slots."""
     batch_size: int | None = None
-    """Global batch of the shrunk group; None if the batch is fixed."""
+    """Global batch size of the smaller group; None if the size is fixed."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Stay:
-    """A group that could use more slots gets none now. Not frozen, for the reasons of `Wait`."""
+    """A group that could use more slots gets none for now. Not frozen, for the same reasons as
+    `Wait`."""
 
     job_id: str
     reason: Reason

@@ -1,4 +1,4 @@
-"""One round of the policy: jobs get the remaining slots, one after the other."""
+"""One round of the policy, in which jobs get slots one after another."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from service.domain.scheduling.rules.dependencies import ArrayLimit, waits_for
 from service.domain.scheduling.rules.obstacles import Ahead, Explanation, Obstacles, Reason, jobs
 
 PENDING = Reason("", "")
-"""The reason of decisions whose real reason is added at the end (`Round.explain`)."""
+"""Placeholder for reasons that are added at the end (`Round.explain`)."""
 SOON_S = 15.0
-"""Longest backoff with which a job keeps its position: it was rarely or never at fault."""
+"""Maximum backoff with which a job keeps its position. Such a job rarely or never caused its
+failures."""
 
 
 class Round:
-    """The remaining slots while one plan is made."""
+    """The state of one plan while it is made, such as the remaining slots."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Round:
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
-        """ranks: of the running jobs."""
+        """`ranks` are the ranks of the running jobs."""
         self._nodes = nodes
         self._gangs = gangs
         self._topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
@@ -57,11 +58,11 @@ class Round:
         self._backfill = self.departures.backfill
         self._free = Pool(self._stock, When.FREE)
         self._open = Offer(self._stock)
-        """Slots that are not reserved by blocked jobs ahead."""
+        """Slots that are not reserved by blocked jobs earlier in the queue."""
         self._passable = Offer(self._stock)
-        """Slots that are not reserved by blocked jobs ahead that have waited for long."""
+        """Slots that are not reserved by earlier blocked jobs that have waited for a long time."""
         self._unreserved = Pool(self._stock, When.NOW)
-        """Slots including reserved ones."""
+        """Slots, including reserved slots."""
         if all(job.ends_within_s is None for job in snapshot.queue):
             self._backfill.close()
         self._limits = limits_of(snapshot, gangs)
@@ -71,7 +72,7 @@ class Round:
         self._to_come = snapshot.to_come
         there = [*nodes, *snapshot.to_come]
         self._is_closed = bool(there) and not any(is_open(node.total) for node in there)
-        """Whether all nodes accept only ranks of silos."""
+        """Whether every node accepts only ranks of silos."""
         self._possible: set[Gang] = set()
         self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
@@ -79,21 +80,21 @@ class Round:
         self._now = now
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
         self._promised_of_arrays: Counter[str] = Counter()
-        """Number of jobs for which other jobs make room, by array."""
+        """Number of jobs for which other jobs are making room, by array."""
 
     def serve(self, group: Growing) -> Decision:
-        """Give a group all the workers that it lacks, on any free slots."""
+        """Give a group all the workers that it lacks, on any free slots, even reserved ones."""
         gang, lacking = self._gangs.of(group.request), group.lacking
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
         slices = self._free.pack_near(gang.kind, lacking, lacking, group.slices)
         if slices is not None:
             limits = self._limits.of((group.queue, group.owner))
-            if limits is not None:  # `limits_of` reserved these
+            if limits is not None:  # undo the reservation by `limits_of`
                 limits.keep_place(group.job_id, gang.kind, -lacking)
                 limits.take(group.job_id, gang.kind, lacking)
             return self._grow(group, gang, slices)
-        how = "goes on without" if group.trains else "waits for"
+        how = "continues without" if group.trains else "waits for"
         sentence = f"{how} {workers(lacking)} of {gang.bundle_spoken}"
         stay = self._stay(sentence, group, gang, lacking)
         self._set_aside(group.job_id, gang, lacking)
@@ -101,12 +102,12 @@ class Round:
         return stay
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Decide about a waiting job. position: in the queue, from 1."""
+        """Decide about a waiting job. `position` is its position in the queue, starting at 1."""
         kept_back = self._kept_back(job, gang, position)
         return kept_back or self._find_slots(job, gang, rank, position)
 
     def _kept_back(self, job: WaitingJob, gang: Gang, position: int) -> Decision | None:
-        """Return the decision if the job can't start whatever slots are free; None if it may."""
+        """Return the decision if the job can't start regardless of free slots; else None."""
         if job.after:
             return waits_for_jobs(job, position)
         if self._is_closed and not gang.request.homes:
@@ -115,7 +116,7 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = f"waits until {job.not_before:%H:%M:%S} UTC before it is tried again"
+            message = f"waits until {job.not_before:%H:%M:%S} UTC before it is retried"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             sentence = self._of_array(job.array)
@@ -127,7 +128,7 @@ class Round:
         return None
 
     def _find_slots(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
-        """Start the job on free slots, let other jobs make room, or let it wait."""
+        """Start the job on free slots, have other jobs make room for it, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -138,7 +139,7 @@ class Round:
             most = min(most, room.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        # Slots that are free now count as free soon, too.
+        # Slots that are free now also count as free soon.
         fits_soon = offer.soon.has(kind, least)
         if target == 0 and fits_soon:
             message = f"{gang.needs}; {OTHERS_GAIN} the available slots"
@@ -176,7 +177,7 @@ class Round:
         return wait
 
     def _back_off(self, job: WaitingJob, gang: Gang, until: datetime) -> None:
-        """Reserve slots for a job that is tried again soon, as if it waited for slots."""
+        """Reserve slots for a job that will be retried soon, as if it were waiting for slots."""
         kind, most = gang.kind, gang.request.num_workers
         limits = self._limits.of((job.queue, job.owner))
         if limits is not None:
@@ -208,7 +209,7 @@ class Round:
         return reason
 
     def _lacks_nodes(self, gang: Gang) -> Reason | None:
-        """Return why the present nodes could not run the gang even if they were empty."""
+        """Return why the current nodes could not run the gang even if they were empty."""
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
@@ -223,7 +224,8 @@ class Round:
     def _promise(
         self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
     ) -> Wait | None:
-        """Keep slots for a job, some of which other jobs are about to leave; None if too few."""
+        """Keep slots for a job, some of which other jobs are about to leave. Returns None if there
+        are too few."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         if slices is None:
             return None
@@ -257,7 +259,7 @@ class Round:
                 limits.keep_place(job.job_id, gang.kind, most)
 
     def grow(self, group: Growing) -> Decision:
-        """Give a training group slots that it can use and that no job has reserved."""
+        """Give a training group additional slots that no job has reserved."""
         if (stay := self._asked_for_slots(group)) is not None:
             return stay
         gang = self._gangs.of(group.request)
@@ -271,7 +273,7 @@ class Round:
                 return self._stay(sentence, group, gang, 1)
             why = f"{OTHERS_GAIN} the available slots"
             if self.departures.chooses_at_most(group, held):
-                why = "this is its size for now, by its known step times"
+                why = "this is currently its best size, according to its known step times"
             message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
         limits = self._limits.of((group.queue, group.owner))
@@ -288,7 +290,7 @@ class Round:
         return self._stay(sentence, group, gang, 1)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
-        """Return the decision for a group that this plan asks for slots; None for others."""
+        """Return the decision for a group that this plan asks for slots; None for other groups."""
         asked = self.departures.asked_of(group.job_id)
         if asked is None:
             return None
@@ -296,8 +298,8 @@ class Round:
         return Stay(group.job_id, Reason("asked_for_slots", asked.reason.message), ahead)
 
     def _stay(self, sentence: str, group: Growing, gang: Gang, least: int) -> Stay:
-        """Return the decision for a group that lacks `least` workers or more, because too few slots
-        are free and not reserved."""
+        """Return the decision for a group that needs at least `least` more workers, for which too
+        few slots are free and unreserved."""
         stay = Stay(group.job_id, PENDING)
         ahead = self._obstacles.ahead(gang.kind)
 
@@ -312,7 +314,7 @@ class Round:
         return self._free.room_near(gang.kind, group.slices)
 
     def explain(self, on_error: Callable[[str, Exception], Reason]) -> None:
-        """Add the reasons that depend on what the whole plan starts."""
+        """Add the reasons that depend on everything that the plan starts."""
         why_waiting = self._obstacles.why_waiting
         for wait, gang, ahead in self._unexplained:
             try:

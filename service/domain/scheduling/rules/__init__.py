@@ -1,1 +1,1 @@
-"""The rules for which job comes first, is blocked or makes room, and their messages."""
+"""The rules for which jobs come first, are blocked or make room, and their messages."""

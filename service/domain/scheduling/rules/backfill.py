@@ -1,9 +1,10 @@
-"""Backfill: jobs whose end is known use slots that other jobs have reserved but can't use yet.
+"""Backfill: jobs with a known end use slots that other jobs have reserved but can't use yet.
 
-A job with a limit on its running time may overtake a blocked job if it surely ends, and frees its
-slots, before the blocked job can start. The blocked job waits for running jobs to leave. Each of
-these is assumed to leave as early as possible: at once if its time left is unknown, after half of
-the forecast time, or as soon as it may be asked if the blocked job may get the right to ask.
+A job with a limit on its running time may overtake a blocked job if it is certain to end and free
+its slots before the blocked job can start. The blocked job waits for running jobs to leave. Each of
+these is assumed to leave as early as possible: immediately if its time left is unknown, otherwise
+after half of the forecast time, or as soon as it may be evicted, if the blocked job may have the
+right to evict it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck,
 from service.domain.scheduling.rules.order import SETTLING_S, Rank
 
 SURE = 0.5
-"""The share of the forecast time for which a job surely goes on."""
+"""The share of the forecast time for which a job is certain to keep running."""
 MAX_BLOCKED = 100
-"""Most blocked jobs that a job may overtake."""
+"""Maximum number of blocked jobs that a job may overtake."""
 
 
 class Backfill:
-    """The time for which the reserved slots of a plan's blocked jobs surely stay unused."""
+    """The time for which the slots reserved by a plan's blocked jobs are certain to stay unused."""
 
     def __init__(
         self,
@@ -33,7 +34,8 @@ class Backfill:
         gangs: Gangs,
         min_run_s: float,
     ) -> None:
-        """pool: free slots, reserved or not, after all jobs have left that were asked to."""
+        """pool: the slots, reserved or not, that are free once all jobs that were asked to leave
+        have left."""
         self._running = running
         self._ranks = ranks
         self._pool = pool
@@ -48,7 +50,7 @@ class Backfill:
         return ends_within_s is not None and ends_within_s + SETTLING_S <= self._free_s
 
     def block(self, kind: WorkerKind, least: int, rank: Rank) -> None:
-        """Record a job of `least` workers that has reserved slots but can't start yet."""
+        """Record a job with `least` workers that has reserved slots but can't start yet."""
         self._num_blocked += 1
         if self._num_blocked > MAX_BLOCKED:
             self.close()
@@ -56,15 +58,15 @@ class Backfill:
             self._free_s = min(self._free_s, self._starts_in_s(kind, least, rank))
 
     def leaves(self, job_id: str) -> None:
-        """Record that the job was asked for all its slots, so that the pool has them."""
+        """Record that the job was asked for all of its slots, so the pool already contains them."""
         self._gone.add(job_id)
 
     def close(self) -> None:
-        """Let no job overtake from now on."""
+        """Let no further jobs overtake."""
         self._free_s = 0.0
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
-        """Return the seconds until enough slots can be free at the earliest."""
+        """Return the minimum number of seconds until enough slots can be free."""
         trial = SlotCheck(kind, self._pool, self._gangs)
         if trial.room >= least:
             return 0.0  # jobs ahead of it may give up their reserved slots
@@ -82,7 +84,7 @@ class Backfill:
 
 
 def leaves_in_s(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> float:
-    """Return the seconds for which a running job of this rank surely keeps its slots."""
+    """Return the seconds for which a running job of this rank is certain to keep its slots."""
     if running.is_leaving or running.recalled or running.left_s is None:
         return 0.0
     goes_on_s = SURE * running.left_s

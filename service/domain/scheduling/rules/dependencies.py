@@ -1,4 +1,4 @@
-"""Rules and messages for jobs that wait for other jobs to end, and for the limits of arrays."""
+"""Rules and messages for jobs that wait for other jobs, and for the limits of arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from dray.views import JobState
 
 MAX_NAMED = 3
-"""Most jobs that a message names."""
+"""Maximum number of jobs that a message names."""
 
 
 class Prospect(StrEnum):
@@ -18,11 +18,12 @@ class Prospect(StrEnum):
     OPEN = "open"
     SATISFIED = "satisfied"
     NEVER = "never"
-    """The dependency can't be satisfied any more."""
+    """The dependency can no longer be satisfied."""
 
 
 def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
-    """Return the state of a dependency on one job, or on all jobs of an array, by their states."""
+    """Return the state of a dependency on jobs with these states: one job, or all jobs of an
+    array."""
     ended_badly = {JobState.FAILED, JobState.CANCELLED} & set(states)
     if on_success and ended_badly:
         return Prospect.NEVER
@@ -33,16 +34,16 @@ def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
 
 @dataclass(frozen=True)
 class Dependency:
-    """A job or array that has not ended and for which another job waits."""
+    """An unfinished job or array for which another job waits."""
 
     id: str
     on_success: bool
     is_now: str
-    """The job's state; for an array, how many of its jobs have not ended."""
+    """The job's state, or for an array, how many of its jobs have not ended."""
 
 
 def waits_for(after: Sequence[Dependency]) -> str:
-    """Return why a job with these dependencies does not start."""
+    """Return the message for why a job with these dependencies does not start."""
     shown = [
         f"the {'success' if one.on_success else 'end'} of {one.id} ({one.is_now})"
         for one in after[:MAX_NAMED]
@@ -53,7 +54,8 @@ def waits_for(after: Sequence[Dependency]) -> str:
 
 
 def never_satisfied(after: str, failed: str, state: JobState) -> str:
-    """Return why a job that depends on the success of a job or array is cancelled."""
+    """Return the message for why a job is cancelled that depends on the success of a job or
+    array."""
     ended = "failed" if state is JobState.FAILED else "was cancelled"
     which = "which" if after == failed else f"of which {failed}"
     return f"was to start after the success of {after}, {which} {ended}"
@@ -61,13 +63,14 @@ def never_satisfied(after: str, failed: str, state: JobState) -> str:
 
 @dataclass(frozen=True)
 class ArrayLimit:
-    """A job's array, of which at most `max_running` jobs may run at once."""
+    """A job's array, of which at most `max_running` jobs can run at the same time."""
 
     array_id: str
     max_running: int
 
     def sentence(self, running: int, starting: int) -> str:
-        """Return why a job does not start. starting: jobs that start once others have left."""
+        """Return the message for why a job does not start. starting: number of jobs that will start
+        once others have left."""
         verbs = ("job", "runs") if running == 1 else ("jobs", "run")
         soon = f", and {starting} {'starts' if starting == 1 else 'start'} next" if starting else ""
         return (

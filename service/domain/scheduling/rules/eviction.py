@@ -1,13 +1,13 @@
-"""Pure rules that decide which running jobs leave their slots for a waiting job.
+"""Pure rules that decide which running jobs release their slots for a waiting job.
 
-A running job is asked to leave for a job of higher priority, or for a job whose slots are
+A running job is asked to leave for a job with a higher priority, or for a job whose slots are
 guaranteed by its queue's quota. If it saves its state on request and resumes from it, it is also
-asked for a job whose queue or user has used less than its share, or that has clearly less work
-left. No job leaves before it has held its slots for a minimum run time. So two jobs never evict
-each other in turn, and a job is evicted at most once in that time. Jobs that lose the least work
-leave first.
+asked to leave for a job whose queue or user has used less than its share, or that has clearly less
+work left. No job leaves before it has held its slots for a minimum run time. This prevents two jobs
+from alternately evicting each other, and a job is evicted at most once in that time. Jobs that lose
+the least work leave first.
 
-Before any job leaves, elastic groups above their least size release slots.
+Before any job leaves, elastic groups above their minimum size release slots.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import Turn
 
 MIN_RUN_S = 300.0
-"""Default seconds for which a job holds its slots before it may be asked for them."""
+"""Default number of seconds for which a job holds its slots before it may be asked for them."""
 CLEARLY_LESS = 0.5
-"""Bound of the coming job's work left, relative to the leaving job's work left."""
+"""Upper bound for the waiting job's remaining work, relative to the running job's remaining
+work."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class RunningJob:
     request: Request
     slices: tuple[Slice, ...]
     held_s: float
-    """Seconds for which the job could train. Its start counts only if it takes very long."""
+    """Seconds for which the job could train. Its startup counts only if it takes very long."""
     left_s: float | None = None
-    """Seconds that the job has left; None if unknown."""
+    """Remaining seconds of the job; None if unknown."""
     waited_s: float = 0.0
-    """Seconds since the job was submitted, without the time in which it ran."""
+    """Seconds since the job was submitted, excluding the time in which it ran."""
     lost_s: float = 0.0
-    """Seconds of the job's work that must be repeated if it leaves now."""
+    """Seconds of the job's work that have to be repeated if it leaves now."""
     yields: bool = False
     """Whether the job saves its state when asked to leave, and resumes from it."""
     is_leaving: bool = False
@@ -58,28 +59,29 @@ class RunningJob:
     queue: str = "default"
     owner: str = "default"
     spare: tuple[Slice, ...] = ()
-    """Slots that the job may be asked to release, in this order, while it goes on."""
+    """Slots that the job may be asked to release, in this order, while it continues."""
     recalled: tuple[Slice, ...] = ()
     """Slots that the job was asked to release."""
     same_batch_s: float = 0.0
-    """Seconds for which the group has used its batch; 0 if it can't change the batch now."""
+    """Seconds for which the group has used its current batch size; 0 if it can't change it now."""
     num_left: int = 0
-    """Number of times that the job has left its slots on request."""
+    """Number of times that the job has released its slots on request."""
     grown_s: float = math.inf
     """Seconds since the group last got more slots."""
     shrunk_s: float = math.inf
-    """Seconds since the job was last asked for slots because other jobs gain more by them."""
+    """Seconds since the job was last asked for slots because other jobs gain more from them."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a job of rank `coming` may evict a running job now. rank: of the running job."""
+    """Whether a job with the rank `coming` may evict a running job now. rank: the running job's
+    rank."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     return has_right(coming, running, rank)
 
 
 def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether the coming job may evict the running job after its minimum run time."""
+    """Whether the waiting job may evict the running job after its minimum run time."""
     if coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
@@ -92,8 +94,8 @@ def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
 
 
 def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) -> bool:
-    """Whether a group must release its spare slots for a job of rank `coming`. It must if the job's
-    turn, priority and user rank no lower than the group's."""
+    """Whether a group must release its spare slots for a job with the rank `coming`: it must if the
+    job's turn, priority and user rank no lower than the group's."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s or not running.spare:
         return False
     stands = coming.turn, coming.falling_priority, coming.user_is_ahead
@@ -101,7 +103,8 @@ def may_shrink(coming: Rank, running: RunningJob, rank: Rank, min_run_s: float) 
 
 
 def because(coming: Rank, rank: Rank) -> str:
-    """Return why a job leaves its slots to another, as words that follow the other job's name."""
+    """Return why a job releases its slots for another job, as text that follows the other job's
+    name."""
     if coming.turn < rank.turn:
         if coming.turn is Turn.QUOTA:
             return "which is within its queue's quota"
@@ -110,7 +113,7 @@ def because(coming: Rank, rank: Rank) -> str:
         return "which has a higher priority"
     if coming.user_is_ahead < rank.user_is_ahead:
         return "because its own user has used more than their share"
-    if coming.place:  # its rank is that of a job that it passes
+    if coming.place:  # it has the rank of a job that it passes
         return "which was moved to the front of its queue"
     if coming.work < 0:
         return "which has waited for more than a day"
@@ -130,16 +133,17 @@ def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> 
 
 
 class Ask(NamedTuple):
-    """Slots that a running job may be asked for."""
+    """A request for slots of a running job."""
 
     running: RunningJob
     slices: tuple[Slice, ...]
     is_all: bool
-    """Whether the job leaves; `slices` are then the slots for which it was not asked before."""
+    """Whether the job leaves. In that case, `slices` are the slots for which it was not asked
+    before."""
 
 
 class Candidates:
-    """The slots that running jobs may be asked for, in the order of the requests."""
+    """The slots for which running jobs may be asked, in the order of the requests."""
 
     def __init__(
         self, running: Iterable[RunningJob], ranks: Mapping[str, Rank], min_run_s: float
@@ -152,8 +156,8 @@ class Candidates:
         self._leaving: list[tuple[RunningJob, Rank]] = []
 
     def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
-        """Yield what may be asked for a job of rank `coming`, except of the jobs in `but`: first
-        spare slots, then jobs that leave."""
+        """Yield the requests that may be made for a job with the rank `coming`, except to the jobs
+        in `but`: first for spare slots, then for jobs to leave."""
         # If ranks differ only in their work, the rank with more work may ask fewer jobs.
         if self._first is None or coming < self._first or coming[:-3] != self._first[:-3]:
             self._first = coming
@@ -170,7 +174,7 @@ class Candidates:
 
 
 def _rest(job: RunningJob) -> tuple[Slice, ...]:
-    """Return the job's slots without its spare slots."""
+    """Return the job's slots, except for its spare slots."""
     rest = list(job.slices)
     for part in job.spare:
         rest.remove(part)
@@ -178,20 +182,20 @@ def _rest(job: RunningJob) -> tuple[Slice, ...]:
 
 
 class Asked(NamedTuple):
-    """The slots that running jobs are asked for so that a gang fits."""
+    """The requests to running jobs that make a gang fit."""
 
     asks: tuple[Ask, ...]
     """The requests; empty if the gang does not fit even with all candidates."""
     room: int
-    """Number of workers that fit if all tried candidates are asked."""
+    """Number of workers that fit if all candidates that were tried are asked."""
 
 
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """Return the candidates to ask so that `least` workers fit, tried in their order.
+    """Return the candidates to ask so that `least` workers fit. Candidates are tried in order.
 
-    pool: slots that are free, or will be once jobs that were already asked have left.
+    pool: slots that are free, or will be free once the jobs that were already asked have left.
     """
     trial = SlotCheck(kind, pool, gangs)
     chosen: list[Ask] = []
@@ -219,27 +223,28 @@ def victims(
 
 
 class SlotCheck:
-    """A pool to which some slots are returned on trial."""
+    """Checks how many workers would fit if some slots were returned to a pool."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
         self._kind = kind
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[Amounts, Amounts, int] | None] = {}
-        """(free resources, part of them that is set aside, room) of each node."""
+        """(free resources, the part of them that is set aside, number of workers that fit) of each
+        node."""
         self._parts: dict[str, list[tuple[float, int]]] = {}
-        """The parts of GPUs that jobs have on each node after the returns."""
+        """The parts of GPUs that jobs have on each node after the slots were returned."""
         self._had: dict[str, Counter[str]] = {}
-        """Number of workers after the returns, by job and node."""
+        """Number of workers after the slots were returned, by job and node."""
         self._rooms = pool.rooms(kind)
 
     @property
     def room(self) -> int:
-        """Number of workers that have room where they may be together."""
+        """Number of workers that fit where they are allowed to be together."""
         return max(self._rooms.values(), default=0)
 
     def give_back(self, ask: Ask, sign: int = 1) -> None:
-        """Return these slots, or take them again if `sign` is -1."""
+        """Return these slots, or take them back if `sign` is -1."""
         kind = self._gangs.of(ask.running.request).kind
         name = ask.running.job_id
         if name not in self._had:

@@ -1,7 +1,8 @@
-"""The limits of queues and of their users: how many workers a job may have, whatever is free.
+"""The limits of queues and their users: how many workers a job can have, no matter how much is
+free.
 
-A waiting job counts towards the limits, too: jobs behind it under the same limits get none of the
-room that it waits for. A user's limit never blocks another user's jobs.
+Waiting jobs also count towards the limits: jobs behind a waiting job under the same limits get
+nothing of the capacity for which it waits. A user's limit never blocks another user's jobs.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ HELD = "held"
 
 @dataclass(frozen=True)
 class Room:
-    """The number of workers that a job may have, and the limit that allows no more."""
+    """The number of workers that a job can have, and the limit that allows no more."""
 
     workers: int
     code: str = ""
     message: str = ""
     holders: tuple[str, ...] = ()
-    """The first jobs that hold what the limit counts."""
+    """The first jobs that hold the resources that the limit counts."""
     _reasons: dict[str, Reason] = field(default_factory=dict, compare=False, repr=False)
 
     def reason(self, sentence: str) -> Reason:
-        """Return why a job gets no more, cached because many jobs wait for the same reason.
-        sentence: states what the job needs."""
+        """Return why a job gets no more. The result is cached, because many jobs wait for the same
+        reason. sentence: a description of what the job needs."""
         found = self._reasons.get(sentence)
         if found is None:
             found = Reason(self.code, f"{sentence}; {self.message}")
@@ -61,27 +62,27 @@ _Counted = list[tuple[str, float]]
 
 @dataclass
 class _Use:
-    """The jobs and resources that count towards the limits of a queue, or of one of its users."""
+    """The jobs and resources that count towards the limits of a queue or of one of its users."""
 
     holds: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
     """Jobs that hold slots."""
     ahead: dict[str, float] = field(default_factory=dict)
-    """Resources that earlier waiting jobs will hold."""
+    """Resources that waiting jobs ahead will hold."""
     num_ahead: int = 0
     shared: dict[str | None, Room] = field(default_factory=dict)
-    """Rooms for jobs that hold nothing and get nothing, by resource, until more is held."""
+    """Rooms for jobs that hold and get nothing, by resource; cached until more is held."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """The limits of a queue, or of one of its users, and their wording."""
+    """The limits of a queue or of one of its users, and the wording of their messages."""
 
     code: str
     amounts: Mapping[str, float]
     max_running: int | None
     holder: str
-    """Subject of the sentence about what is held."""
+    """Subject of the sentence about the held resources."""
     where: str
     limit: str
     allows: str
@@ -100,16 +101,16 @@ class AccountLimits:
     """The limits for the jobs of one user in one queue. The user's limits come first."""
 
     def __init__(self, scopes: Sequence[_Scope], closed: Room | None = None) -> None:
-        """closed: the room of every job if no job may start."""
+        """closed: the room of every job, if no job is allowed to start."""
         self._scopes = scopes
         self._closed = closed
         self._limiting: dict[WorkerKind, list[tuple[_Scope, _Counted]]] = {}
         self._most_ever: dict[WorkerKind, int] = {}
 
     def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
-        """Return the additional workers that all limits allow a job. If these are fewer than
-        `least` and a user's limit is one reason, the room names this limit: it blocks no other
-        user."""
+        """Return how many additional workers all limits allow a job. If there are fewer than
+        `least` and a user's limit is one of the reasons, the room names this limit, because it
+        doesn't block other users."""
         if self._closed is not None:
             return self._closed
         most = UNLIMITED.workers
@@ -127,8 +128,9 @@ class AccountLimits:
     def keep_place(
         self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
     ) -> None:
-        """Count workers that the job waits for, because of slots or `under` a limit. A job that
-        lowered limits can never allow is not counted, because it would block all later jobs."""
+        """Count workers for which the job waits, because of missing slots or `under` a limit. A job
+        that limits can never allow, because they were lowered, is not counted: it would block all
+        later jobs."""
         if under is not UNLIMITED and num_workers > self._most(kind):
             return
         for scope, counted in self._limits_of(kind):
@@ -140,7 +142,8 @@ class AccountLimits:
             use.num_ahead += job_id not in use.jobs
 
     def _limits_of(self, kind: WorkerKind) -> list[tuple[_Scope, _Counted]]:
-        """Return the scopes that limit such workers, each with a worker's limited resources."""
+        """Return the scopes that limit such workers, each with the limited resources of a
+        worker."""
         found = self._limiting.get(kind)
         if found is None:
             of_each = [(scope, scope.counted(kind)) for scope in self._scopes]
@@ -149,7 +152,7 @@ class AccountLimits:
         return found
 
     def _most(self, kind: WorkerKind) -> int:
-        """Return how many workers the limits allow if nothing else is held."""
+        """Return how many workers the limits allow if no other job holds anything."""
         found = self._most_ever.get(kind)
         if found is None:
             allowed = [
@@ -169,7 +172,7 @@ class AccountLimits:
 
 
 class QueueLimits:
-    """The remaining room under the limits while one plan is made."""
+    """The remaining capacity under the limits while a plan is made."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class QueueLimits:
         holders: Iterable[Holder] = (),
         used_up: Mapping[str, str] | None = None,
     ) -> None:
-        """used_up: why no more jobs of a queue start, by queue with a used-up budget."""
+        """used_up: why no more jobs of a queue start, for each queue whose budget is used up."""
         self._used_up = used_up or {}
         self._queues = {queue.name: queue for queue in queues}
         self._of_queues: dict[str, _Use] = defaultdict(_Use)
@@ -188,7 +191,7 @@ class QueueLimits:
                 limits.add(holder.job_id, amounts_of(holder.request).items())
 
     def of(self, account: Account) -> AccountLimits | None:
-        """Return the limits of an account; None if nothing is limited."""
+        """Return the limits of an account; None if it has no limits."""
         try:
             return self._of_accounts[account]
         except KeyError:
@@ -201,7 +204,7 @@ class QueueLimits:
         return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
-        # A queue without a row was created by a release without rules of queues.
+        # A queue without a row in the table was created by a release that had no queue rules.
         queue = self._queues.get(name) or Queue(name)
         of_user = _Scope(
             USER_LIMIT,
@@ -218,8 +221,8 @@ class QueueLimits:
 
 
 def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | None]:
-    """Return how many workers the limits allow, and the resource that allows no more, or None if
-    the number of jobs does."""
+    """Return how many workers the limits allow, and the resource that limits them; None if the
+    number of jobs is the limit."""
     use, most = scope.use, scope.max_running
     if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
         return 0, None
@@ -233,7 +236,7 @@ def _left(scope: _Scope, job_id: str, counted: _Counted) -> tuple[int, str | Non
 
 
 def _never(scope: _Scope, counted: _Counted, least: int) -> Room | None:
-    """Return a room for 0 workers if the limits can never allow `least`, else None."""
+    """Return a room for 0 workers if the limits can never allow `least` workers, else None."""
     for name, each in counted:
         most = scope.amounts[name]
         if least * each > most + EPSILON:
@@ -262,8 +265,8 @@ def _room(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Roo
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
-    """Return words such as `the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
-    ahead = ", and jobs ahead wait, too" if is_any_ahead else ""
+    """Return text such as `the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
+    ahead = ", and jobs ahead are also waiting" if is_any_ahead else ""
     return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
 
 

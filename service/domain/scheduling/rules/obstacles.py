@@ -1,7 +1,8 @@
-"""The messages for why a job waits, and the jobs that are in its way.
+"""Explains why a job waits, and which jobs are in its way.
 
-Jobs that a plan starts later also take slots, so the messages about free slots and their holders
-are built at its end. The jobs ahead of a job are recorded when it has its turn.
+Jobs that start later in the same plan also take slots, so the messages about free slots and their
+holders are created at the end of the plan. The jobs ahead of a job are recorded when the job is
+considered.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 
 MAX_NAMED = 20
-"""Most jobs in the way that are named. The message has their total number."""
+"""Maximum number of jobs in the way that are listed. The message contains their total number."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reason:
-    """Why a job waits. Not frozen, for the reasons of `Wait`."""
+    """Why a job waits. Not frozen, for the same reasons as `Wait`."""
 
     code: str
     message: str
@@ -35,28 +36,28 @@ Explanation = tuple[Reason, tuple[str, ...]]
 
 
 class _Reach:
-    """Nodes on which workers of some kinds could run, the jobs that hold slots there, and the
-    blocked jobs that could use them as well."""
+    """A set of nodes on which certain kinds of workers could run, with the jobs that hold slots
+    there and the blocked jobs that could use these nodes as well."""
 
     def __init__(self, node_kinds: frozenset[int]) -> None:
         self.node_kinds = node_kinds
         self.num_holders = 0
-        """Number of the holders that are counted here."""
+        """Number of holders that have been counted here."""
         self.held_by: dict[str, int] = {}
         self.held = 0
         self.blocked: list[tuple[int, str]] = []
         """(position, job) of the first blocked jobs, in the order of the queue."""
         self.num_blocked = 0
         self.rivals: list[_Reach] = []
-        """Reaches that share nodes with this one."""
+        """Reaches that share nodes with this reach, including itself."""
 
 
 Ahead = tuple[tuple[str, ...], int]
-"""The first jobs that have reserved slots, and the total number of these jobs."""
+"""The first jobs that have reserved slots, and the total number of such jobs."""
 
 
 class _Seen:
-    """The obstacles to all gangs with equal requests, until the next job starts."""
+    """The obstacles for all gangs with equal requests, valid until the next job starts."""
 
     __slots__ = ("explanation", "free", "num_holders")
 
@@ -68,7 +69,8 @@ class _Seen:
 
 
 class Obstacles:
-    """Jobs that hold slots, and jobs ahead that have reserved slots, while one plan is made."""
+    """The jobs that hold slots, and the jobs ahead that have reserved slots, while a plan is
+    made."""
 
     def __init__(
         self, stock: Stock, holders: Sequence[Holder], free: Pool, nodes: Sequence[Node]
@@ -97,15 +99,16 @@ class Obstacles:
         self._num_blocked += 1
 
     def ahead(self, kind: WorkerKind) -> Ahead:
-        """Return the jobs that have reserved slots of nodes on which such workers could run."""
+        """Return the jobs that have reserved slots on nodes on which such workers could run."""
         return self._ahead(self._reach_of.get(kind) or self._reach(kind))
 
     def ahead_of(self, gang: Gang) -> Ahead | None:
-        """Return the jobs ahead of a gang for which enough is free; None if too little is free."""
+        """Return the jobs ahead of a gang if enough slots are free for it; None if too few are
+        free."""
         return self.ahead(gang.kind) if self._look(gang).free >= gang.least else None
 
     def why_waiting(self, job_id: str, gang: Gang, ahead: Ahead | None) -> Explanation:
-        """Return why the gang does not start, and which jobs are in the way."""
+        """Return why the gang does not start, and which jobs are in its way."""
         seen = self._look(gang)
         if ahead is not None and seen.free >= gang.least:
             return self._behind(gang.needs, ahead, seen.free)
@@ -134,7 +137,7 @@ class Obstacles:
         runs: bool = False,
     ) -> Explanation:
         """Return why `least` workers are not available, and which jobs are in the way. free: number
-        of workers that fit together, with the job's own workers if it `runs`."""
+        of workers that fit together, including the job's own workers if it `runs`."""
         if free >= least and ahead is not None:
             return self._behind(sentence, ahead, free)
         reach = self._counted(kind)
@@ -148,7 +151,7 @@ class Obstacles:
         if kind.is_whole:
             there = "they do not all fit into the free slots"
         elif closed := self._free.closed(kind):
-            there += f" ({closed} more on nodes with a silo's data are for ranks of silos alone)"
+            there += f" ({closed} more on nodes with a silo's data are reserved for ranks of silos)"
         message, in_the_way = f"{sentence}; {there}", tuple(named)
         if others:
             verb, held = "holds" if others == 1 else "hold", reach.held - own
@@ -157,11 +160,11 @@ class Obstacles:
         elif not reach.node_kinds:
             message = f"{sentence}; no accepted node could run one"
         elif reach.node_kinds & self._stuck:
-            message += ", processes that did not end use some of the rest"
+            message += ", processes that could not be ended use some of the rest"
         elif self._stock.whole(kind) > own:
             message += ", other programs use the rest of the cluster"
         else:
-            message += ", and it holds all that the cluster has"
+            message += ", and it already holds everything that the cluster has"
         return Reason(code, message), in_the_way
 
     def _behind(self, sentence: str, ahead: Ahead, free: int) -> Explanation:
@@ -173,8 +176,8 @@ class Obstacles:
         return Reason("behind_in_queue", message), names
 
     def _together(self, kind: WorkerKind, free: int, is_new: bool) -> str:
-        """Return words for the free slots in one domain. is_new: whether any domain counts because
-        no worker of the group runs yet."""
+        """Describe the free slots in one domain. is_new: whether the group has no running workers,
+        so that it could use any domain."""
         assert kind.required is not None
         level, rooms = kind.required.level, self._free.rooms(kind)
         number = f"only {free}" if free else "none"
@@ -227,14 +230,14 @@ class Obstacles:
                     reach.rivals.append(new)
 
     def _ahead(self, reach: _Reach) -> Ahead:
-        """Return the first blocked jobs ahead with reserved slots in this reach, and the number of
-        all of them."""
+        """Return the first blocked jobs that have reserved slots in this reach, and their total
+        number."""
         number = sum([rival.num_blocked for rival in reach.rivals])
         first = self._first_ahead.get(reach)
         if first is None:
             named = heapq.merge(*(rival.blocked for rival in reach.rivals))
             first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
-            if len(first) == MAX_NAMED:  # later jobs are not among the first
+            if len(first) == MAX_NAMED:  # later jobs can't be among the first
                 self._first_ahead[reach] = first
         return first, number
 
@@ -244,7 +247,8 @@ def _is(number: int) -> str:
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:
-    """Return words such as `jobs a, b, c and 7 more`. number: total, if not all are in `names`."""
+    """Return text such as `jobs a, b, c and 7 more`. number: the total, if not all are in
+    `names`."""
     number = len(names) if number is None else number
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""

@@ -1,12 +1,12 @@
 """The order in which waiting and running jobs are considered.
 
 Jobs within their queue's quota come first, and jobs of a queue that has used more than its share
-(`shares`) come last. Within each turn, higher priority comes first. Among equals, jobs of users who
-have used more than their share come last. Among the others, the job with the least work left comes
-first, which keeps the mean completion time low. The time left is estimated from the job's progress
-and from the runs of earlier jobs like it. The order of submission decides last. A job that was
-moved to the front of its queue and priority gets the rank of the first job that it passes there,
-also towards other queues.
+(`shares`) come last. Within each turn, jobs with a higher priority come first. Among jobs with the
+same priority, jobs of users who have used more than their share come last. Of the remaining jobs,
+the job with the least work left comes first, which keeps the mean completion time low. The time
+left is estimated from the job's progress and from similar earlier jobs. The order of submission is
+the tie-breaker. A job that was moved to the front of its queue and priority gets the rank of the
+first job that it passes there, which also applies relative to other queues.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import NamedTuple
 from service.domain.scheduling.rules.shares import Turn
 
 SETTLING_S = 300.0
-"""Seconds added to the time left, so that differences far below the cost of a start don't count."""
+"""Seconds added to the time left, so that differences far below the cost of a start don't
+matter."""
 LONGEST_WAIT_S = 24 * 3600.0
-"""Seconds of waiting after which a job comes before its equals, is not evicted by them, and lets no
-job use its reserved slots. Until then, jobs that yield may use them: they leave when they are in
-its way, and empty slots would delay all jobs."""
+"""Seconds of waiting after which a job comes before other jobs of the same standing, is not evicted
+by them, and lets no job use its reserved slots. Until then, jobs that yield may use these slots:
+they leave when they are in its way, and empty slots would delay all jobs."""
 
 
 class Rank(NamedTuple):
@@ -33,18 +34,18 @@ class Rank(NamedTuple):
     """The negative priority."""
     user_is_ahead: bool
     work: float
-    """Work left: seconds times the share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """The work left: seconds, times the share of the cluster to the power of `gangs.SIZE_POWER`."""
     seq: int
     place: int
-    """Lower for jobs that were moved to the front: see `Fronts`."""
+    """Lower for jobs that were moved to the front; see `Fronts`."""
 
     @property
     def priority(self) -> int:
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether this rank can surely evict no job that the other rank can't. False for ranks of
-        different turns, because priorities count only within a turn."""
+        """Whether this rank certainly can't evict any job that the other rank can't evict. False
+        for ranks of different turns, because priorities are only comparable within a turn."""
         return (
             self.turn == other.turn
             and self.falling_priority >= other.falling_priority
@@ -57,24 +58,25 @@ class Fronts:
     """The queues and priorities in which jobs were moved to the front."""
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
-        """waiting: queue and rank of the jobs that could start."""
+        """waiting: queue and rank of each job that could start."""
         self._first: defaultdict[tuple[str, Turn, int], dict[int, Rank]] = defaultdict(dict)
-        """The first rank of each `place`, by queue, turn and priority."""
+        """The first rank with each `place`, by queue, turn and priority."""
         for queue, rank in waiting:
             of_place = self._first[queue, rank.turn, rank.falling_priority]
             of_place[rank.place] = min(rank, of_place.get(rank.place, rank))
 
     def rank(self, queue: str, own: Rank) -> Rank:
-        """Return the rank of a job just before the first job that it passes."""
+        """Return the rank of a job, which is just before the first job that it passes."""
         of_place = self._first.get((queue, own.turn, own.falling_priority), {})
         passed = [rank for place, rank in of_place.items() if place > own.place]
         return min([own, *passed])._replace(place=own.place)
 
 
 def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
-    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`, then for a
-    job with unknown time left, whose progress will show it. left_s: seconds left on its slots, or
-    None. weight: the job's share of the cluster to the power of `gangs.SIZE_POWER`."""
+    """Return the work left. It is lowest for a job that has waited for `LONGEST_WAIT_S`, followed
+    by jobs whose time left is unknown, because running them will show it. left_s: seconds left on
+    its slots, or None. weight: the job's share of the cluster to the power of
+    `gangs.SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

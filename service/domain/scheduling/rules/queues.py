@@ -1,4 +1,4 @@
-"""The rules of queues: what jobs of a queue and of its users may hold, and what is guaranteed."""
+"""The rules of queues: limits on what the jobs of a queue and its users hold, and guarantees."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ from typing import Any, NamedTuple
 from service.domain.scheduling.placement.slots import ACCELERATOR, EPSILON, Node, spoken
 
 DEFAULT = "default"
-"""The queue of a job that names none. It always exists."""
+"""The queue of jobs that don't name a queue. It always exists."""
 
 BOUNDS_OF_WAITING = ("max_queued", "max_queued_per_user")
-"""Rules that bound the number of waiting jobs."""
+"""Rules that limit the number of waiting jobs."""
 
 MAX_NAMES = {"quota": 64, "limit": 64, "user_limit": 64, "user_weights": 1000}
-"""Most resources or users in each rule, because the scheduler reads all of them in each round."""
+"""Maximum number of resources or users in each rule. The scheduler reads all of them in each
+round."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """One queue's rules. Resources have Ray's names: `{"GPU": 8}`. A resource that is not named is
-    neither limited nor guaranteed. An amount of `accelerator_type:X` is the number of workers that
-    request it: each has one such GPU, although Ray counts a thousandth."""
+    """The rules of one queue. Resources have Ray's names: `{"GPU": 8}`. A resource that is not
+    named is neither limited nor guaranteed. The amount of `accelerator_type:X` is the number of
+    workers that request it: each worker has one such GPU, although Ray counts only a thousandth."""
 
     name: str
     weight: float = 1.0
-    """The queue's share of what all queues use, relative to their weights."""
+    """The queue's share of the usage of all queues, relative to their weights."""
     user_weights: Mapping[str, float] = field(default_factory=dict)
-    """Each user's share of what the queue uses, relative to other users; 1 if not named."""
+    """Each user's share of the queue's usage, relative to the other users; 1 for users not
+    listed."""
     quota: Mapping[str, float] = field(default_factory=dict)
     """Guaranteed resources. Other queues may borrow them until the queue's jobs need them."""
     limit: Mapping[str, float] = field(default_factory=dict)
-    """The most that the queue's running jobs hold together, even if more is idle."""
+    """Maximum resources that all running jobs of the queue hold in total, even if more are idle."""
     user_limit: Mapping[str, float] = field(default_factory=dict)
-    """The most that the running jobs of each user hold together."""
+    """Maximum resources that all running jobs of a user hold in total."""
     max_running: int | None = None
     max_running_per_user: int | None = None
     max_queued: int | None = None
-    """Most waiting jobs; a further submission is refused."""
+    """Maximum number of waiting jobs; further submissions are refused."""
     max_queued_per_user: int | None = None
     max_priority: int = 100
-    """The highest priority that a user may set."""
+    """The highest priority that users can set."""
     budget: float | None = None
-    """The most that its jobs may cost, in the currency of the prices. Beyond it, no job starts."""
+    """Maximum total cost of the queue's jobs, in the currency of the prices. Once it is reached, no
+    job starts."""
     monthly_budget: float | None = None
-    """The most that they may cost in each month (UTC)."""
+    """Maximum cost of the queue's jobs per month (UTC)."""
 
     def weight_of(self, owner: str) -> float:
         return self.user_weights.get(owner, 1.0)
 
 
 def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
-    """Return the queue after a merge patch (RFC 7396). null restores a rule's default, and removes
-    a name within an object."""
+    """Return the queue after a merge patch (RFC 7396). null resets a rule to its default, and
+    removes a name from an object."""
     given: dict[str, Any] = {}
     for rule in fields(Queue):
         if rule.name not in changes:
@@ -71,7 +74,7 @@ def changed(queue: Queue, changes: Mapping[str, Any]) -> Queue:
 
 
 class Unfit(NamedTuple):
-    """The error in a queue's rules."""
+    """An error in a queue's rules."""
 
     pointer: str
     message: str
@@ -79,7 +82,8 @@ class Unfit(NamedTuple):
 
 
 def unfit(queue: Queue) -> Unfit | None:
-    """Return the error in a rule that is too long or conflicts with another; None if none does."""
+    """Return the first error: a rule that is too long or conflicts with another; None if there is
+    none."""
     for rule, bound in MAX_NAMES.items():
         number = len(getattr(queue, rule))
         if number > bound:

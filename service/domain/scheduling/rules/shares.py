@@ -1,8 +1,9 @@
 """The turns of queues, by quota and weight, and of their users, by weight.
 
-Use is counted in cluster-seconds: the seconds for which a job held slots, times its dominant share
-of the cluster. Use decays, so that old use counts little. A queue or user is ahead once it has used
-clearly more than its share, by weight, of the use of all queues or users with unfinished jobs.
+Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
+share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
+it has used clearly more than its share, by weight, of the usage of all queues or users with
+unfinished jobs.
 """
 
 from __future__ import annotations
@@ -16,28 +17,30 @@ from service.domain.scheduling.placement.slots import EPSILON
 from service.domain.scheduling.rules.queues import Queue
 
 HALF_LIFE_S = 14 * 86400.0
-"""Seconds after which use counts half."""
+"""Half-life of usage, in seconds."""
 REMEMBERED_S = 4 * HALF_LIFE_S
-"""Seconds of use that a new leader reads. Less than a sixteenth of older use would count."""
+"""Age in seconds up to which a new leader reads usage. Older usage would count less than a
+sixteenth."""
 QUEUE_SLACK_S = 600.0
-"""Cluster-seconds beyond its share at which a queue is ahead."""
+"""A queue is ahead once it has used this many cluster-seconds more than its share."""
 USER_SLACK_S = 4 * 3600.0
-"""Cluster-seconds beyond its share at which a user is ahead if all users of the queue have equal
-weights and the queue has the whole cluster; else less. The order by work left needs this slack."""
+"""A user is ahead once they have used this many cluster-seconds more than their share, if all users
+of the queue have equal weights and the queue has the whole cluster; otherwise the slack is smaller.
+The order by work left needs this slack."""
 
 Account = tuple[str, str]
 """A queue and one of its users."""
 
 
 class Used:
-    """Cluster-seconds that accounts have used. They decay by half in each `HALF_LIFE_S`."""
+    """Cluster-seconds that accounts have used. They decay by half every `HALF_LIFE_S`."""
 
     def __init__(self) -> None:
         self._seconds: dict[Account, float] = {}
         self._at = 0.0
 
     def add(self, account: Account, seconds: float, at: float) -> None:
-        """Add use. at: time of the use; calls need not be in the order of time."""
+        """Add usage. at: the time of the usage; calls don't have to be in chronological order."""
         self._decay(at)
         weight = 0.5 ** ((self._at - at) / HALF_LIFE_S)
         self._seconds[account] = self._seconds.get(account, 0.0) + weight * seconds
@@ -57,14 +60,14 @@ class Turn(IntEnum):
     """The turn of a job. Lower turns come first."""
 
     QUOTA = 0
-    """The job's slots are guaranteed by its queue."""
+    """The job's slots are guaranteed by its queue's quota."""
     SHARE = 1
     AHEAD = 2
     """The job's queue has used more than its share."""
 
 
 class Standings:
-    """The accounts that have used more than their share, among accounts with active jobs."""
+    """Determines which of the accounts with active jobs have used more than their share."""
 
     def __init__(
         self,
@@ -108,15 +111,16 @@ def _ahead(used_s: Mapping[str, float], weights: Mapping[str, float], slack_s: f
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """Return a user's slack in a queue that has the whole cluster. Use beyond one user's share is
-    missing for others, and may be a large part of the share of the user with the least weight."""
+    """Return a user's slack in a queue that has the whole cluster. Usage beyond a user's share is
+    lost to the others, and can be a large part of the share of the user with the lowest weight."""
     return max(QUEUE_SLACK_S, USER_SLACK_S * min(weights) * len(weights) / sum(weights))
 
 
 class Quotas:
-    """The unclaimed parts of the queues' quotas, while jobs claim them in order.
+    """The unclaimed parts of the queues' quotas while jobs claim them in order.
 
-    A quota that does not name memory, or names GPUs but no CPUs, does not count these.
+    Resources that a quota doesn't name, such as memory, or CPUs if it only names GPUs, are not
+    counted.
     """
 
     def __init__(self, queues: Iterable[Queue], kinds: Iterable[WorkerKind]) -> None:
@@ -125,15 +129,15 @@ class Quotas:
         self._open = {
             (queue, kind) for queue in self._left for kind in kinds if self._has(queue, kind, 1)
         }
-        """(queue, kind) pairs of which a worker may still be within the quota."""
+        """(queue, kind) pairs for which another worker might still be within the quota."""
 
     @property
     def are_spent(self) -> bool:
-        """Whether no more claims can be granted."""
+        """Whether no further claims can be granted."""
         return not self._open
 
     def grant(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
-        """Claim workers from the quota; whether they are within it."""
+        """Claim workers from the quota. Returns whether they are within it."""
         if (queue, kind) not in self._open:
             return False
         if self._has(queue, kind, num_workers):

@@ -176,7 +176,7 @@ def test_a_token_that_others_could_read_is_refused(
     a_foreigner(monkeypatch)
     home_token.path_in(server.settings.home).chmod(0o640)
     assert server.ask("GET", "/v1/jobs", headers=bearer(token)).status_code == 401
-    assert "is open to other users" in caplog.text
+    assert "is accessible to other users" in caplog.text
     assert token not in caplog.text
 
 

@@ -69,7 +69,7 @@ def test_a_failed_preload_is_the_nodes_stated_problem() -> None:
 
 
 async def test_a_full_disk_is_reported_and_no_reason_to_refuse_the_node() -> None:
-    full = "/tmp/dray-0/d/n takes no file: No space left on device"
+    full = "no file can be written to /tmp/dray-0/d/n: No space left on device"
     asked: asyncio.Future[NodeReport] = asyncio.Future()
     asked.set_result(replace(SOUND, full=full))
     unasked: Any = None

@@ -160,10 +160,10 @@ async def test_more_than_the_limit_is_refused(
     service = Service(database, storage, tmp_path, code_limit_bytes=1 << 20)
     with pytest.raises(UploadTooLarge, match="more than 1048576"):
         await service.jobs.code.describe([entry("big", bytes((1 << 20) + 1))], "ann")
-    for number in range(3):  # parts that belong to no code
+    for number in range(3):  # parts that don't belong to any code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="belong to no code"):
+    with pytest.raises(UploadTooLarge, match="don't belong to any code"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 
@@ -277,7 +277,7 @@ NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other =
     [
         ("none:Net", r"no module none in the code: neither none.py nor none/__init__.py", "net.py"),
         ("package.none:Net", "no module package.none", "net.py"),
-        ("net:Other", "net.py defines no Other", "it defines Net, other, small, torch"),
+        ("net:Other", "net.py does not define Other", "it defines Net, other, small, torch"),
         ("bad:Net", "bad.py is not Python: line 1", None),
     ],
 )
@@ -322,4 +322,4 @@ async def test_a_model_of_ones_own_needs_storage_that_is_a_folder(service: Servi
     assert await models.why_unfit(service.jobs.code, document, "ann", "file:///x") is None
     unfit = await models.why_unfit(service.jobs.code, document, "ann", "s3://bucket")
     assert unfit is not None
-    assert "storage that is a folder" in unfit.message
+    assert "storage in a folder" in unfit.message

@@ -72,10 +72,10 @@ def _garbage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (_open_to_others, "is open to other users"),
+        (_open_to_others, "is accessible to other users"),
         (_linked, "is a symbolic link"),
-        (_fifo, "is no file"),
-        (_garbage, "holds no token of a home"),
+        (_fifo, "is not a file"),
+        (_garbage, "does not contain a valid token"),
     ],
 )
 def test_a_file_that_others_may_have_made_or_read_is_refused(

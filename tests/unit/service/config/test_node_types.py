@@ -39,8 +39,8 @@ def test_by_default_no_node_may_be_added() -> None:
         ("4x cpus=8", "'cpus=8' is not a resource: write CPU, GPU, memory"),
         ("4x CPU=1.2.3", "'1.2.3' is not a number"),
         ("4x CPU=8 memory=8G", "is ambiguous"),
-        ("4x GPU=8", "has no CPU, and every worker needs one"),
-        ("600x CPU=8, 600x CPU=4", "names more than 1000 nodes in total"),
+        ("4x GPU=8", "has no CPU, but every worker needs one"),
+        ("600x CPU=8, 600x CPU=4", "lists more than 1000 nodes in total"),
     ],
 )
 def test_an_entry_that_is_wrong_is_named(

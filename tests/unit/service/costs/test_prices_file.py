@@ -54,8 +54,8 @@ def test_prices_that_are_none_are_refused(path: Path, price: str) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("", "write `currency: EUR` and a list `prices` into it"),
-        ("[1]", "write `currency: EUR` and a list `prices` into it"),
+        ("", "must contain `currency`, such as EUR"),
+        ("[1]", "must contain `currency`, such as EUR"),
         ("a: [", "line 1, column 5"),
         ("a: 1\na: 2", "the key 'a' appears twice"),
         (b"\xff", "is not UTF-8 text"),
@@ -94,7 +94,7 @@ def test_a_rule_that_never_holds_is_refused(path: Path) -> None:
         ),
     )
     assert "prices/1 never applies" in said
-    assert "prices/0 is before it" in said
+    assert "prices/0 comes first" in said
 
 
 def test_a_file_that_is_not_there_is_refused(path: Path) -> None:

@@ -58,8 +58,8 @@ async def test_the_migrated_schema_is_the_models_schema(database: Database) -> N
 @pytest.mark.parametrize(
     ("revision", "error", "why"),
     [
-        ("9999", SchemaTooNew, "run the newer dray"),
-        ("0041", SchemaTooOld, "start the dray of commit [0-9a-f]{8} once"),
+        ("9999", SchemaTooNew, "run the newer version"),
+        ("0041", SchemaTooOld, "start dray at commit [0-9a-f]{8} once"),
     ],
 )
 async def test_a_database_that_can_not_be_upgraded_is_refused_with_who_can(
@@ -523,4 +523,4 @@ def test_a_start_logs_one_line_for_the_schema(
         database.close()
     lines = [each.getMessage() for each in caplog.records if each.name == "service.db.migrate"]
     assert len(lines) == 1
-    assert lines[0].startswith("creating the database's schema, revision ")
+    assert lines[0].startswith("creating the database schema, revision ")

@@ -14,7 +14,6 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Table, insert, inspect, make_url, select, update
 
-from dray.filters import MetricsFilter
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db import models
@@ -24,6 +23,7 @@ from service.db.repositories.scheduling import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed

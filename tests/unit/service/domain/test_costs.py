@@ -98,13 +98,14 @@ def test_a_budget_that_is_used_up_says_how_much_and_until_when() -> None:
     both = Queue("night", budget=5000.0, monthly_budget=500.0)
     assert used_up(both, QueueSpending(4999.9, 499.9), "EUR", now) is None
     assert used_up(both, QueueSpending(600.0, 512.34), "EUR", now) == (
-        "the queue 'night' has used up its budget of 500 EUR for November 2026: its jobs have cost "
-        "512 EUR; they start again on 2026-12-01 at 00:00 UTC, or when an admin raises it "
-        "(`dray queue set night --monthly-budget ...`)"
+        "the queue 'night' has exhausted its budget of 500 EUR for November 2026: its jobs have "
+        "cost 512 EUR. Jobs can start again on 2026-12-01 at 00:00 UTC, or when an admin "
+        "increases the budget (`dray queue set night --monthly-budget ...`)"
     )
     assert used_up(both, QueueSpending(5000.0, 500.0), "EUR", now) == (
-        "the queue 'night' has used up its budget of 5,000 EUR: its jobs have cost 5,000 EUR; they "
-        "start again when an admin raises it (`dray queue set night --budget ...`)"
+        "the queue 'night' has exhausted its budget of 5,000 EUR: its jobs have cost 5,000 EUR. "
+        "Jobs can start again when an admin increases the budget "
+        "(`dray queue set night --budget ...`)"
     )
     assert used_up(Queue("q", budget=0.0), QueueSpending(), "EUR", now) is not None
     free = Queue("free")

@@ -252,7 +252,7 @@ def test_documents_are_brought_up_one_version_at_a_time() -> None:
 
 
 def test_a_document_of_a_newer_program_is_refused() -> None:
-    with pytest.raises(ValueError, match="run the newer dray"):
+    with pytest.raises(ValueError, match="use a newer release"):
         documents.upcast({"version": 99})
 
 

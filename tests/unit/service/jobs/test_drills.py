@@ -92,7 +92,7 @@ async def test_a_cancel_wins_over_a_preemption(service: Service) -> None:
     await service.jobs.cancel(job_id)
     with pytest.raises(JobNotRunning, match="CANCELLING"):
         await service.faults.preempt(job_id)
-    service.end(job_id, 1, Cause.PREEMPTED, "left its slots as asked")
+    service.end(job_id, 1, Cause.PREEMPTED, "left its slots as requested")
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code) == (JobState.CANCELLED, "cancelled_by_user")
 
@@ -250,7 +250,7 @@ async def test_a_preemption_drill_of_a_job_that_does_not_come_back_has_failed(
     drill = await service.faults.drill(job_id, asking("preempt"))
     if how == "cancelled":
         await service.jobs.cancel(job_id)
-        service.end(job_id, 1, Cause.STOPPED, "stopped as asked")
+        service.end(job_id, 1, Cause.STOPPED, "stopped as requested")
     elif how == "preempted first":
         await service.faults.preempt(job_id)
         service.end(job_id, 1, Cause.PREEMPTED, "left")

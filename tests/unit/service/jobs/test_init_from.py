@@ -59,7 +59,7 @@ async def test_a_job_without_init_from_begins_with_nothing(service: Service) -> 
     ("asked", "pointer", "says"),
     [
         ({"job": "job-none"}, "/init_from/job", "there is no job job-none"),
-        ({"step": 99}, "/init_from/step", "has no checkpoint of step 99"),
+        ({"step": 99}, "/init_from/step", "has no checkpoint at step 99"),
     ],
 )
 async def test_what_is_not_there_is_refused_with_the_field_at_fault(
@@ -140,7 +140,7 @@ async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
     first = await source(service, 10)
     for take in ("weights", "everything"):
         asked = {"job": first, "take": take}
-        with pytest.raises(InitFromDiffers, match="/model/width is 64, and was 32: its") as caught:
+        with pytest.raises(InitFromDiffers, match="/model/width is 64, but was 32: the") as caught:
             await service.submit(init_from=asked, model={"name": "cnn", "width": 64})
         assert caught.value.pointer == "/model/width"
         assert f"can't start from the weights of {first}" in caught.value.message

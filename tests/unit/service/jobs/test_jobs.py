@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from dray.filters import JobFilter, MetricsFilter
+from dray.filters import JobFilter
 from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterSnapshot
@@ -28,6 +28,7 @@ from service.domain.errors import (
 from service.jobs.idempotency import IdempotencyKey
 from service.loops.shared import queue_view
 from service.nodes import node_table
+from service.telemetry.series_filters import MetricsFilter
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 from tests.wire import cluster_node
 
@@ -176,7 +177,10 @@ async def test_a_gang_that_no_rack_could_hold_is_refused_and_a_level_that_is_unk
     assert [(j.job_id, j.request.required_level) for j in waiting] == [(job_id, "rack")]
     service.database.write_sync(lambda s: node_table.store(s, None, "Ray is away", service.now))
     unknown = await refused(1, "row")
-    assert "has no level 'row', only: rack, node" in unknown.message
+    assert (
+        "'row' is not a level of the topology (DRAY_TOPOLOGY), which has rack, node"
+        in unknown.message
+    )
     assert unknown.pointer == "/resources/required_topology"
 
 

@@ -59,7 +59,7 @@ async def test_servers_that_no_node_has_room_for_are_refused(service: Service) -
     with pytest.raises(Unsatisfiable, match="room for 0 servers") as refused:
         await service.submit(**document(cpus=5))
     assert refused.value.pointer == "/sync/server_resources"
-    with pytest.raises(Unsatisfiable, match="and not for all at once") as refused:
+    with pytest.raises(Unsatisfiable, match="but not for all at once") as refused:
         await service.submit(**document(cpus=3))
     assert refused.value.pointer == "/sync/server_resources"
 

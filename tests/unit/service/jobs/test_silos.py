@@ -176,7 +176,7 @@ async def test_a_cluster_of_silos_alone_refuses_jobs_and_says_why(service: Servi
         await service.submit()
     (node,) = (await service.reading.cluster()).nodes
     assert node.labels == KEPT
-    assert node.reason == "it has a silo's data, and takes ranks of silos alone"
+    assert node.reason == "it has a silo's data, and only runs ranks of silos"
     see(service, {})
     await service.submit()
     see(service, KEPT)
@@ -189,7 +189,7 @@ async def test_two_silos_on_one_node_need_room_for_both(service: Service) -> Non
     both = [{"name": name, "node_labels": {"site": "a"}} for name in NAMES]
     document = {"federated": {"silos": both, "rounds": 1}}
     see(service, {"site": "a"}, {}, cpus=1.0)
-    with pytest.raises(Unsatisfiable, match="besides other silos"):
+    with pytest.raises(Unsatisfiable, match="in addition to other silos"):
         await service.submit(**document)
     see(service, {"site": "a"}, {}, cpus=2.0)
     await service.submit(**document)

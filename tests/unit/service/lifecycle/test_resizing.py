@@ -428,7 +428,7 @@ async def test_a_stay_of_a_job_that_has_ended_is_noted_nowhere(service: Service)
 
 
 def shrink(job_id: str, *slices: Slice) -> policy.Shrink:
-    message = "goes on with fewer workers, so that job other can start"
+    message = "continues with fewer workers, so that job other can start"
     return policy.Shrink(job_id, slices, policy.Reason("shrinks", message), "other")
 
 
@@ -475,7 +475,8 @@ async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them
     assert (seen.running.recalled, seen.running.spare) == ((B,), ())
     (event,) = await events_of(service, job_id, "shrinking")
     assert event.message == (
-        "was asked to release 1 worker: it goes on with fewer workers, so that job other can start"
+        "was asked to release 1 worker: it continues with fewer workers, "
+        "so that job other can start"
     )
     assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
     assert not ask_back(service, job_id, B), "it was asked before"

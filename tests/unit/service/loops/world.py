@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dray import views
-from dray.filters import MetricsFilter
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
@@ -19,6 +18,7 @@ from service.config.settings import Settings
 from service.db.session import utc_now
 from service.loops.shared.timings import LoopTimings
 from service.runtime import Runtime
+from service.telemetry.series_filters import MetricsFilter
 from tests.fakes.attempt import Failed, FakeRank, Play
 from tests.fakes.cluster import FakeCluster
 

@@ -118,7 +118,10 @@ async def test_all_answers_about_a_job_have_the_same_end(service: Service) -> No
     end = (await service.reading.explain(job_id)).end
     assert end is not None
     assert end.reason is not None
-    assert (end.at, end.reason.message) == (None, "it reports no total number of steps")
+    assert (end.at, end.reason.message) == (
+        None,
+        "the job does not report its total number of steps",
+    )
     for step in range(1, 11):
         service.advance(10)
         service.report(job_id, 1, [metrics(step, {"x": 1.0}, at=service.now, total_steps=100)])

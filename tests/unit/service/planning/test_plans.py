@@ -70,7 +70,7 @@ async def test_times_are_those_that_jobs_here_have_shown(service: Service) -> No
     await ran(service, 2.0)
     await ran(service, 8.0)  # a slower job does not lower the worker's speed
     after = await planned(service)
-    assert after.calibration.source.startswith("speed as the last 2 jobs on such workers")
+    assert after.calibration.source.startswith("speed measured in the last 2 jobs on workers")
     (one,) = (mesh for mesh in after.meshes if mesh.name == "data 2")
     assert one.step_time_s == pytest.approx(2.0)
     quick = await planned(service, resources={"num_workers": 2, "cpus_per_worker": 4})
@@ -245,7 +245,7 @@ async def test_sync_auto_is_all_reduce_and_says_why_not_the_others(service: Serv
     assert explained.model_dump(mode="json") == event.data["sync_plan"]
     assert explained.options[0].name == explained.chosen == "all-reduce"
     assert len(explained.options) == 8
-    assert any("are not known, and count as equal" in fact for fact in explained.facts)
+    assert any("are assumed to be equally fast" in fact for fact in explained.facts)
     plain = await service.submit(**text())
     assert (await service.reading.explain(plain)).sync is None
 
@@ -256,7 +256,7 @@ async def test_a_rank_that_was_slow_in_earlier_jobs_is_a_reason(service: Service
     job = await submitted(service)
     assert (job.spec["sync"]["kind"], job.spec["sync"]["mode"]) == ("gossip", "ad_psgd")
     (event,) = (await service.reading.events(job.id)).items
-    assert f"takes 8.0 times as long as the median rank, as {slow} measured" in event.message
+    assert f"takes 8.0 times as long as the median rank, as measured in {slow}" in event.message
     assert (await submitted(service, elastic={"min_workers": 1})).spec["sync"]["kind"] == (
         "all_reduce"
     )

@@ -44,18 +44,18 @@ PAIRS = "gossip, ad_psgd, ring"
 @pytest.mark.parametrize(
     ("spec", "known", "chosen", "because"),
     [
-        (document(), FAST, "all-reduce", "no way that the document takes is known to be 1.5"),
+        (document(), FAST, "all-reduce", "no way that the document allows is known to be 1.5"),
         (document(), facts(paces=ONE_SLOW), PAIRS, "10.0 times as long as the median rank"),
-        (document(), facts(paces=ONE_SLOW, is_known=False), PAIRS, "as job-1 measured"),
+        (document(), facts(paces=ONE_SLOW, is_known=False), PAIRS, "as measured in job-1"),
         (document(), facts(paces=RankPaces(1.3, 0.95, "job-1")), "all-reduce", "no way that"),
-        (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of all-reduce's step"),
+        (document(), facts(**SLOW_LINK), "local steps, every 32", "86% of a step with all-reduce"),
         (
             document(),
             facts(**SLOW_LINK, is_known=False),
             "all-reduce",
-            "no way that the document takes",
+            "no way that the document allows",
         ),
-        (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending is"),
+        (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
         # Only messages take long, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
@@ -63,7 +63,7 @@ PAIRS = "gossip, ad_psgd, ring"
             NO_COPIES,
             facts(paces=ONE_SLOW, spot=True),
             "all-reduce",
-            "no way that the document takes",
+            "no way that the document allows",
         ),
         (STALE, facts(paces=ONE_SLOW), "all-reduce", "no way that"),
         (document(3), facts(num_ranks=3, paces=ONE_SLOW), "gossip, ad_psgd, random", "10.0"),
@@ -99,7 +99,7 @@ def test_each_way_that_is_not_taken_says_what_speaks_against_it() -> None:
     whys = {option.name: option.why for option in slow.options}
     assert "no faster than all-reduce" in whys["parameter servers, synchronous"]
     assert "times as long as the chosen way" in whys["parameter servers, asynchronous"]
-    assert "which all wait for, takes 10.0 times" in whys["all-reduce"]
+    assert "for which all ranks wait, takes 10.0 times" in whys["all-reduce"]
 
 
 def test_facts_are_told_as_sentences() -> None:
@@ -108,14 +108,14 @@ def test_facts_are_told_as_sentences() -> None:
         "4.0 MiB",
         "100 ms",
         "953.7 MiB/s",
-        "count as equal",
+        "assumed to be equally fast",
         "1 node holds all 4",
         "spot",
     ):
         assert part in told
     assert "10.00 times" in " ".join(choose_sync(document(), facts(paces=ONE_SLOW)).facts)
     gpus = document(resources={"num_workers": 4, "gpus_per_worker": 1})
-    assert "they are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
+    assert "paces are not measured on GPUs" in " ".join(choose_sync(gpus, FAST).facts)
 
 
 def of(cost: SyncCost) -> str:

@@ -215,7 +215,7 @@ async def test_what_is_in_the_way_is_not_overwritten(old: Home, tmp_path: Path) 
     await finished(old)
     dest = tmp_path / "copy.tar"
     backup(old.settings, dest)
-    with pytest.raises(BackupError, match="exists already"):
+    with pytest.raises(BackupError, match="already exists"):
         backup(old.settings, dest)
     with pytest.raises(BackupError, match="is not empty"):
         restore(dest, old.settings.home)
@@ -241,7 +241,7 @@ async def test_what_is_no_backup_is_refused(old: Home, tmp_path: Path) -> None:
             (cut, "truncated|can't be read"),
             (text, "can't be read"),
             (tmp_path / "none.tar", "can't be read"),
-            (newer, "has the format 2"),
+            (newer, "has format 2"),
             (broken, "is damaged"),
         ]
     ):

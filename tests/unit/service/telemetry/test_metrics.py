@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from dray.filters import MetricsFilter
 from ray_workers.shared.contracts import Cause, Frame
 from service.db.models import MetricChunkRow
 from service.db.repositories.telemetry import chunks as repository
@@ -19,6 +18,7 @@ from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Engine, event, func, select
 
 from dray import views
-from dray.filters import MetricsFilter
 from ray_workers.shared.contracts import Cause, Frame
 from service.db.models import Base, LogChunkRow, MetricChunkRow, RecentMetricsRow
 from service.domain.series import TIMES
@@ -19,6 +18,7 @@ from service.telemetry import known_attempts, metric_writer
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import MAX_CHUNKS
 from service.telemetry.metric_writer import MAX_ROWS, MAX_ROWS_BYTES
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from dray.filters import SystemMetricsFilter
 from ray_workers.shared.contracts import Cause, FrameKind
 from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
 from service.db.models import SystemMetricsRow
@@ -23,6 +22,7 @@ from service.domain.system_metrics import (
 )
 from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
+from service.telemetry.series_filters import SystemMetricsFilter
 from tests.marks import ON_SQLITE, SOAK
 from tests.unit.service.helpers import START, Service, events_of, frame, metrics, told, used
 

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from dray.filters import MetricsFilter
 from dray.requests import MAX_NOTES, AnnotationRequest
 from service.db.models import JobRow
 from service.db.repositories.catalog import search as searches
 from service.domain.errors import BadCursor, InvalidSearch, NotFound
 from service.domain.tracking.mlflow_search import MAX_PATTERN
+from service.telemetry.series_filters import MetricsFilter
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics

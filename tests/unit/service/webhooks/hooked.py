@@ -25,8 +25,8 @@ from service.webhooks.service import Webhooks
 from tests.unit.service.helpers import Service
 
 TAKEN = Answer(200, "ok", None, 0.01)
-BUSY = Answer(503, "busy", "it answered 503", 0.01)
-GONE = Answer(410, "", "it answered 410", 0.01)
+BUSY = Answer(503, "busy", "the receiver answered 503", 0.01)
+GONE = Answer(410, "", "the receiver answered 410", 0.01)
 
 
 def set_tokens(path: Path, *names: str) -> None:

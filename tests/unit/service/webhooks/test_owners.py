@@ -47,7 +47,7 @@ async def test_nothing_is_sent_for_a_user_whose_token_was_removed(guarded: Hooke
     assert (view.enabled, view.num_waiting) == (False, 0)
     assert view.disabled_reason is not None
     assert view.disabled_reason.code == "no_token"
-    assert view.disabled_reason.message == "bob has no token any more"
+    assert view.disabled_reason.message == "bob no longer has a token"
 
 
 async def test_messages_go_when_the_token_is_back(guarded: Hooked) -> None:

@@ -199,7 +199,7 @@ async def test_a_webhook_that_fails_for_a_day_is_disabled_and_reports_it(timed: 
     assert disabled.disabled_reason is not None
     assert disabled.disabled_reason.code == "failing"
     assert disabled.disabled_reason.message == (
-        "its receiver accepted no message for a day; last error: it answered 503"
+        "the receiver has accepted no messages for a day; last error: the receiver answered 503"
     )
     assert timed.now - START < timedelta(hours=26)
     assert len([sent for sent in timed.sent if sent.url == A]) < 40
@@ -236,7 +236,7 @@ async def test_one_message_that_is_refused_holds_up_no_other_and_is_given_up(
 
     async def refuses() -> Answer:
         is_poison = timed.sent[-1].data["id"] == poison
-        return Answer(400, "", "it answered 400", 0.01) if is_poison else TAKEN
+        return Answer(400, "", "the receiver answered 400", 0.01) if is_poison else TAKEN
 
     timed.answers[A] = refuses
     for seconds in (10.0, 25 * 3600.0):
@@ -264,7 +264,7 @@ async def test_a_test_is_sent_once_before_all_that_wait_and_during_a_pause(timed
     newest = (await timed.webhooks.deliveries(hook.id, owner="ann")).items[0]
     assert (newest.id, newest.status, newest.tries) == (test.id, "failed", 1)
     assert newest.answer is not None
-    assert newest.answer.error == "it answered 503"
+    assert newest.answer.error == "the receiver answered 503"
 
 
 async def test_a_webhook_that_nothing_waits_for_does_not_fail_on(timed: Hooked) -> None:

@@ -181,7 +181,9 @@ def test_broken_data_is_told_apart_also_when_wrapped() -> None:
 
 
 def test_a_source_that_does_not_answer_is_not_the_jobs_fault() -> None:
-    gone = SourceUnavailableError("https://data.test/t.csv: the server answers 503; tried 4 times")
+    gone = SourceUnavailableError(
+        "https://data.test/t.csv: the server responds with 503; tried 4 times"
+    )
     wrapped = RuntimeError("could not begin")
     wrapped.__cause__ = gone
     assert cause_of(gone) is Cause.DATA_UNREACHABLE

@@ -188,11 +188,11 @@ def test_two_bits_hold_an_element() -> None:
     [
         (lambda store: store.pull("x"), "'x' has no value: call init"),
         (lambda store: store.push("w", torch.zeros(4)), r"has the shape \[3\]"),
-        (lambda store: store.push("w", torch.zeros(3).double()), "take tensor.float"),
-        (lambda store: store.row_sparse_pull("w", torch.tensor([3])), "has the rows 0 to 2"),
-        (lambda store: store.set_gradient_compression({"type": "4bit"}), "take 2bit or fp16"),
+        (lambda store: store.push("w", torch.zeros(3).double()), "use tensor.float"),
+        (lambda store: store.row_sparse_pull("w", torch.tensor([3])), "has only the rows 0 to 2"),
+        (lambda store: store.set_gradient_compression({"type": "4bit"}), "use 2bit or fp16"),
         (lambda store: store.set_gradient_compression({"type": "2bit", "threshold": 0}), "above 0"),
-        (lambda store: store.set_optimizer("lion"), "no optimizer 'lion': take sgd"),
+        (lambda store: store.set_optimizer("lion"), "unknown optimizer 'lion': use sgd"),
     ],
 )
 def test_what_can_not_be_is_refused(
@@ -216,7 +216,7 @@ def test_a_script_without_the_roles_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("DRAY_ROLE_SIZES", raising=False)
     with pytest.raises(KVError, match="needs a script with the roles `worker` and `server`"):
         kv.create("dist_sync")
-    with pytest.raises(ValueError, match="take dist_sync or dist_async"):
+    with pytest.raises(ValueError, match="use dist_sync or dist_async"):
         kv.create("local")  # type: ignore[arg-type]
 
 

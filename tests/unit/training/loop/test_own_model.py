@@ -103,6 +103,6 @@ def test_wrong_arguments_end_the_job_at_once_with_the_models_own_sentence(tmp_pa
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == "cannot_run"
     assert error["message"] == (
-        "own_nets:Table can't be made with model.args {'depth': 2}: TypeError: Table.__init__() "
+        "own_nets:Table can't be created with model.args {'depth': 2}: TypeError: Table.__init__() "
         "got an unexpected keyword argument 'depth'"
     )

@@ -67,10 +67,10 @@ def test_layers_that_an_optimizer_gets_in_a_later_epoch_are_recovered(tmp_path: 
 
 def test_a_layer_that_is_made_after_prepare_is_refused(tmp_path: Path) -> None:
     assert any(run(tmp_path / "replaced", REPLACE))
-    assert any("made after prepare()" in each for each in messages(tmp_path / "replaced"))
+    assert any("created after prepare()" in each for each in messages(tmp_path / "replaced"))
 
 
 def test_a_loop_that_leaves_out_the_epochs_that_are_done_is_refused(tmp_path: Path) -> None:
     home = tmp_path / "left-out"
     assert any(run(home, "pass", "range(int(IS_ANEW), 2)", killed=[1, 1, 1]))
-    assert any("ended before it came to epoch 1" in each for each in messages(home))
+    assert any("ended before it reached epoch 1" in each for each in messages(home))

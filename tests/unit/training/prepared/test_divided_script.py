@@ -278,7 +278,7 @@ def _wrong(rank: int) -> None:
     step(model, optimizer, samples()[:2])
     preparing._state = preparing._State()
     train.init()
-    with pytest.raises(ValueError, match="the optimizer has state already"):
+    with pytest.raises(ValueError, match="the optimizer already has state"):
         train.prepare(model, optimizer, blocks="layers.*")
     preparing._state = preparing._State(parallel={"shard": 1, "tensor": 1})
     train.init()

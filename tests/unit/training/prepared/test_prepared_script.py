@@ -218,15 +218,15 @@ def _prepare(loader: Any = None, model: nn.Module | None = None, **tracked: Any)
 
 
 WRONG = {
-    "no init": (lambda: train.prepare(network(), None), "needs train.init"),
-    "no prepare": (lambda: train.progress(), "needs train.prepare"),
-    "init twice": (_twice, "called before"),
+    "no init": (lambda: train.prepare(network(), None), "call train.init"),
+    "no prepare": (lambda: train.progress(), "call train.prepare"),
+    "init twice": (_twice, "called twice"),
     "endless data": (lambda: _prepare(DataLoader(Endless())), "IterableDataset"),
     "no batches": (lambda: _prepare(DataLoader(samples(), batch_size=None)), "a batch_size"),
-    "no loader": (lambda: _prepare(samples()), "a torch DataLoader, in this order; the third is a"),
-    "nothing to train": (lambda: _prepare(model=nn.Tanh()), "without a parameter"),
+    "no loader": (lambda: _prepare(samples()), "a torch DataLoader, in this order, but the third"),
+    "nothing to train": (lambda: _prepare(model=nn.Tanh()), "without trainable parameters"),
     "no state": (lambda: _prepare(meter=3), "meter, which has no state_dict"),
-    "no steps": (lambda: train.init(checkpoint_every_steps=0), "give 1 or more"),
+    "no steps": (lambda: train.init(checkpoint_every_steps=0), "must be at least 1"),
     "no seconds": (lambda: train.init(checkpoint_every_s=float("nan")), "above 0"),
     "no values": (lambda: train.report(3), "needs the metrics"),  # type: ignore[call-overload]
 }

@@ -270,7 +270,7 @@ def test_an_elastic_script_that_ends_without_prepare_fails_with_the_reason(
     assert node.run({"env": variables}, "print(1)\n", world_size=2, **size) == 1
     told = node.spooled()
     assert '"cannot_run"' in told
-    assert "call it, or leave elastic out" in told
+    assert "call it, or remove elastic" in told
 
 
 def test_a_missing_module_is_no_reason_for_another_try(node: Node) -> None:

@@ -344,5 +344,5 @@ def test_rank_0_alone_says_how_the_table_was_taken(tmp_path: Path) -> None:
     before = functools.partial(write_output_to, tmp_path)
     assert run_ranks(tmp_path, spec, world_size=2, before=before) == [0, 0]
     said = (tmp_path / "log-0").read_text()
-    assert "dray:   'x': number, missing in 26 rows, filled in by " in said
+    assert "dray:   'x': number, missing in 26 rows, replaced by " in said
     assert "'x'" not in (tmp_path / "log-1").read_text()

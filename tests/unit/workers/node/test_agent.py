@@ -122,7 +122,7 @@ async def test_an_agent_reports_that_its_disk_takes_no_files(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     full = (await here.describe(None)).full
-    assert full == f"{here._directory} takes no file: Read-only file system"
+    assert full == f"no file can be written to {here._directory}: Read-only file system"
 
 
 async def test_a_rank_learns_what_is_stored_before_it_writes_again(

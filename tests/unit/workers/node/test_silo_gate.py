@@ -110,7 +110,7 @@ def test_a_job_names_no_other_data_where_the_owner_names_some(tmp_path: Path) ->
     named = silo_task(tmp_path, silo_source="s3://b/d", data_policy=policy)
     alone = silo_gate.at_home(named, {})
     assert (alone.silo_source, alone.data_policy) == ("s3://b/d", policy)
-    with pytest.raises(ValueError, match="DRAY_SILO_SOURCE names other data"):
+    with pytest.raises(ValueError, match="the job document name different data"):
         silo_gate.at_home(named, {silo_gate.SOURCE: "file:///own.npz"})
     same = silo_gate.at_home(named, {silo_gate.SOURCE: "s3://b/d"})
     assert same.data_policy.file_roots is None
@@ -136,7 +136,7 @@ async def test_a_node_with_a_silos_source_starts_no_other_rank_and_builds_nothin
     await actor.start(aggregates, "", b"")
     monkeypatch.setenv(silo_gate.SOURCE, "file:///own.npz")
     for task in (aggregates, rank_task(rank=0), rank_task(rank=3)):
-        with pytest.raises(RuntimeError, match="takes ranks of silos alone"):
+        with pytest.raises(RuntimeError, match="only runs ranks of silos"):
             await actor.start(task, "", b"")
     await actor.start(silo, "", b"")
     assert started == [0, 1]

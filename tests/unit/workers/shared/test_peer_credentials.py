@@ -223,7 +223,7 @@ async def test_no_task_is_handed_to_another_users_forkserver(open_folder: Path) 
         assert other.stdout is not None
         assert other.stdout.readline() == "listens\n"
         assert Path(path).stat().st_uid == NOBODY
-        with pytest.raises(ForkFailed, match="another user listens there"):
+        with pytest.raises(ForkFailed, match="another user is listening there"):
             await ask
         printed, _ = await asyncio.to_thread(other.communicate, timeout=60)
         assert printed == "b''\n"
@@ -238,4 +238,4 @@ async def test_a_forkserver_answers_no_other_user(light: Server) -> None:
     await until(lambda: other.poll() is not None, "it was not continued")
     assert other.communicate()[0] in ("b''\n", "")
     assert await list_tasks(light.path) == []
-    assert "refused a connection of another user" in light.log.read_text()
+    assert "refused a connection from another user" in light.log.read_text()

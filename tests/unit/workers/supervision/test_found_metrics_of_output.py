@@ -53,7 +53,9 @@ async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
     ]
     last = bodies(tmp_path, "log")[-1]
     assert str(last["text"]).startswith("dray: 10")
-    assert str(last["text"]).endswith("lines were not searched for metrics: too many came at once")
+    assert str(last["text"]).endswith(
+        "lines were not searched for metrics: too many were printed at once"
+    )
 
 
 async def test_the_step_of_a_record_is_found_though_the_log_leaves_most_states_of_the_bar_out(

@@ -67,7 +67,7 @@ async def test_of_gossip_the_others_go_on_at_once_and_take_the_replacement_in_as
     assert await job.recover(), "its replacement is not ready yet"
     assert group.seats == [[1]]
     (report,) = job.reports.of(FrameKind.REGROUPING)
-    assert report["message"] == "rank 0 was killed by SIGKILL; the others go on"
+    assert report["message"] == "rank 0 was killed by SIGKILL; the others continue"
     watching = job.watch()
     job.nodes.seen = [observation(1, round_number=1, first_at=6.5)]
     await job.until(lambda: job.recovery.state.regrouping is None)
@@ -94,7 +94,7 @@ async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() 
     assert await job.recover()
     await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (size,) = job.reports.of(FrameKind.RESIZED)
-    assert "goes on without a lost worker, for which no process can be started" in size["message"]
+    assert "continues without a lost worker, whose process can't be restarted" in size["message"]
     assert group.seats == [[1]]
 
 
@@ -192,11 +192,11 @@ async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long(
     assert job.now > 20.0 + QUICK.stand_by_limit_s
     reports = job.reports.of(FrameKind.RESIZED)
     assert [report["lacking"] for report in reports] == [1, 2, 0]
-    lost = "goes on without the workers of a lost node"
+    lost = "continues without the workers of a lost node"
     assert [report["message"] for report in reports] == [
         f"{lost}: 2 workers, and asks for 1 more",
         f"{lost}: 1 worker, and asks for 2 more",
-        "goes on without workers for which no slots came: 1 worker",
+        "continues without workers for which there were no slots: 1 worker",
     ]
     await job.recovery.stop()
 

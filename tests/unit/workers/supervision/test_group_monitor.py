@@ -95,7 +95,7 @@ async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_ov
     group, watching = watched_and_asked_to_leave(grace_s)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert time.monotonic() - began >= grace_s
-    message = f"asked to leave its slots; it did not end by itself within {grace_s:g} s"
+    message = f"was asked to leave its slots, but did not end within {grace_s:g} s"
     assert outcome == Outcome.of(Cause.PREEMPTED, message)
     assert group.asked_to_leave.is_set()
     assert group.running, "the supervisor ends the rest"
@@ -108,7 +108,9 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
     group.placed[0].end = left
     group.placed[0].exit.set_result(left)
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    assert outcome == Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+    assert outcome == Outcome.of(
+        Cause.PREEMPTED, "saved a checkpoint and left its slots as requested"
+    )
 
 
 class Leaving(Standing):

@@ -125,7 +125,7 @@ async def test_without_culprits_the_attempt_ends_too() -> None:
     group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], reports)
     group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same place for 41.0 s"
+    message = "all ranks stood still at the same point for 41.0 s"
     assert outcome == Outcome.of(Cause.WORKER_LOST, message)
     assert (group.signals, [bundle["culprits"] for bundle in reports.of(FrameKind.HANG)]) == (
         [],
@@ -184,7 +184,7 @@ async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_wh
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    message = "all ranks stood still at the same place for 61.0 s"
+    message = "all ranks stood still at the same point for 61.0 s"
     assert outcome == Outcome.of(Cause.USER_ERROR, message)
     assert group.signals == []
 

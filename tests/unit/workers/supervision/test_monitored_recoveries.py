@@ -71,7 +71,7 @@ async def test_a_worker_of_a_coordinator_is_started_again_alone_so_often_within_
         assert await asyncio.wait_for(group.restarted.get(), PATIENCE_S) == 2
     assert not watching.done()
     assert {one["message"] for one in reports.of(FrameKind.REGROUPING)} == {
-        "rank 2 (worker 1) was killed by SIGKILL; the others go on"
+        "rank 2 (worker 1) was killed by SIGKILL; the others continue"
     }
     assert [(one["ranks"], one["world_size"]) for one in reports.of(FrameKind.REGROUPED)] == [
         ([2], 4)
@@ -269,4 +269,4 @@ async def test_a_rank_that_is_taken_in_does_not_wait_for_those_that_are_through(
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert outcome.cause is cause
-    assert "when the group was to change its size" in outcome.message
+    assert "when the group was about to change its size" in outcome.message

@@ -113,7 +113,7 @@ async def test_a_round_that_could_not_be_formed_is_followed_by_another() -> None
 
     job.nodes.seen = [stands_by(0, round_number=2), stands_by(1, round_number=2)]
     await job.until(watching.done)
-    assert "could not be brought together again" in watching.result().message
+    assert "could not be regrouped" in watching.result().message
     assert job.group.announced == [1, 2, 3, 4, 5]
 
 
@@ -245,12 +245,12 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
 
 async def test_a_node_has_the_code_before_workers_start_there() -> None:
     job = Recovering(group=SlowGroup(lost=None))
-    job.unprepared = CodeUnavailable("the code can't be put on the node m: no space left")
+    job.unprepared = CodeUnavailable("the code can't be copied to the node m: no space left")
     job.resizing.grow(Grant(1, ON_M, None))
     watching = job.watch()
     await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     (answer,) = job.reports.of(FrameKind.RESIZED)
-    assert "could not add more slots (the code can't be put on the node m" in answer["message"]
+    assert "could not add more slots (the code can't be copied to the node m" in answer["message"]
     assert job.prepared == [["m"]]
     job.unprepared, job.group.adds = None, asyncio.Event()
     job.resizing.grow(Grant(2, ON_M, None))

@@ -68,7 +68,7 @@ async def test_an_attempt_whose_node_has_just_left_is_charged_to_no_user(
     one._group.members = []
     await RUN(one)
     assert one._outcome.cause is Cause.NODE_LOST
-    message = f"no agent of dray answers to its name on {', '.join(left)}"
+    message = f"dray's agent was not found on {', '.join(left)}"
     assert one._outcome.message == message
     reply = await one.poll({}, 0.0, 1 << 20)
     assert (reply.phase, reply.outcome) == (Phase.ENDED, one._outcome)

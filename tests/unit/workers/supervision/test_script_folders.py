@@ -111,7 +111,7 @@ async def test_a_node_that_is_gone_with_its_files_is_no_success() -> None:
     )
     outcome = await folders(nodes).keep(DONE, always)
     assert outcome.cause is Cause.NODE_LOST
-    assert "a node that had some is gone" in outcome.message
+    assert "a node with some of them is gone" in outcome.message
 
 
 async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:

@@ -1,4 +1,4 @@
-// The tags and notes of a job, which users may change at any time.
+// The tags and notes of a job, which users can change at any time.
 
 import { change } from '../../lib/api.js';
 import { clock } from '../../lib/format.js';
@@ -53,7 +53,7 @@ export function Annotations({ jobId }) {
     <${Failure} error=${error} />
     ${!draft && found.notes && html`<div class="notes" tabindex="0" role="region" aria-label="Notes">${shown}</div>`}
     ${draft && html`<div><textarea ref=${box} rows="5" maxlength="32768" aria-label="Notes, in Markdown" value=${draft.text} onInput=${(event) => setDraft({ ...draft, text: event.target.value })}></textarea>
-      ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes meanwhile to:</strong><p class="source">${found.notes || '(none)'}</p>
+      ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes in the meantime:</strong><p class="source">${found.notes || '(none)'}</p>
         <button onClick=${() => { setError(null); setDraft({ ...draft, before: found.notes }); }}>Replace them with mine</button></div>`}
       <p class="buttons"><button class="primary" disabled=${isOld} onClick=${save}>Save the notes</button><button onClick=${() => { setDraft(null); setError(null); }}>Discard changes</button></p></div>`}
   </section>`;

@@ -16,7 +16,7 @@ export function Clients({ job }) {
   const { items } = data;
   const time = (at) => html`<td title=${exactly(at)}>${at ? ago(at, now) : '–'}</td>`;
   return html`<div class="card"><h2>Clients outside of the cluster</h2><${Failure} error=${error} /><p><${Round} job=${job} page=${data} now=${now} /></p>
-    ${items.length === 0 ? html`<p class="soft">None is invited yet. <code>dray federate invite ${job.id}</code> creates tokens with which clients join.</p>` : html`<table>
+    ${items.length === 0 ? html`<p class="soft">No clients have been invited yet. <code>dray federate invite ${job.id}</code> creates tokens for clients.</p>` : html`<table>
       <thead><tr><th>Client</th><th class="num">Updates</th><th>Newest update</th><th>Joined</th><th>Invited</th></tr></thead>
       <tbody>${items.slice(0, MOST).map((one) => html`<tr key=${one.client}><td>${one.client}${noteOf(one, data) && html` <span class="note">${noteOf(one, data)}</span>`}</td>
         <td class="num">${whole(one.num_sent)}</td>${time(one.sent_at)}${time(one.joined_at)}<td title=${exactly(one.created_at)}>${ago(one.created_at, now)} by ${one.invited_by}</td></tr>`)}</tbody></table>`}
@@ -29,12 +29,12 @@ function noteOf({ client, joined_at: joined }, { missing }) {
 }
 
 function Round({ job, page, now }) {
-  if (page.round === null) return 'No round has begun.';
+  if (page.round === null) return 'No round has started.';
   const all = whole(job.spec.federated.clients_per_round);
   const updates = `updates of ${whole(page.num_sent)} of ${all} clients`;
   if (!page.is_open) return html`Round <strong>${whole(page.round)}</strong> has ended, with ${updates}.`;
   const isLate = new Date(page.closes_at) <= now;
   return html`Round <strong>${whole(page.round)}</strong> is open, with ${updates} so far. ${isLate
-    ? `Its time is over: it ends with updates of any ${whole(page.quorum)} clients.`
-    : `It ends with updates of all ${all} clients, or at ${clock(page.closes_at)} with ${whole(page.quorum)}.`}`;
+    ? `Its deadline has passed: it ends with updates from any ${whole(page.quorum)} clients.`
+    : `It ends with updates from all ${all} clients, or at ${clock(page.closes_at)} with ${whole(page.quorum)} of them.`}`;
 }

@@ -94,7 +94,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
         <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
           onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, last }) => (members.length > 1 ? `${name} ${last}` : last)).join(', ')}`} />
         ${odd > 0 && html`<p class="note">${odd} of the values shown ${odd === 1 ? 'is' : 'are'} not finite</p>`}
-        ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from what the script prints</p>`}</section>`;
+        ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from the script's output</p>`}</section>`;
     })}</div>`;
 }
 
@@ -125,7 +125,7 @@ function useSeries(job, events, times) {
       const last = ENDED.has(jobState);
       // If the job repeats steps after a recovery, the known points of these steps are void.
       if (progress && live.current.newest() > progress.step + 1) live.current.forget();
-      // Without a new step there is rarely anything new, but values of a known step may arrive late.
+      // Without a new step, there is rarely anything new, but values of a known step can arrive late.
       const at = `${jobState} ${progress?.step}`;
       if (at === seen && skipped < MOST_SKIPPED && !last) {
         skipped += 1;

@@ -45,7 +45,7 @@ function CheckpointFiles({ job, checkpoint, save }) {
     <p class="soft">Download all: <code>dray checkpoints</code> <${Copy} text=${checkpoint.url} label="Copy its address" /></p></details>`;
 }
 
-// A picture goes through a blob, since an <img> sends no token.
+// A picture is loaded as a blob, because an <img> sends no token.
 function Picture({ jobId, artifact }) {
   const [url, setUrl] = useState(null);
   useEffect(() => {

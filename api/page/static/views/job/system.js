@@ -19,7 +19,7 @@ const place = (key) => {
   return at < 0 ? ORDER.length : at;
 };
 
-// Append new points to earlier ones. Long series are read anew from the beginning instead, so that the
+// Append new points to earlier ones. Long series are read again from the beginning instead, so that the
 // server downsamples them evenly and joins old samples.
 function joined(earlier, later) {
   const all = { ...earlier };

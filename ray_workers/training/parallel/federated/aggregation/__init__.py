@@ -1,1 +1,2 @@
-"""Combines the updates of a round: which updates count, their combination, and what is kept."""
+"""Aggregation of a round's updates: which updates count, how they are combined, and the state that
+is kept."""

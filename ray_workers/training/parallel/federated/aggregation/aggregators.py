@@ -1,8 +1,8 @@
 """Combines the updates of a round, with bitwise equal results on any number of ranks.
 
-A mean is summed in integers: an update, which has a bounded norm, is rounded to multiples of a
-power of two, and sums of integers do not depend on their order. Secure aggregation needs such sums,
-too. Other aggregators get all updates of the round on every rank.
+Means are computed with integer sums: updates, whose norms are bounded, are rounded to multiples of
+a power of two, because the sum of integers doesn't depend on the order. Secure aggregation also
+requires such sums. For other aggregators, every rank gets all updates of the round.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dray.spec.federated.parts import Aggregator
 from ray_workers.training.elastic import process_group
 
 BITS = 61
-"""Bits of a sum without its sign bit; one more bit is left for the effect of rounding."""
+"""Number of bits of a sum, without its sign bit. One more bit is reserved for rounding."""
 SORTED_AT_ONCE = 2**24
-"""Number of elements, of all updates together."""
+"""Number of elements, over all updates, that are sorted at the same time."""
 
 
 class FixedPointSum:
-    """A weighted sum of updates, whose weights on all ranks add up to 1 at most."""
+    """A weighted sum of updates. The weights on all ranks sum to at most 1."""
 
     def __init__(self, num_elements: int, max_norm: float, device: torch.device) -> None:
-        """max_norm: the largest norm of an update."""
+        """max_norm: the maximum norm of an update."""
         self._scale = 2.0 ** (BITS - max(0, math.ceil(math.log2(max_norm))))
         self._sum = torch.zeros(num_elements, dtype=torch.int64, device=device)
 
@@ -35,7 +35,7 @@ class FixedPointSum:
         self._sum += (update.double() * (weight * self._scale)).round_().long()
 
     def total(self, world_size: int) -> Tensor:
-        """Return the sum over all ranks, in float64. A collective."""
+        """Return the sum over all ranks as float64. A collective."""
         process_group.add_up(self._sum, world_size)
         return self._sum.double() / self._scale
 
@@ -59,9 +59,10 @@ def rows_of_all(mine: Sequence[Tensor], owners: Sequence[int], like: Tensor) -> 
 
 
 def robust(options: Aggregator, rows: Tensor) -> Tensor:
-    """Combine several updates by a robust aggregator: (updates, elements) -> float64 (elements,).
+    """Combine updates with a robust aggregator: (updates, elements) -> float64 (elements,).
 
-    Sorting takes six times the memory of the rows, so only some elements are sorted at once.
+    Sorting takes six times the memory of the rows, so only some of the elements are sorted at a
+    time.
     """
     if options.name == "krum":
         return rows[nearest(rows, options.malicious, options.keep)].double().mean(dim=0)
@@ -85,11 +86,11 @@ def _of_each_element(options: Aggregator, rows: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, malicious: int, keep: int) -> Tensor:
-    """The indices of the `keep` updates with the nearest neighbours, where all but `malicious` and
-    two updates count as neighbours (Blanchard et al. 2017, equation 1)."""
+    """Return the indices of the `keep` updates that are closest to their neighbours. All updates
+    except for `malicious` + 2 count as neighbours (Blanchard et al. 2017, equation 1)."""
     exact = rows.double()
     distances = torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist").square_()
     num_neighbours = len(rows) - malicious - 2
-    # The smallest distance of each update is 0, from itself.
+    # The smallest distance of each update is 0, its distance from itself.
     scores = distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(dim=1)
     return scores.sort(stable=True).indices[:keep].sort().values

@@ -1,6 +1,6 @@
-"""The algorithms of federated learning: FedAvg, and the differences of others from it.
+"""The algorithms of federated learning: FedAvg, and how other algorithms differ from it.
 
-FedProx's proximal term is in the clients' own steps (`ClientTraining`), which read the document.
+FedProx's proximal term is part of the clients' steps (`ClientTraining`), which read the document.
 """
 
 from __future__ import annotations
@@ -21,46 +21,47 @@ from ray_workers.training.parallel.federated.rounds import Participant
 
 
 class Algorithm:
-    """FedAvg (McMahan et al. 2017, arXiv:1602.05629), and the two hooks in which others differ from
-    it: `configure` before a client trains, `aggregate` once the updates of a round are known.
+    """FedAvg (McMahan et al. 2017, arXiv:1602.05629), with two hooks for other algorithms:
+    `configure` is called before a client trains, `aggregate` when the updates of a round are known.
 
-    Every rank has an instance, because a rank may play any client.
+    Every rank has an instance, because a rank can simulate any client.
     """
 
     needs_each = False
-    """Whether a round needs each update, and not only their mean."""
+    """Whether a round needs the individual updates, not only their mean."""
 
     def __init__(self, options: Federated, flat: Flat, device: torch.device) -> None:
         self._options = options
 
     def configure(self, client: int) -> Tensor | None:
-        """Return the vector to add to the gradients of a client in the next round."""
+        """Return the vector to add to the gradients of a client in the next round; None for
+        none."""
         return None
 
     def aggregate(self, sent: Sequence[Participant], updates: Tensor | None, lr: float) -> Any:
-        """Return the findings of a round that counts, in addition to its update; None for none.
-        updates: (participants, elements) if the algorithm needs each."""
+        """Return the changes of the algorithm's state in a round that counts, for `commit`; None
+        for none. updates: (participants, elements) if `needs_each`."""
         return None
 
     def commit(self, findings: Any) -> None:
-        """Keep the findings of the round, after the server's step."""
+        """Apply the result of `aggregate`, after the server's step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The algorithm's part of a checkpoint."""
+        """Return the algorithm's part of a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the algorithm's part of a checkpoint."""
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Build the optimizer of the server."""
+        """Build the server's optimizer."""
         server = self._options.server
         return torch.optim.SGD(groups, lr=server.lr, momentum=server.momentum)
 
     @property
     def buffer_rate(self) -> float:
-        """The factor of the change of running means. With a factor above 1 a running variance could
-        fall below 0."""
+        """The factor for changes to running means. With a factor above 1, a running variance could
+        become negative."""
         return min(1.0, self._options.server.lr)
 
 
@@ -68,7 +69,7 @@ class Adaptive(Algorithm):
     """FedAdam and FedYogi (Reddi et al. 2021, arXiv:2003.00295, algorithm 2)."""
 
     buffer_rate = 1.0
-    """The rate of an adaptive optimizer is no factor of the update."""
+    """The learning rate of an adaptive optimizer is not a factor for the update."""
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         is_yogi = self._options.algorithm == "fedyogi"
@@ -76,7 +77,7 @@ class Adaptive(Algorithm):
 
 
 class ControlChange(NamedTuple):
-    """The changes of the control variates in a round."""
+    """The changes to the control variates in a round."""
 
     of_clients: Mapping[int, Tensor]
     of_server: Tensor
@@ -84,9 +85,9 @@ class ControlChange(NamedTuple):
 
 
 class Scaffold(Algorithm):
-    """Estimates the difference of each client's gradient from the mean gradient (Karimireddy et al.
-    2020, arXiv:1910.06378, algorithm 1 with option II). The host's memory has the clients'
-    estimates.
+    """SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1 with option II): estimates
+    how much each client's gradient differs from the mean gradient. The clients' estimates are kept
+    in host memory.
     """
 
     needs_each = True
@@ -105,7 +106,7 @@ class Scaffold(Algorithm):
         self, sent: Sequence[Participant], updates: Tensor | None, lr: float
     ) -> ControlChange:
         assert updates is not None
-        if lr < torch.finfo(torch.float32).tiny:  # a step of 0 does not show the gradient
+        if lr < torch.finfo(torch.float32).tiny:  # a step of size 0 doesn't show the gradient
             return ControlChange({}, torch.zeros_like(self._server))
         of_clients: dict[int, Tensor] = {}
         total = torch.zeros_like(self._server, dtype=torch.float64)
@@ -142,7 +143,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
 
 
 class AdaptiveServerOptimizer(Optimizer):
-    """FedAdam and FedYogi. Unlike Adam they have no bias correction, and their variances begin at
+    """FedAdam and FedYogi. Unlike Adam, they have no bias correction, and their variances start at
     the square of `tau`."""
 
     def __init__(self, groups: Any, options: ServerOptimizer, *, yogi: bool) -> None:
@@ -175,8 +176,8 @@ class AdaptiveServerOptimizer(Optimizer):
 
 
 def _check_memory(num_clients: int, num_elements: int) -> None:
-    """Raise RoundsError if the node's memory can't hold the vectors of all clients. The rank would
-    otherwise be killed once enough of them are not 0."""
+    """Raise RoundsError if the vectors of all clients don't fit into the node's memory. Otherwise
+    the rank would be killed once enough of them were nonzero."""
     needed, available = 4 * num_clients * num_elements, memory_here()
     if needed > available:
         raise RoundsError(

@@ -1,8 +1,8 @@
-"""Differential privacy for clients: clipping, noise, and the privacy spent.
+"""Differential privacy for clients: clipping, noise, and accounting.
 
-One client's update changes the sum of a round by the clipping norm at most, and the noise hides
-this change. The noise of a simulation is derived from the job's seed, so that a run can be
-repeated: the noise shows the cost of privacy, and hides nothing from a reader who knows the seed.
+A single client's update changes the sum of a round by at most the clipping norm, and the noise
+hides this change. In a simulation, the noise is derived from the job's seed, so that a run can be
+repeated: it shows the cost of privacy, but hides nothing from anyone who knows the seed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 class Accountant:
-    """Computes epsilon after a number of rounds with opacus: the moments of the sampled Gaussian
-    mechanism (Mironov et al. 2019, arXiv:1908.10530), with clients drawn independently."""
+    """Computes epsilon after a number of rounds, using opacus: the moments of the sampled Gaussian
+    mechanism (Mironov et al. 2019, arXiv:1908.10530), with independently drawn clients."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy) -> None:
         self._privacy = privacy
@@ -30,7 +30,7 @@ class Accountant:
 
     @cached_property
     def _of_one_round(self) -> tuple[list[float], Any]:
-        """(orders, the Rényi divergence of each)."""
+        """(orders, the Rényi divergence for each order)."""
         try:
             from opacus.accountants import RDPAccountant
             from opacus.accountants.analysis.rdp import compute_rdp
@@ -55,7 +55,8 @@ class Accountant:
         return float(spent)
 
     def most_rounds(self, limit: int) -> int:
-        """The most rounds, up to `limit`, that spend no more than the document allows."""
+        """Return the largest number of rounds, up to `limit`, that stays within the document's
+        epsilon."""
         if self.epsilon(limit) <= self._privacy.epsilon:
             return limit
         enough, too_many = 0, limit
@@ -69,15 +70,16 @@ class Accountant:
 
 
 def rounds_of(options: spec.Federated) -> int:
-    """The number of rounds that the job may play: fewer than the document's if those would spend
-    more privacy than it allows. Raises RoundsError if not even one round is allowed."""
+    """Return the number of rounds that the job can run: fewer than in the document if that number
+    would spend more privacy than the document allows. Raises RoundsError if not even one round is
+    allowed."""
     if options.privacy is None:
         return options.rounds
     accountant = Accountant(options, options.privacy)
     rounds = accountant.most_rounds(options.rounds)
     if rounds == 0:
         raise RoundsError(
-            f"federated.privacy.epsilon is {options.privacy.epsilon:g}, and one round spends "
+            f"federated.privacy.epsilon is {options.privacy.epsilon:g}, but one round spends "
             f"{accountant.epsilon(1):.4g}: allow more, or use a larger noise_multiplier or fewer "
             "clients_per_round"
         )
@@ -95,7 +97,7 @@ def check_statistics(model: nn.Module) -> None:
 
 
 class ClippingNorm:
-    """The norm to which updates are clipped, which may follow a quantile of their norms."""
+    """The norm to which updates are clipped. It can follow a quantile of their norms."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy, seed: int) -> None:
         self._federated = federated
@@ -104,13 +106,13 @@ class ClippingNorm:
         self.value = privacy.clip_norm
 
     def clip(self, update: Tensor, norm: float) -> bool:
-        """Clip an update in place; return whether it was within the norm already."""
+        """Clip an update in place. Returns whether it already was within the norm."""
         if norm > self.value:
             update *= self.value / norm
         return norm <= self.value
 
     def noise(self, round_number: int, size: int) -> Tensor:
-        """The noise for the sum of a round: float64, on the CPU, equal on every rank."""
+        """Return the noise for the sum of a round: float64, on the CPU, the same on every rank."""
         deviation = self._noise_multiplier * self.value
         return deviation * torch.randn(
             size, generator=self._generator("noise", round_number), dtype=torch.float64
@@ -118,18 +120,19 @@ class ClippingNorm:
 
     @property
     def _noise_multiplier(self) -> float:
-        """The noise multiplier of the updates: with an adaptive norm, the noise of the count spends
-        a part of the total (Andrew et al. 2021, theorem 1)."""
+        """The noise multiplier for the updates. With an adaptive norm, the noise of the count uses
+        up a part of the total (Andrew et al. 2021, theorem 1)."""
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole
         return whole / math.sqrt(1 - (whole / (2 * self._federated.count_noise)) ** 2)
 
     def after(self, round_number: int, num_within: int, num_updates: int) -> float:
-        """The norm of the next round, if `num_within` updates of this round were not clipped.
+        """Return the norm of the next round, if `num_within` updates of this round were not
+        clipped.
 
-        Each update counts as plus or minus a half, because one update more or less then changes the
-        count by a half at most, as the noise multiplier above assumes; a plain count would change
+        Each update counts as plus or minus one half. Adding or removing an update then changes the
+        count by at most one half, as the noise multiplier above assumes; a plain count would change
         by 1.
         """
         federated, adaptive = self._federated, self._privacy.adaptive

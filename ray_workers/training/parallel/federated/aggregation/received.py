@@ -1,4 +1,4 @@
-"""Facts about the updates of a round that every rank knows: verdicts, norms and losses."""
+"""The facts about the updates of a round that every rank knows: verdicts, norms and losses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import (
 from ray_workers.training.parallel.federated.rounds import RoundPlan
 
 MAX_NAMED = 20
-"""Limit of the clients in a round whose refused updates the log names."""
+"""Maximum number of clients per round whose refused updates are logged individually."""
 
 
 class UpdateTable:
-    """One row for each participant of a round, filled in by the rank that plays the participant."""
+    """A table with one row per participant of a round, filled in by the rank that simulates the
+    participant."""
 
     def __init__(self, plan: RoundPlan, device: torch.device) -> None:
         self._plan = plan
@@ -36,7 +37,7 @@ class UpdateTable:
         self._lines[place] = self._lines.new_tensor([verdict, norm, loss])
 
     def of_all(self, world_size: int) -> ReceivedUpdates:
-        """Gather the rows of all ranks, exactly, as sums with zeros. A collective."""
+        """Gather the rows of all ranks, exactly, by summing them with zeros. A collective."""
         process_group.add_up(self._lines, world_size)
         verdicts, norms, losses = self._lines.t().tolist()
         return ReceivedUpdates(self._plan, [Verdict(int(one)) for one in verdicts], norms, losses)
@@ -49,18 +50,19 @@ class ReceivedUpdates:
     plan: RoundPlan
     verdicts: Sequence[Verdict]
     norms: Sequence[float]
-    """Norms before clipping; NaN for an update without a norm, or with secure aggregation."""
+    """Norms before clipping; NaN for updates without a norm, and with secure aggregation."""
     losses: Sequence[float]
-    """The mean loss of each client on the way to its update; NaN if it is hidden."""
+    """The mean loss of each client during its training; NaN if it is hidden."""
 
     @property
     def accepted(self) -> list[int]:
-        """The indices of the updates that were not refused."""
+        """The indices of the accepted updates."""
         return [at for at, each in enumerate(self.verdicts) if each is Verdict.ACCEPTED]
 
     def loss(self, last: float) -> float:
-        """The mean loss over the samples of the accepted clients whose losses are `trusted`. NaN if
-        all updates were refused, and `last` if none came or none reports a loss."""
+        """Return the mean loss over the samples of accepted clients whose losses are `trusted`.
+        Returns NaN if all updates were refused, and `last` if there were no updates or no client
+        reports a loss."""
         if not self.plan.participants:
             return last
         if not (accepted := self.accepted):

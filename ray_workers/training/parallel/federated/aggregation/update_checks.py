@@ -1,8 +1,8 @@
-"""Checks that prevent a client that lies or fails from spoiling the mean update of a round, and
-means of figures that clients report about themselves.
+"""Checks that prevent malicious or faulty clients from corrupting the mean update of a round, and
+means of the figures that clients report about themselves.
 
-The aggregator can't compute a client's loss. It bounds the loss instead: by an absolute limit, so
-that sums stay finite, and by the figures of the other clients in the round.
+The aggregator can't verify a client's loss. Instead it bounds the loss: with an absolute limit, so
+that sums remain finite, and relative to the figures of the other clients in the round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Verdict(IntEnum):
-    """Whether an update counts, and if not, the reason."""
+    """Whether an update counts and, if not, why."""
 
     ACCEPTED = 0
     WRONG_SHAPE = 1
@@ -26,7 +26,7 @@ class Verdict(IntEnum):
 
 
 def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict, float]:
-    """Return the verdict on a client's update, and its 2-norm: NaN if it has none."""
+    """Return the verdict on a client's update, and its 2-norm, or NaN if it has none."""
     if update.shape != (num_elements,):
         return Verdict.WRONG_SHAPE, math.nan
     norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
@@ -36,7 +36,7 @@ def judged(update: Tensor, num_elements: int, max_norm: float) -> tuple[Verdict,
 
 
 def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
-    """The reason why an update was refused, for the log."""
+    """Return why an update was refused, for the log."""
     match verdict:
         case Verdict.WRONG_SHAPE:
             return "its shape differs from the model's"
@@ -49,14 +49,14 @@ def reason(verdict: Verdict, norm: float, max_norm: float) -> str:
 
 
 MAX_VALUE = 1e6
-"""A larger figure, or one that is not finite, counts as this."""
+"""Larger or nonfinite figures count as this value."""
 MAX_RATIO = 10.0
-"""A figure is ignored if its magnitude is more than this many times the lower median of the
-magnitudes in the round, or than this number if the median is below 1."""
+"""A figure is ignored if its magnitude exceeds this factor times the lower median of the magnitudes
+in the round, or this value if the median is below 1."""
 
 
 class Reported(NamedTuple):
-    """A figure of a client, and the number of samples behind it."""
+    """A figure reported by a client, and the number of samples on which it is based."""
 
     value: float
     num_samples: int
@@ -66,7 +66,7 @@ def trusted(reported: Iterable[Reported]) -> list[Reported]:
     """Bound the figures, and leave out figures without samples or beyond MAX_RATIO.
 
     Each client counts once in the median, so fewer than half of the clients can't move the limit
-    beyond the figures of the others, whatever their numbers of samples are.
+    beyond the figures of the others, regardless of their numbers of samples.
     """
     figures = [Reported(_bounded(one.value), one.num_samples) for one in reported]
     figures = [one for one in figures if one.num_samples > 0]
@@ -78,7 +78,7 @@ def trusted(reported: Iterable[Reported]) -> list[Reported]:
 
 
 def mean(figures: Sequence[Reported]) -> float | None:
-    """The mean weighted by samples; None without figures."""
+    """Return the mean, weighted by samples; None if there are no figures."""
     total = sum(one.num_samples for one in figures)
     return sum(one.value * (one.num_samples / total) for one in figures) if figures else None
 

@@ -1,1 +1,1 @@
-"""The rank that aggregates for clients outside of the cluster, whose updates are files."""
+"""The aggregating rank for clients outside of the cluster, which send their updates as files."""

@@ -1,8 +1,8 @@
-"""Rounds of clients outside of the cluster with secure aggregation: the server's half of the
+"""Rounds of clients outside of the cluster with secure aggregation: the server's side of the
 protocol, whose messages are files of the round.
 
-Only this process and the clients of a round have the round's secrets. So a round that loses too
-many clients, or this process, starts over under another name. Clients that have lied in it are
+Only this process and the clients of a round know the round's secrets. Therefore a round that loses
+too many clients, or this process, is restarted under another name. Clients that have lied are
 excluded from later rounds.
 """
 
@@ -52,17 +52,18 @@ from ray_workers.training.parallel.federated.rounds import Participant
 from ray_workers.training.parallel.strategy import StrategyContext
 
 ANSWER_S = 60.0
-"""Seconds in which clients must answer in phases without training; later answers do not count."""
+"""Seconds within which clients must answer in phases without training. Later answers don't
+count."""
 TOLERANCE = 1e-6
-"""Relative tolerance of a norm for rounding errors."""
+"""Relative tolerance for rounding errors in a norm."""
 MAX_BROKEN_ROUNDS = 10
-"""The job fails after this many broken rounds in a row."""
+"""Number of consecutive broken rounds after which the job fails."""
 MAX_NAMED = 20
-"""Limit of the clients that a message names."""
+"""Maximum number of clients that a message lists."""
 
 
 class RoundBrokenError(Exception):
-    """A round has no result."""
+    """Raised if a round has no result."""
 
     def __init__(self, reason: str, gone: Collection[str] = ()) -> None:
         """gone: clients that have vanished from the round."""
@@ -81,10 +82,10 @@ def refuse_too_few_bits(options: spec.Federated, num_elements: int) -> None:
 
 
 class MaskedAnswers:
-    """The answers of clients in the server's current phase."""
+    """The clients' answers in the server's current phase."""
 
     def __init__(self, server: MaskingServer, folder: str, masked_bytes: int) -> None:
-        """folder: URL of the files of the round. masked_bytes: the size of a masked update."""
+        """folder: URL of the round's files. masked_bytes: the size of a masked update."""
         self._server = server
         self._folder = folder
         self._masked_bytes = masked_bytes
@@ -114,7 +115,7 @@ class MaskedAnswers:
 
 
 class MaskedCollector(UpdateCollector):
-    """The feed of a rank that learns only sums."""
+    """The feed of a rank that only learns sums."""
 
     def __init__(
         self,
@@ -123,14 +124,15 @@ class MaskedCollector(UpdateCollector):
         model: Callable[[], dict[str, Tensor]],
         liars: set[int],
     ) -> None:
-        """liars: clients that have lied in a round of the job; this collector adds others."""
+        """liars: clients that have lied in a round of the job. This collector adds further
+        liars."""
         super().__init__(given, num_elements, model)
         self._liars = liars
         self._oldest_version = 1
         """The oldest version of the protocol that clients may use."""
 
     def at(self, step: int) -> Feeding:
-        """Play the round. Raises RoundsError if the round breaks too often."""
+        """Run the round. Raises RoundsError if the round breaks too often."""
         resting = set[int]()
         reason = ""
         for again in range(MAX_BROKEN_ROUNDS):
@@ -143,7 +145,7 @@ class MaskedCollector(UpdateCollector):
             except RoundBrokenError as error:
                 reason = str(error)
                 resting |= error.gone
-                message = f"round {step} starts over: {reason}"
+                message = f"round {step} is restarted: {reason}"
                 log(message)
                 self._report(RoundTroubleReport(step, [], message))
                 continue
@@ -159,8 +161,8 @@ class MaskedCollector(UpdateCollector):
     def _publish_to(self, step: int, resting: Set[int], again: int) -> RoundReport:
         """Open the round to clients that have not lied.
 
-        resting: clients that broke the round before, possibly without lying. They are asked again
-        in this round only if too few others remain.
+        resting: clients that broke the round before, possibly without lying. They are only asked
+        again in this round if too few others remain.
         """
         options = self._options
         least = max(options.least_updates, LEAST_CLIENTS)
@@ -180,7 +182,7 @@ class MaskedCollector(UpdateCollector):
         return self._publish(step, clients, secrets.token_hex(16))
 
     def _play(self, opening: RoundReport, server: MaskingServer) -> Aggregate:
-        """Play all phases of a round."""
+        """Run all phases of a round."""
         messages: Mapping[str, bytes] = {}
         while server.phase is not MaskingPhase.ENDED:
             self._store_messages(opening.name, server.phase, messages)
@@ -197,8 +199,8 @@ class MaskedCollector(UpdateCollector):
         return server.aggregate()
 
     def _check(self, found: Aggregate) -> None:
-        """Raise RoundBrokenError if the sum can't consist of updates that the document allows: then
-        a client, which the masks hide, has masked other values."""
+        """Raise RoundBrokenError if the sum can't be the sum of updates that the document allows.
+        In that case, a client has masked other values, but the masks hide which one."""
         assert self._options.http is not None
         most = len(found.clients) * self._options.http.max_samples
         limit = self._options.max_update_norm * (1 + TOLERANCE)
@@ -208,16 +210,16 @@ class MaskedCollector(UpdateCollector):
             is_sound = norm <= limit and abs(found.mean[-1]) <= limit
         if not is_sound:
             raise RoundBrokenError(
-                "the sum does not consist of updates within federated.max_update_norm and weights "
-                "within http.max_samples: a client has masked other values"
+                "the sum can't be the sum of updates within federated.max_update_norm and "
+                "weights within http.max_samples: a client has masked other values"
             )
 
     def _leave_out(self, step: int, server: MaskingServer) -> None:
-        """Name the clients that have lied, and exclude them from later rounds."""
+        """Log the clients that have lied, and exclude them from later rounds."""
         for owner, holder in server.disputes[:MAX_NAMED]:
             log(
-                f"round {step}: the share of client {holder} of a secret of client {owner} does "
-                "not fit: one of the two has lied"
+                f"round {step}: client {holder}'s share of a secret of client {owner} does not "
+                "fit: one of the two has lied"
             )
         found = {int(name): lie for name, lie in server.liars.items()}
         self._liars.update(found)
@@ -225,14 +227,14 @@ class MaskedCollector(UpdateCollector):
             return
         named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
         more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        message = f"excluded from all later rounds, for a lie in round {step}: "
+        message = f"excluded from all later rounds because of a lie in round {step}: "
         message += "; ".join(named[:MAX_NAMED]) + more
         log(message)
         self._report(RoundTroubleReport(step, sorted(found), message))
 
     @staticmethod
     def _gone(server: MaskingServer) -> Set[str]:
-        """The clients that have begun the round and not answered in this phase."""
+        """Return the clients that have begun the round but not answered in this phase."""
         return (server.expected or frozenset()) - server.answered
 
     def _store_messages(
@@ -258,7 +260,7 @@ class MaskedCollector(UpdateCollector):
         answers = MaskedAnswers(server, f"{self._url}/{asking.name}", asking.update_bytes)
         if self._collect(asking, answers, asks_all=is_first) is None:
             raise RoundBrokenError(
-                f"{len(server.answered)} clients have answered in {server.phase}, and "
+                f"{len(server.answered)} clients have answered in {server.phase}, but "
                 f"{server.least} are needed",
                 self._gone(server),
             )

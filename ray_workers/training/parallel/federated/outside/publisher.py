@@ -1,4 +1,4 @@
-"""Publishes a round for clients outside of the cluster: its files in the storage of the job."""
+"""Publishes a round for clients outside of the cluster, as files in the job's storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ray_workers.training.parallel.strategy import StrategyContext
 DATA_OF_CLIENTS = (
     *("decimal", "delimiter", "encoding", "missing", "missing_columns", "validation_fraction"),
 )
-"""Fields of `data` that also apply to the files of clients."""
+"""Fields of `data` that also apply to clients' files."""
 
 
 class RoundPublisher:
@@ -33,7 +33,7 @@ class RoundPublisher:
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: returns the tensors that clients begin a round with."""
+        """model: returns the tensors with which clients begin a round."""
         self._document = given.spec
         self._workload: Workload = given.workload
         self._waiting = given.page.move
@@ -41,7 +41,7 @@ class RoundPublisher:
         self._num_elements = num_elements
         self._model = model
         self._form: tuple[str, int] | None = None
-        """(SHA-256, bytes), once the form is published."""
+        """(SHA-256, size in bytes), once the form is published."""
 
     def publish(
         self, number: int, clients: list[int] | None, quorum: int, deadline_s: float, nonce: str
@@ -49,7 +49,8 @@ class RoundPublisher:
         """Write the files of the round to the storage, and delete the files of older rounds.
 
         clients: the clients that are asked; None for all. nonce: makes the name of the round
-        unique, so that no other attempt continues the round; empty if another may.
+        unique, so that no other attempt continues the round; empty if another attempt can continue
+        it.
         """
         with TemporaryDirectory(prefix="dray-round-") as scratch:
             path = Path(scratch, round_files.MODEL)
@@ -92,9 +93,9 @@ class RoundPublisher:
         storage_room.wait_for_room(f"the round's {path.name}", store, waiting=self._waiting)
 
     def _delete_old(self, number: int, name: str) -> None:
-        """Delete all rounds but this one and the previous one, which an attempt repeats if it has
-        no checkpoint. A request that was in progress when a round ended may have left files in
-        any."""
+        """Delete all rounds except for this round and the previous one, which an attempt repeats if
+        it has no checkpoint. Requests that were in progress when a round ended may have left files
+        in any round."""
         for each in names_below(self._url):
             found = round_files.number_of(each)
             if found is not None and each != name and found != number - 1:
@@ -102,9 +103,9 @@ class RoundPublisher:
 
 
 def form_of(document: spec.JobSpec, workload: Workload, folder: Path) -> dict[str, Any]:
-    """Return the facts that a client needs besides the weights: the form of the model's inputs and
-    outputs, as a result describes it, and the parts of the document that training depends on. The
-    path of the job's own data, and its environment, are left out.
+    """Return the information that a client needs in addition to the weights: the form of the
+    model's inputs and outputs, as described in a result, and the parts of the document that affect
+    training. The path of the job's own data and its environment are left out.
 
     folder: an empty folder for temporary files.
     """

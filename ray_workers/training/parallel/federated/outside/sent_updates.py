@@ -1,4 +1,4 @@
-"""Reads the updates of clients for a round from the files that the service has written."""
+"""Reads the clients' updates for a round from the files that the service has written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ray_workers.training.parallel.federated.aggregation.update_checks import Ve
 
 
 class DamagedUpdateError(Exception):
-    """The parts of an update do not match its announcement."""
+    """Raised if the parts of an update don't match its announcement."""
 
 
 class SentUpdates:
-    """The updates of a round received so far; each is checked once."""
+    """The updates of a round received so far. Each is checked once."""
 
     def __init__(self, folder: str, num_elements: int, max_norm: float) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class SentUpdates:
         self.sent: dict[int, SentUpdate] = {}
         self.accepted: set[int] = set()
         self.readable: set[int] = set()
-        """Clients whose updates are refused, but can be read."""
+        """Clients whose updates were refused, but can be read."""
         self._damaged: set[int] = set()
 
     @property
@@ -91,7 +91,7 @@ def read_parts(folder: str, client: int, sha256: str, num_bytes: int) -> bytearr
 
 
 def read_file(url: str) -> bytes:
-    """Read a file. Raises FileNotFoundError, or StorageError for any other fault."""
+    """Read a file. Raises FileNotFoundError, or StorageError for any other failure."""
     try:
         return files.read(url)
     except FileNotFoundError:
@@ -101,7 +101,8 @@ def read_file(url: str) -> bytes:
 
 
 def names_below(url: str) -> list[str]:
-    """The names directly below a URL, sorted; empty if it does not exist. Raises StorageError."""
+    """Return the sorted names directly below a URL; empty if the URL doesn't exist. Raises
+    StorageError."""
     path = files.local_path(url)
     try:
         if path is not None:

@@ -1,5 +1,5 @@
-"""The strategy of a federated job whose clients are outside of the cluster: its only rank is the
-server, and a round is a step as in a simulation."""
+"""The strategy of a federated job with clients outside of the cluster. The only rank is the server,
+and a round is a step, as in a simulation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OutsideEngine(FederatedEngine):
         """Clients that are excluded because they have lied in secure aggregation."""
 
     def state_dict(self) -> dict[str, Any]:
-        # A job that continues from another's state has other clients with the same numbers.
+        # A job that continues from another job's state has different clients with the same numbers.
         liars = {"rounds": self._given.rounds_url, "clients": sorted(self.liars)}
         return super().state_dict() | {"liars": liars}
 
@@ -99,7 +99,7 @@ class OutsideEngine(FederatedEngine):
 
 
 class OutsideStrategy(ServerStrategy):
-    """The server of clients that are outside of the cluster, on the job's only rank."""
+    """The server for clients outside of the cluster, on the job's only rank."""
 
     _engine: OutsideEngine
 
@@ -118,14 +118,16 @@ class OutsideStrategy(ServerStrategy):
         return self._collector(self.given, self._engine.num_update_elements, self._tensors)
 
     def trained(self) -> nn.Module | None:
-        """Return the model, and delete the files of the last rounds: a checkpoint has them all."""
+        """Return the model, and delete the files of the last rounds, which a checkpoint
+        includes."""
         try:
             files.remove_folder(self.given.rounds_url)
-        except Exception as error:  # storage clients raise many types; the job deletes the files
-            log(f"files of the last rounds stay until the job is deleted: {error}")
+        except Exception as error:  # storage clients raise many types; the job deletes them
+            log(f"files of the last rounds are kept until the job is deleted: {error}")
         return super().trained()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Copies of the tensors, which must not share memory in a file, as tied weights do."""
+        """Return copies of the tensors. Tensors in a file must not share memory, as tied weights
+        do."""
         state = self.model.state_dict()
         return {name: one.detach().cpu().clone().contiguous() for name, one in state.items()}

@@ -1,8 +1,8 @@
-"""Rounds whose clients are outside of the cluster: publishes a model, and waits for updates.
+"""Rounds with clients outside of the cluster: publishes a model, and waits for updates.
 
-No state of a round is only in this process. The round's model and the updates are files in the
-storage of the job, under a name that depends on the weights. So the next attempt, which begins with
-the same weights, finds the updates received so far, and counts none twice.
+No state of a round exists only in this process. The round's model and the updates are files in the
+job's storage, under a name that depends on the weights. The next attempt, which begins with the
+same weights, therefore finds the updates received so far, and counts none of them twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ray_workers.training.parallel.federated.rounds import (
 from ray_workers.training.parallel.strategy import StrategyContext
 
 LOOK_S = 0.2
-"""Seconds between two looks for updates; `REMOTE_LOOK_S` if the storage is no local folder."""
+"""Seconds between two checks for updates; `REMOTE_LOOK_S` if the storage is not a local folder."""
 REMOTE_LOOK_S = 2.0
 
 
@@ -52,7 +52,7 @@ class MaskedShare(RoundShare):
 
 
 class RoundAnswers(Protocol):
-    """The answers of clients received so far."""
+    """The clients' answers received so far."""
 
     @property
     def accepted(self) -> Set[int]:
@@ -60,7 +60,7 @@ class RoundAnswers(Protocol):
 
     @property
     def refused(self) -> Set[int]:
-        """The clients whose answers do not count."""
+        """The clients whose answers don't count."""
 
     def look(self, moved: Callable[[], None]) -> None:
         """Read the new answers. Raises StorageError. moved: called for each answer."""
@@ -68,12 +68,12 @@ class RoundAnswers(Protocol):
 
 @dataclass(frozen=True)
 class CollectedShare(RoundShare):
-    """A finished round, all of which rank 0 has."""
+    """A finished round, which is completely on rank 0."""
 
     sent: Mapping[int, SentUpdate]
-    """The updates by client."""
+    """The updates, by client."""
     folder: str
-    """URL of the files of the round."""
+    """URL of the round's files."""
 
     def update_of(self, client: int, num_elements: int) -> Tensor:
         """Read an update. Raises DamagedUpdateError if a part has changed since it was received."""
@@ -81,12 +81,13 @@ class CollectedShare(RoundShare):
 
 
 class UpdateCollector(RoundFeed):
-    """The feed of the rank that aggregates: a round is its batch, and updates are the samples."""
+    """The feed of the rank that aggregates: rounds take the place of batches, and updates the place
+    of samples."""
 
     def __init__(
         self, given: StrategyContext, num_elements: int, model: Callable[[], dict[str, Tensor]]
     ) -> None:
-        """model: returns the tensors that clients begin a round with."""
+        """model: returns the tensors with which clients begin a round."""
         options = given.spec.federated
         assert options is not None
         assert options.http is not None
@@ -100,9 +101,9 @@ class UpdateCollector(RoundFeed):
         self._publisher = RoundPublisher(given, num_elements, model)
         self._rounds = Rounds(options, (), given.spec.train.seed)
         self._candidates: list[int] | None = None
-        """The clients that may take part; None for all of the job."""
+        """The clients that may take part; None for all clients of the job."""
         self._failing_since: float | None = None
-        """The time since which the storage has not answered."""
+        """When the storage stopped answering; None while it answers."""
         self._look_s = LOOK_S if files.local_path(self._url) is not None else REMOTE_LOOK_S
 
     def at(self, step: int) -> Feeding:
@@ -129,7 +130,7 @@ class UpdateCollector(RoundFeed):
         return self._publisher.publish(number, clients, quorum, self._deadline_s, nonce)
 
     def _chosen(self, number: int) -> list[int] | None:
-        """The clients of a round; None for all."""
+        """Return the clients of a round; None for all."""
         options = self._options
         asks_all = options.clients_per_round == options.clients
         return None if asks_all else self._rounds.chosen(number)
@@ -139,8 +140,8 @@ class UpdateCollector(RoundFeed):
     ) -> RoundReport | None:
         """Report the round to the service, and collect answers until it is over.
 
-        asks_all: whether to ask all clients at the deadline, and to wait for a quorum beyond it. If
-        not, return None if there is no quorum at the deadline.
+        asks_all: whether to ask all clients at the deadline and then continue to wait for a quorum.
+        If False, returns None if there is no quorum at the deadline.
         """
         late_at = time.monotonic() + asking.deadline_s
         self._look(answers)
@@ -164,21 +165,22 @@ class UpdateCollector(RoundFeed):
             self._look(answers)
 
     def _pause(self) -> None:
-        """Wait before the next look. Raises LeaveRequested if the rank was asked to leave."""
+        """Wait before the next check. Raises LeaveRequested if the rank was asked to leave."""
         if self._page.is_asked_to_leave:
             raise LeaveRequested
         self._page.move()  # clients may take hours
         time.sleep(self._look_s)
 
     def _look(self, answers: RoundAnswers) -> None:
-        """Look for answers. Raises StorageError once the storage has not answered for
-        `storage_room.WAIT_S` seconds: in the hours of a round it may fail briefly."""
+        """Check for answers. Raises StorageError only if the storage has not answered for
+        `storage_room.WAIT_S` seconds, because a round can take hours, in which the storage may fail
+        briefly."""
         try:
             answers.look(self._page.move)
         except StorageError as error:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
-                log(f"the updates of the round can't be read, and will be tried again: {error}")
+                log(f"the updates of the round can't be read; trying again: {error}")
             elif time.monotonic() - self._failing_since > storage_room.WAIT_S:
                 raise
         else:

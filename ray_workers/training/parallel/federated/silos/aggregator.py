@@ -1,4 +1,4 @@
-"""The strategy of the rank that aggregates: a round is a step, whose update the silos compute."""
+"""The strategy of the aggregating rank: a round is a step, whose update the silos compute."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class SiloEngine(FederatedEngine):
     """The updates of the current round, by silo."""
 
     def round_start(self, number: int) -> RoundStart:
-        """The weights and corrections of the next round, which do not change during the round."""
+        """Return the weights and corrections of the next round. They don't change during the
+        round."""
         every = self._options.evaluate_every
         return RoundStart(
             number,
@@ -68,7 +69,7 @@ class SiloEngine(FederatedEngine):
         return super().step_metrics() | self._of_silos()
 
     def _of_silos(self) -> dict[str, float]:
-        """The metrics of each silo, and their means weighted by the silos' samples."""
+        """Return the metrics of each silo, and their means weighted by the silos' samples."""
         silos, found = self._options.silos, dict[str, float]()
         assert silos is not None
         by_name: dict[str, list[Reported]] = {}
@@ -83,7 +84,7 @@ class SiloEngine(FederatedEngine):
         return found
 
     def participants(self) -> list[Participant]:
-        """The participants of the round that was played."""
+        """Return the participants of the last round."""
         return [
             Participant(
                 *(silo, self._samples_that_count(silo), sent.num_steps),
@@ -99,7 +100,7 @@ class SiloEngine(FederatedEngine):
 
 
 class SiloFeed(RoundFeed):
-    """Makes the silos play a round where other feeds read a batch."""
+    """A feed that makes the silos run a round where other feeds read a batch."""
 
     def __init__(self, engine: SiloEngine, server: SiloServer, given: StrategyContext) -> None:
         self._engine = engine
@@ -108,8 +109,8 @@ class SiloFeed(RoundFeed):
         self._notices = RoundNotices(lambda report: train.emit(report.KIND, report.body()))
 
     def at(self, step: int) -> Feeding:
-        """Return the round `step` once it is over. Raises LeaveRequested if this rank is asked to
-        leave meanwhile."""
+        """Return round `step` once it is over. Raises LeaveRequested if this rank is asked to leave
+        in the meantime."""
         federated = self._given.spec.federated
         assert federated is not None
         self._notices.begin(time.monotonic())
@@ -129,7 +130,8 @@ class SiloFeed(RoundFeed):
 
 
 class SiloAggregator(ServerStrategy):
-    """Has the server's weights and state, and no data of a silo. No silo is in a group with it."""
+    """Has the server's weights and state, but no data of a silo. No silo is in a process group with
+    it."""
 
     _engine: SiloEngine
 

@@ -1,4 +1,4 @@
-"""The rules by which a round of silos ends: a state machine without I/O or a clock."""
+"""The rules for when a round of silos ends, as a state machine without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray_workers.training.parallel.federated.rounds import Collection, Next, nex
 
 @dataclass(frozen=True)
 class SiloUpdate:
-    """The work of a silo in a round."""
+    """A silo's contribution to a round."""
 
     num_samples: int
     """Number of its training samples."""
@@ -23,17 +23,18 @@ class SiloUpdate:
     update: Tensor
     """float32 (elements,)."""
     metrics: Mapping[str, float]
-    """The metrics that the silo may send, by the names that a job uses for its own."""
+    """The metrics that the silo may release, under the names that a job uses for its own
+    metrics."""
     is_refused: bool = False
-    """Whether the update would spoil the mean."""
+    """Whether the update is refused because it would corrupt the mean."""
 
 
 class RoundCollector:
-    """Accepts one update of each silo in each round.
+    """Accepts one update from each silo in each round.
 
-    A round ends by the rules of `next_of`; once there are `least` updates, it does not wait for
-    lost silos. A silo is awaited from the beginning of the training until it is lost, and again
-    once it has returned.
+    A round ends according to the rules of `next_of`. Once there are `least` updates, it doesn't
+    wait for lost silos. A silo is awaited from the beginning of the training until it is lost, and
+    again after it has returned.
     """
 
     def __init__(self, num_silos: int, least: int, deadline_s: float | None) -> None:
@@ -43,9 +44,9 @@ class RoundCollector:
         self._awaited = set(range(num_silos))
         self._ends_at = math.inf
         self.number: int | None = None
-        """The open round."""
+        """The number of the open round; None if no round is open."""
         self.updates: dict[int, SiloUpdate] = {}
-        """The updates of the newest round, by silo."""
+        """The updates of the latest round, by silo."""
 
     def begin(self, number: int, now: float) -> None:
         """Open a round."""
@@ -53,19 +54,20 @@ class RoundCollector:
         self._ends_at = now + self._deadline_s
 
     def join(self, silo: int) -> None:
-        """Record that a silo has come, or its replacement."""
+        """Record that a silo or its replacement has connected."""
         self._awaited.add(silo)
 
     def lost(self, silo: int) -> None:
-        """Record that a silo is gone; an update that it has sent counts."""
+        """Record that a silo is gone. An update that it has already sent still counts."""
         self._awaited.discard(silo)
 
     def wants(self, silo: int) -> int | None:
-        """The round for which the silo must send an update now; None if there is none."""
+        """Return the round for which the silo has to send an update; None if there is none."""
         return None if silo in self.updates else self.number
 
     def take(self, silo: int, number: int, update: SiloUpdate) -> bool:
-        """Add an update, and return whether it counts: the silo's first one in the open round."""
+        """Add an update. Returns whether it counts: only the silo's first update in the open round
+        does."""
         if number != self.number or silo in self.updates:
             return False
         self.updates[silo] = update
@@ -77,7 +79,8 @@ class RoundCollector:
         return len(self._awaited - self.updates.keys())
 
     def wait_s(self, now: float) -> float:
-        """Seconds for which the round may continue if nothing happens; 0 if it is over."""
+        """Return the seconds for which the round can continue if nothing happens; 0 if it is
+        over."""
         refused = {silo for silo, sent in self.updates.items() if sent.is_refused}
         accepted = self.updates.keys() - refused
         is_enough = len(accepted) >= self._least
@@ -88,7 +91,7 @@ class RoundCollector:
         return self._ends_at - now if is_enough else math.inf
 
     def state(self, now: float) -> SiloRoundReport:
-        """The open round, and the silos that have not answered in it."""
+        """Return a report about the open round and the silos that have not answered."""
         assert self.number is not None
         missing = sorted(self._all - self.updates.keys())
         ends_in_s = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - now)
@@ -101,21 +104,22 @@ class RoundCollector:
 
 
 NOTICE_S: Final = 5.0
-"""A shorter round is not reported, and a longer one at intervals of at least this many seconds."""
+"""Rounds that are shorter than this number of seconds are not reported. Longer rounds are reported
+at intervals of at least this length."""
 
 
 class RoundNotices:
-    """Reports a round that is open for long, so that users see which silos the job waits for: the
-    round, then the silos that have answered since, and its end."""
+    """Reports long rounds, so that users see for which silos the job is waiting: first the round,
+    then changes of the silos that have not answered, and finally its end."""
 
     def __init__(self, report: Callable[[SiloRoundReport], object]) -> None:
         self._report = report
         self._reported: SiloRoundReport | None = None
-        """The newest report of the open round."""
+        """The latest report about the open round."""
         self._not_before = math.inf
 
     def begin(self, now: float) -> None:
-        """Record that a round opens."""
+        """Record that a round has been opened."""
         self._not_before = now + NOTICE_S
 
     def look(self, found: SiloRoundReport, now: float) -> None:
@@ -126,7 +130,7 @@ class RoundNotices:
             self._reported, self._not_before = found, now + NOTICE_S
 
     def end(self) -> None:
-        """Report the end of a round that was reported."""
+        """Report the end of the round, if the round was reported."""
         if self._reported is not None:
             self._report(replace(self._reported, missing=[]))
             self._reported = None

@@ -1,7 +1,7 @@
-"""The aggregator's side of the connections to silos: each has its own thread.
+"""The aggregator's side of the connections to silos, each of which has its own thread.
 
-Silos and their aggregator are in no process group, for the same reason as workers of parameter
-servers: the end of one connection concerns only two processes.
+Silos and their aggregator are not in a process group, for the same reason as workers of parameter
+servers: the end of a connection then only affects two processes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ray_workers.training.parallel.federated.silos.collector import RoundCollect
 AGGREGATOR_KEY: Final = "federated-aggregator"
 """Key of the aggregator's address and secret in the attempt's store."""
 LOOK_S: Final = 0.25
-"""Most seconds between two looks at an open round."""
+"""Maximum number of seconds between two checks of an open round."""
 MAX_COUNT: Final = 2**31
-"""Limit of the samples and of the steps of a silo in a round."""
+"""Maximum number of samples, and of steps, of a silo in a round."""
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The beginning of a round, as it is sent to silos."""
+    """The data that silos get at the beginning of a round."""
 
     number: int
     weights: Tensor
@@ -43,7 +43,7 @@ class RoundStart:
 
 
 class SiloServer:
-    """Sends silos the weights of each round, and receives their updates, under one lock."""
+    """Sends the weights of each round to the silos and receives their updates, under one lock."""
 
     def __init__(self, collector: RoundCollector, options: Federated, fingerprint: str) -> None:
         """fingerprint: hash of the data that all ranks read."""
@@ -56,8 +56,8 @@ class SiloServer:
         self._start: RoundStart | None = None
 
     def play(self, start: RoundStart, look: Callable[[SiloRoundReport], None]) -> Played:
-        """Make the silos play a round. look: called repeatedly with the open round, and may raise
-        an error to leave it."""
+        """Make the silos run a round. look: called repeatedly with the state of the round; it can
+        raise an error to abort the round."""
         collector = self._collector
         with self._lock:
             self._start = start
@@ -73,7 +73,7 @@ class SiloServer:
             look(found)
 
     def serve(self, connection: TensorConnection) -> None:
-        """Answer one silo until it is gone."""
+        """Serve one silo until it is gone."""
         hello, _ = connection.receive()
         silo = hello["silo"]
         if type(silo) is not int or not 0 <= silo < self._num_silos:
@@ -81,7 +81,7 @@ class SiloServer:
         connection.send({"is_same": hello["fingerprint"] == self._fingerprint})
         with self._lock:
             older = self._connections.get(silo)
-            if older is not None:  # the silo's node is gone without closing the connection
+            if older is not None:  # the silo's node disappeared without closing the connection
                 older.close()
             self._connections[silo] = connection
             self._collector.join(silo)
@@ -137,12 +137,12 @@ class SiloServer:
 
 @dataclass(frozen=True)
 class Played:
-    """A finished round."""
+    """The result of a finished round."""
 
     updates: Mapping[int, SiloUpdate]
     """The updates, sorted by silo."""
     num_late: int
-    """Silos that were connected at the deadline and had not sent their updates."""
+    """Number of silos that were connected at the deadline but had not sent their updates."""
 
 
 def _update_of(

@@ -1,1 +1,2 @@
-"""A simulation: the ranks play the clients, whose data are parts of the job's data set."""
+"""Simulation of federated learning: the ranks simulate the clients, whose data are parts of the
+job's data set."""

@@ -1,4 +1,4 @@
-"""The samples of the clients that a rank plays: parts of the job's data set."""
+"""The samples of the clients that a rank simulates, which are parts of the job's data set."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SimulatedShare(RoundShare):
     feed: ClientFeed
 
     def batches(self, participant: Participant) -> Iterator[Piece]:
-        """Yield (inputs, targets) of each step of a client."""
+        """Yield (inputs, targets) for each step of a client."""
         return self.feed.batches(self.plan.number, participant)
 
 
 class ClientFeed(RoundFeed):
-    """The parts of a rank in all rounds."""
+    """A rank's parts of all rounds."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ClientFeed(RoundFeed):
         seed: int,
         world_size: int,
     ) -> None:
-        """clients: the numbers of the samples of each client."""
+        """clients: the numbers of each client's samples."""
         self._samples = samples
         self._clients = clients
         self._rounds = rounds
@@ -51,7 +51,7 @@ class ClientFeed(RoundFeed):
 
     @property
     def most_samples(self) -> int:
-        """The most samples that a client has."""
+        """The largest number of samples of any client."""
         return max(map(len, self._clients))
 
     def at(self, step: int) -> Feeding:
@@ -60,7 +60,7 @@ class ClientFeed(RoundFeed):
         return Feeding(plan.num_samples, [SimulatedShare.of(plan, owners, feed=self)])
 
     def batches(self, round_number: int, participant: Participant) -> Iterator[Piece]:
-        """Do the same as `batches_of`, for a participant of a round."""
+        """Like `batches_of`, for a participant of a round."""
         own = torch.from_numpy(self._clients[participant.client])
         seed = self._seed, round_number, participant.client
         return batches_of(self._samples, own, participant.num_steps, self._batch_size, *seed)

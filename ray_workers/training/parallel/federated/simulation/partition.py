@@ -1,7 +1,8 @@
-"""The samples of each client: a function of the labels and the seed, equal on every rank.
+"""Divides the samples among clients. The result depends only on the labels and the seed, so it is
+the same on every rank.
 
-Training and validation samples are divided alike: a client with half of a class in training has
-half of it in validation.
+Training and validation samples are divided in the same proportions: a client with half of a class's
+training samples also has half of its validation samples.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.strategy import Numbers
 
 Shares = npt.NDArray[np.float64]
-"""(classes, clients): the share of each class that each client has. A row adds up to 1."""
+"""(classes, clients): the share of each class that each client has. Each row sums to 1."""
 
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """The numbers of the samples of each client, by client."""
+    """The numbers of each client's samples, by client."""
 
     train: Sequence[Numbers]
     """No client's array is empty."""
@@ -35,11 +36,11 @@ class ClientSamples:
 def divide(
     options: Partition, num_clients: int, train: Samples, validation: Samples, seed: int
 ) -> ClientSamples:
-    """Assign each sample to one client. Raises DataError if there are too few."""
+    """Assign each sample to one client. Raises DataError if there are too few samples."""
     if len(train) < num_clients:
         raise DataError(
-            f"federated.clients is {num_clients}, and there are {len(train)} samples to train "
-            "with: each client needs one"
+            f"federated.clients is {num_clients}, but there are only {len(train)} training "
+            "samples: each client needs at least one"
         )
     generator = np.random.default_rng(derive_seed("clients", seed))
     if options.by == "iid":
@@ -66,7 +67,8 @@ def divide(
 
 
 def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
-    """Fix classes for which a small concentration made all draws 0: one client has all of them."""
+    """Fix classes for which all draws are 0 because of a small concentration: one client gets the
+    whole class."""
     for row in shares:
         if not np.isfinite(row).all() or row.sum() == 0.0:
             row[:] = 0.0
@@ -77,11 +79,11 @@ def _without_nan(shares: Shares, generator: np.random.Generator) -> Shares:
 def _of_equal_clients(
     alpha: float, num_clients: int, sizes: Numbers, generator: np.random.Generator
 ) -> Shares:
-    """Draw each client's shares of the classes from a Dirichlet distribution around the shares in
-    the data, and then give it as many samples as any other client, from the classes that have some
+    """Draw each client's class proportions from a Dirichlet distribution around the proportions in
+    the data, and then give all clients the same number of samples, from classes that have samples
     left.
 
-    sizes: the samples of each class.
+    sizes: the number of samples of each class.
     """
     num_classes, present = len(sizes), np.flatnonzero(sizes)
     wanted = np.zeros((num_clients, num_classes))
@@ -100,17 +102,17 @@ def _of_equal_clients(
             counts[:, client] += found
             left -= found
             missing -= found.sum()
-    shares = np.full(counts.shape, 1 / num_clients)  # for a class that is only in validation
+    shares = np.full(counts.shape, 1 / num_clients)  # for classes that only occur in validation
     shares[present] = counts[present] / sizes[present, None]
     return shares
 
 
 def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shares:
     """Give each client equal shares of `per_client` classes, so that the numbers of clients of any
-    two classes differ by one at most. Raises DataError if a class would have no client."""
+    two classes differ by at most one. Raises DataError if a class would have no client."""
     if per_client > num_classes:
         raise DataError(
-            f"federated.partition.classes_per_client is {per_client}, and the data have "
+            f"federated.partition.classes_per_client is {per_client}, but the data have only "
             f"{num_classes} classes"
         )
     if per_client * num_clients < num_classes:
@@ -126,7 +128,7 @@ def _of_few_classes(per_client: int, num_clients: int, num_classes: int) -> Shar
 
 
 def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> Numbers:
-    """The client of each sample."""
+    """Return the client of each sample."""
     owners = np.empty(len(labels), dtype=np.int64)
     for label, row in enumerate(shares):
         members = generator.permutation(np.flatnonzero(labels == label))
@@ -137,14 +139,15 @@ def _owners(labels: Numbers, shares: Shares, generator: np.random.Generator) -> 
 
 
 def _give_each_one(owners: Numbers, labels: Numbers, may_have: npt.NDArray[np.bool_]) -> None:
-    """Give each client without samples one sample of a class that it may have, from the client with
-    the most samples of that class, in place. may_have: (classes, clients)."""
+    """Give each client without samples one sample of a class that it may have, taken from the
+    client with the most samples of that class. Modifies `owners`. may_have: (classes, clients)."""
     num_classes, num_clients = may_have.shape
     sizes = np.bincount(owners, minlength=num_clients)
-    order = np.lexsort((owners, labels))  # by class, and within it by client
+    order = np.lexsort((owners, labels))  # by class, then by client
     whole = labels[order] * num_clients + owners[order]
     pairs, first, counts = np.unique(whole, return_index=True, return_counts=True)
-    # For each class a heap of (-samples, client, index in `order` of its next sample to give).
+    # For each class, a heap of (-samples, client, index in `order` of its next sample to give
+    # away).
     donors: list[list[tuple[int, int, int]]] = [[] for _ in range(num_classes)]
     for pair, place, count in zip(pairs.tolist(), first.tolist(), counts.tolist(), strict=True):
         label, client = divmod(pair, num_clients)

@@ -1,8 +1,8 @@
-"""A round with secure aggregation: the ranks play the clients' half of the protocol, and the
-server's half in parts.
+"""A round with secure aggregation, in which the ranks simulate the clients' side of the protocol
+and, in parts, the server's side.
 
 Each rank has the sum of its own clients' masked updates, and all other messages to the server.
-Clients are lost in the phases that the round's plan states.
+Clients drop out in the phases that are given in the round's plan.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SecureRound:
         plan = mine.plan
         self._rank, self._world_size, self._page = rank, world_size, page
         max_weight = mine.feed.most_samples if options.privacy is None else 1
-        num_values = num_elements + 2  # the loss, and whether the update was not clipped
+        num_values = num_elements + 2  # plus the loss, and whether the update was not clipped
         self._settings = settings = masking_settings(
             options, f"round {plan.number}", num_values, max_weight
         )
@@ -57,7 +57,7 @@ class SecureRound:
         except ValueError as error:
             raise RoundsError(f"federated.secure_aggregation: {error}") from error
         if rank == 0 and plan.number == 1:
-            log(f"secure aggregation rounds a number by {encoding.max_error:.2g} at most")
+            log(f"secure aggregation rounds numbers by at most {encoding.max_error:.2g}")
         self._server = MaskingServer(settings)
         self._lost_in: dict[str, MaskingPhase | None] = {}
         self._own: dict[str, MaskingClient] = {}
@@ -67,7 +67,7 @@ class SecureRound:
             self._join(one.client, one.lost_in, owner)
         self._messages: Mapping[str, bytes] = dict.fromkeys(self._lost_in, b"")
         self._reason: str | None = None
-        """The reason why the round has no result."""
+        """Why the round has no result; None if it has one."""
 
     def _join(self, client: int, lost_in: MaskingPhase | None, owner: int) -> None:
         name = str(client)
@@ -76,25 +76,25 @@ class SecureRound:
             self._own[name] = MaskingClient(name, self._settings)
 
     def exchange_keys(self) -> None:
-        """Play the phases before the updates. A collective."""
+        """Run the phases before the updates. A collective."""
         for _ in range(2):
             self._exchange()
 
     def send(
         self, client: int, update: Tensor, weight: int, loss: float, *, is_within: bool
     ) -> None:
-        """Send the masked update of a client of this rank."""
+        """Send the masked update of one of this rank's clients."""
         name, phase = str(client), MaskingPhase.MASKED_INPUT
         if self._reason is not None:
             return
-        limit = self._settings.limit  # limits these facts like the elements of the update
+        limit = self._settings.limit  # limits these values like the elements of the update
         facts = np.array([loss_value(loss, limit), limit * is_within])
         own = self._own[name]
         own.provide(np.concatenate([update.cpu().numpy(), facts]), weight)
         self._server.receive(name, phase, own.answer(self._messages[name]))
 
     def total(self) -> SecureSum | None:
-        """Play the rest of the round; return None if too many clients were lost. A collective."""
+        """Run the rest of the round. Returns None if too many clients dropped out. A collective."""
         if self._reason is None:
             for sent in process_group.gathered(self._server.answered, self._world_size):
                 self._server.received_elsewhere(sent - self._own.keys())
@@ -106,7 +106,7 @@ class SecureRound:
                 log(f"{self._settings.session} does not count: {self._reason}")
             return None
         own = self._server.partial_sum(self._rank, self._world_size)
-        # torch sums signed integers, which is the same modulo 2**n.
+        # torch sums signed integers, which gives the same result modulo 2**n.
         total = torch.from_numpy(own.view(own.dtype.str.replace("u", "i")))
         process_group.add_up(total, self._world_size)
         found = self._server.decode(total.numpy().view(own.dtype))
@@ -115,7 +115,8 @@ class SecureRound:
         return SecureSum(torch.from_numpy(found.sums[:-2]), found.weight, loss, within)
 
     def _exchange(self) -> None:
-        """Play a phase of small messages, all of which every part of the server receives."""
+        """Run a phase with small messages, all of which are received by every part of the
+        server."""
         if self._reason is not None:
             return
         phase, answers = self._server.phase, {}

@@ -1,5 +1,5 @@
-"""The strategy of a simulation, in which any rank plays any client. The ranks train the clients,
-and mask their updates if the document asks for it."""
+"""The strategy of a simulation, in which any rank can simulate any client. The ranks train the
+clients, and mask their updates if the document requests it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SimulatedEngine(FederatedEngine):
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
         self._counted: dict[int, Tensor] = {}
-        """The integer buffers of the clients in this rank's last round."""
+        """The integer buffers of this rank's clients in the last round."""
         self._secure_rounds: type[SecureRound] | None = None
         if self._options.secure_aggregation is not None:
             with needing_cryptography():
@@ -96,8 +96,9 @@ class SimulatedEngine(FederatedEngine):
         return update, loss
 
     def _integers(self, mine: RoundShare, received: ReceivedUpdates) -> Tensor | None:
-        """Return the buffers of the accepted client with the most samples, or the first of several:
-        counters, such as the batches of a BatchNorm, can't be averaged. A collective."""
+        """Return the buffers of the accepted client with the most samples (the first, if there are
+        several). Counters, such as a BatchNorm's number of batches, can't be averaged. A
+        collective."""
         accepted, participants = received.accepted, mine.plan.participants
         if not self._flat.integers or not accepted:
             return None
@@ -109,7 +110,8 @@ class SimulatedEngine(FederatedEngine):
         return found
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """Mark progress at each batch: a client with many steps could be mistaken for a hang."""
+        """Mark progress at each batch, because a client with many steps could be mistaken for a
+        hang."""
         for batch in batches:
             self._given.page.move()
             yield batch
@@ -131,7 +133,7 @@ class SimulatedEngine(FederatedEngine):
 
 
 class FederatedStrategy(ServerStrategy):
-    """Each rank plays some of the clients of a round. The weights do not depend on the number of
+    """Each rank simulates some of the clients of a round. The weights don't depend on the number of
     ranks."""
 
     def __init__(self, given: StrategyContext) -> None:

@@ -14,7 +14,7 @@ def test_a_plan_is_answered_and_nothing_is_submitted(http: httpx.Client) -> None
     plan = answer.json()
     assert {mesh["name"] for mesh in plan["meshes"]} == {"data 2", "shard 2"}
     assert plan["chosen"] == plan["meshes"][0]["name"]
-    assert plan["memory_source"] == "given with the request"
+    assert plan["memory_source"] == "given in the request"
     assert len(http.get("/v1/jobs").json()["items"]) == before
 
 
@@ -61,4 +61,4 @@ def test_axes_that_leave_no_way_are_refused(http: httpx.Client) -> None:
         answer = http.post(path, json=document)
         assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text
         assert answer.json()["pointer"] == "/parallel"
-        assert "a choice of tensor" in answer.json()["detail"]
+        assert "no choice of tensor" in answer.json()["detail"]

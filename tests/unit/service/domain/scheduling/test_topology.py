@@ -234,7 +234,11 @@ def test_a_gang_waits_for_room_in_one_domain_and_says_so() -> None:
         (9, "rack", "within one rack, but the largest rack, r1, has room for 8 at once"),
         (5, "node", "within one node, but the largest node, r1-1, has room for 4 at once"),
         (13, "zone", "but the whole cluster has room for 12 at once"),
-        (2, "row", "but the topology (DRAY_TOPOLOGY) has no level 'row', only: zone, rack, node"),
+        (
+            2,
+            "row",
+            "but 'row' is not a level of the topology (DRAY_TOPOLOGY), which has zone, rack, node",
+        ),
     ],
 )
 def test_a_gang_that_no_domain_could_hold_is_impossible(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dray.filters import MetricsFilter
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     Service,

@@ -96,7 +96,7 @@ async def test_a_job_beyond_the_types_that_are_left_says_so(world: World) -> Non
         await world.submit(runtime, "waits", workers=workers)
     job_id = await world.submit(runtime, "waits", workers=1)
     told = await eventually(
-        lambda: reason_with(runtime, job_id, "no more nodes may be added"),
+        lambda: reason_with(runtime, job_id, "no more nodes can currently be added"),
         "the explanation never had these words",
     )
     assert "DRAY_AUTOSCALE_NODES" in told
@@ -125,7 +125,7 @@ async def test_a_job_waits_while_nodes_are_refused_and_no_more_may_come(world: W
     runtime = await open_on(world, autoscale_nodes=node_types.parse("1x CPU=4"))
     job_id = await world.submit(runtime, workers=4)
     told = (await says(runtime, job_id, "waiting_for_nodes")).reason.message
-    assert "no more nodes may be added for it now" in told
+    assert "no more nodes can currently be added for it" in told
     world.fake.nodes["node-a"].problem = None
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 

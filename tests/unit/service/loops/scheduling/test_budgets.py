@@ -35,7 +35,7 @@ async def test_jobs_wait_for_a_budget_and_those_of_others_pass(
     await give("night", 1e-9)
     second = await world.submit(runtime, queue="night")
     waits = await says(runtime, second, "budget_used_up")
-    assert "the queue 'night' has used up its budget of 1e-09 EUR" in waits.reason.message
+    assert "the queue 'night' has exhausted its budget of 1e-09 EUR" in waits.reason.message
     passes = await world.submit(runtime, queue="day")
     await comes_to(runtime, passes, JobState.SUCCEEDED)
     assert (await runtime.jobs.get(running)).state is JobState.RUNNING

@@ -96,7 +96,7 @@ async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World)
     (asked,) = [event for event in events if event.type == "shrinking"]
     assert asked.code == "makes_room"
     assert asked.message == (
-        "was asked to release 2 workers: it goes on with fewer workers, "
+        "was asked to release 2 workers: it continues with fewer workers, "
         f"so that job {coming} can start"
     )
     assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 4.0}

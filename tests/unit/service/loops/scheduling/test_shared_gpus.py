@@ -31,7 +31,7 @@ async def test_two_jobs_share_gpus_and_one_for_a_whole_gpu_waits(world: World) -
     first, second = [await submit(runtime, "waits", 2, **HALF) for _ in range(2)]
     for job_id in (first, second):
         await comes_to(runtime, job_id, JobState.RUNNING)
-    with pytest.raises(Unsatisfiable, match="room for 2 at once, each on another GPU"):
+    with pytest.raises(Unsatisfiable, match="room for 2 at once, each on a different GPU"):
         await submit(runtime, "trains", 3, **HALF)
     whole = await submit(runtime, "trains", 1, gpus_per_worker=1)
     await says(runtime, whole, "waiting_for_slots")

@@ -123,7 +123,7 @@ def test_files_that_are_too_large_together_are_left_out_and_named(
     kept = node.keep(num_bytes=num_bytes)
     assert kept.problem is None
     assert (
-        "'hole.bin' (1,099,511,627,776 bytes, and DRAY_OUTPUT_LIMIT_BYTES leaves" in kept.left_out
+        "'hole.bin' (1,099,511,627,776 bytes, but DRAY_OUTPUT_LIMIT_BYTES leaves" in kept.left_out
     )
     found = set(node.reported())
     if num_bytes:  # of 1,890 bytes 1,000 have room

@@ -37,7 +37,7 @@ def test_what_the_script_wrote_is_named_with_its_size(tmp_path: Path) -> None:
     assert left_behind(work, since, code) == (
         "4 files were left in the working directory and not kept as artifacts: "
         "'model.pt' (4.2 MB), 'runs/' (1 KB), 'conf.json' (4 B); "
-        "the folder DRAY_OUTPUT_DIR and train.save_artifact keep results"
+        "to keep results, write them to DRAY_OUTPUT_DIR or call train.save_artifact"
     )
     (work / "model.pt").unlink()
     (work / "conf.json").unlink()

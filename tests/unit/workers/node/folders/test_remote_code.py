@@ -96,11 +96,11 @@ def test_files_that_may_be_run_stay_so_and_links_within_become_files(
 @pytest.mark.parametrize(
     ("goal", "words"),
     [
-        ("/etc/passwd", "leads out"),
-        ("../../x", "leads out"),
-        ("pkg/..", "leads to no file"),
-        ("nowhere", "leads to no file"),
-        ("link", "leads to no file"),
+        ("/etc/passwd", "points outside"),
+        ("../../x", "points outside"),
+        ("pkg/..", "does not point to a file"),
+        ("nowhere", "does not point to a file"),
+        ("link", "does not point to a file"),
     ],
 )
 def test_a_link_that_leads_elsewhere_refuses_the_whole(
@@ -249,7 +249,7 @@ def test_plain_http_is_for_hosts_of_the_operator(
     place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))
     monkeypatch.setattr(git_commit.socket, "getaddrinfo", lambda *_, **__: [place])
     public = replace(of_git(server, "a" * 40), git="http://code.example.org/repo")
-    assert "https:// alone" in refused(public, tmp_path)
+    assert "only read over https://" in refused(public, tmp_path)
 
 
 def test_credentials_are_sent_to_their_hosts_and_never_shown(

@@ -41,7 +41,7 @@ if not os.fork():
     try:
         files.read("memory://s/jobs/j/attempts/2/artifacts/weights")
     except OSError as error:
-        print("training process alone" in str(error), flush=True)
+        print("only by the training process" in str(error), flush=True)
     os._exit(0)
 os.wait()
 """

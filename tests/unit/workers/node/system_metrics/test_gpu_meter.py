@@ -108,7 +108,7 @@ def test_a_call_that_hangs_delays_no_reader_and_begins_no_other(
         assert meter.read({"0"}) == {}, "what is old is not passed on"
     now[0] = GIVEN_UP_S + 2.0
     assert meter.read({"0"}) == meter.read({"0"}) == {}
-    assert capsys.readouterr().out.count("NVML does not answer") == 1
+    assert capsys.readouterr().out.count("NVML does not respond") == 1
     assert threading.active_count() == num_threads
     nvml.answers.set()
     while not meter.read({"0"}):

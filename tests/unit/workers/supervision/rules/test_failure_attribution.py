@@ -58,7 +58,7 @@ def test_a_rank_that_died_without_an_error_is_named_before_those_that_lost_it() 
 
 def test_a_kill_with_low_memory_names_what_to_do() -> None:
     outcome = judge([replace(RankExit.of(0, -9), memory_kills=2)], {})
-    assert "ended 2 processes for want of memory)" in outcome.message
+    assert "killed 2 processes because of low memory)" in outcome.message
 
 
 def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
@@ -109,7 +109,7 @@ def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() 
     outcome = judge([RankExit.of(0, 1), left], errors, is_script=True)
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 0)
     assert outcome.message == (
-        "rank 1 ended with code 0 while the others went on, and rank 0 lost it: "
+        "rank 1 ended with code 0 while the others continued, and rank 0 lost its connection: "
         "Connection closed by peer"
     )
     assert judge([RankExit.of(0, 1), left], errors).cause is Cause.WORKER_LOST, "of a recipe"
@@ -191,5 +191,5 @@ def test_the_end_of_an_attempt_names_the_role_of_the_rank_at_fault() -> None:
     lost = Outcome.of(Cause.WORKER_LOST, "rank 3 vanished", rank=3)
     assert with_role(lost, names).message == "rank 3 vanished (rank 3 is ps 0)"
     assert with_role(lost, role_names({"script": {}})) == lost
-    stopped = Outcome.of(Cause.STOPPED, "stopped as asked")
+    stopped = Outcome.of(Cause.STOPPED, "stopped as requested")
     assert with_role(stopped, names) == stopped

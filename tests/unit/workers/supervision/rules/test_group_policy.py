@@ -308,7 +308,7 @@ def test_a_recovery_that_takes_too_long_ends_the_attempt() -> None:
     assert isinstance(end, End)
     assert end.outcome.cause is Cause.WORKER_LOST
     assert end.outcome.message == (
-        "the group was not whole again within 150 s (rank 0: joining; rank 1: joining)"
+        "the group was not complete again within 150 s (rank 0: joining; rank 1: joining)"
     )
     waits_for_a_replacement = RecoveryState(round=1, regrouping=REGROUPING)
     assert decide(joining(waits_for_a_replacement), at=[1e6]) == []
@@ -319,7 +319,7 @@ def test_a_group_that_lacks_workers_waits_for_slots_for_a_while() -> None:
     assert decide(waits, at=[0.0, TIMINGS.stand_by_limit_s]) == []
     (end,) = decide(waits, at=[TIMINGS.stand_by_limit_s + 0.1])
     assert isinstance(end, End)
-    assert end.outcome.message == "no slots came within 30 s for 2 workers that were lost"
+    assert end.outcome.message == "no slots became available within 30 s for 2 lost workers"
 
 
 def test_slots_that_came_are_waited_for_and_taken_in_one_grant_after_the_other() -> None:

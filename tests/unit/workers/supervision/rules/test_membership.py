@@ -89,8 +89,8 @@ def test_workers_whose_slots_are_recalled_are_not_in_the_round() -> None:
 
 
 def test_no_round_follows_if_no_rank_is_left() -> None:
-    assert next_round(roster(A, L, dead_nodes={"n0", "n1"}), REPLICAS) == "no rank is left"
-    assert next_round(roster(L, E), GOSSIP) == "no rank is left"
+    assert next_round(roster(A, L, dead_nodes={"n0", "n1"}), REPLICAS) == "there are no ranks left"
+    assert next_round(roster(L, E), GOSSIP) == "there are no ranks left"
 
 
 def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> None:
@@ -98,7 +98,9 @@ def test_ranks_whose_numbers_are_their_roles_do_not_go_on_without_a_node() -> No
     assert next_round(roster(A, L, A), SERVED) == replace(
         NOTHING, members=(0, 1, 2), restarted=(1,)
     )
-    assert "other numbers and roles" in str(next_round(roster(A, L, dead_nodes={"n1"}), SERVED))
+    assert "the numbers and roles of the others" in str(
+        next_round(roster(A, L, dead_nodes={"n1"}), SERVED)
+    )
 
 
 def test_silos_go_on_without_a_lost_node_as_long_as_they_are_a_quorum() -> None:

@@ -56,7 +56,7 @@ def test_a_rank_that_lost_the_others_is_replaced() -> None:
 
 def test_an_error_of_ones_own_would_come_again() -> None:
     reason = refused(RankExit.of(1, 1), errors={1: error(1, Cause.USER_ERROR)})
-    assert reason == "rank 1 ended by an error of its own"
+    assert reason == "rank 1 failed with its own error"
     assert refused(RankExit.of(1, 3)) == "rank 1 exited with code 3"
     both = [RankExit.of(0, -signal.SIGKILL), RankExit.of(1, 1)]
     assert refused(*both, errors={1: error(1, Cause.BAD_DATA)}) is not None
@@ -142,7 +142,7 @@ def test_the_wait_for_slots_begins_when_the_first_worker_is_lacking() -> None:
     ("code", "words"),
     [
         (None, "the worker of rank 3 vanished"),
-        (1, "rank 3 lost the others"),
+        (1, "rank 3 lost its connections"),
         (-9, "rank 3 was killed by SIGKILL"),
         (-11, "rank 3 was killed by SIGSEGV"),
         (-99, "rank 3 was killed by signal 99"),
@@ -157,7 +157,7 @@ def test_the_end_of_a_rank_is_described(code: int | None, words: str) -> None:
 def test_a_kill_with_low_memory_is_described() -> None:
     text = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
     assert text.startswith(
-        "rank 3 was killed by SIGKILL (meanwhile the kernel of its node ended 1 "
+        "rank 3 was killed by SIGKILL (in this time, the kernel of its node killed 1 "
     )
     assert (
         recovery_rules.how(replace(RankExit.of(3, -11), memory_kills=1))

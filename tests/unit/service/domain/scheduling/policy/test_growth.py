@@ -154,7 +154,9 @@ def test_of_two_groups_the_more_urgent_grows_first_and_then_the_earlier() -> Non
 def test_a_group_that_has_all_there_is_says_so() -> None:
     (stay,) = planned(nodes=[node("n", 0, CPU=2.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.endswith("0 are free, and it holds all that the cluster has")
+    assert stay.reason.message.endswith(
+        "0 are free, and it already holds everything that the cluster has"
+    )
     (stay,) = planned(nodes=[node("n", 0, CPU=3.0)], growing=(group("a", 4, Slice("n", 2)),))
     assert isinstance(stay, Stay)
     assert stay.reason.message.endswith("0 are free, other programs use the rest of the cluster")
@@ -243,7 +245,7 @@ def test_a_group_that_trains_without_those_that_it_lacks_does_not_stand_by() -> 
     lost = replace(group("a", 3, Slice("n1", 2), lacking=1, least=3), trains=True)
     (stay,) = planned(nodes=[node("n1", 0, CPU=2.0)], growing=(lost,))
     assert isinstance(stay, Stay)
-    assert stay.reason.message.startswith("goes on without 1 worker of 1 CPU; 0 are free")
+    assert stay.reason.message.startswith("continues without 1 worker of 1 CPU; 0 are free")
 
 
 def test_a_full_storage_keeps_groups_from_growing_but_not_from_being_mended() -> None:

@@ -63,7 +63,7 @@ def test_a_node_carries_as_many_workers_of_a_job_as_it_has_gpus() -> None:
     assert reason is not None
     assert reason.message == (
         "needs 2 workers of 0.5 GPU, but the whole cluster has room for 1 at once, "
-        "each on another GPU"
+        "each on a different GPU"
     )
 
 

@@ -57,7 +57,7 @@ def test_a_group_gives_back_what_a_job_needs_and_no_more() -> None:
         (there.slices[2],),
         "new",
     )
-    assert shrink.reason.message == "goes on with fewer workers, so that job new can start"
+    assert shrink.reason.message == "continues with fewer workers, so that job new can start"
     assert isinstance(wait, Wait)
     assert (wait.reason.code, wait.blocked_by) == ("room_is_made", ("elastic",))
     assert wait.reason.message.endswith("; job elastic makes room for it")

@@ -110,9 +110,7 @@ def test_silos_go_home_and_who_aggregates_to_an_open_node() -> None:
     assert [part.node_id for part in decision.slices] == ["z", "n", "s"]
     (decision,) = decide(closed, Request(3, CPU, homes=HOMES))
     assert isinstance(decision, Impossible)
-    assert "no node of the cluster has room for the worker that aggregates" in (
-        decision.reason.message
-    )
+    assert "no node of the cluster has room for the aggregating worker" in (decision.reason.message)
     (decision,) = decide([*closed, node("z", free=0.0)], Request(3, CPU, homes=HOMES))
     assert isinstance(decision, Wait)
 
@@ -147,7 +145,7 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     assert isinstance(decision, Wait)
     assert decision.reason.code == "waiting_for_slots"
     assert (
-        "0 are free (8 more on nodes with a silo's data are for ranks of silos alone)"
+        "0 are free (8 more on nodes with a silo's data are reserved for ranks of silos)"
         in decision.reason.message
     )
     (decision,) = decide(closed, Request(1, CPU))
@@ -159,7 +157,7 @@ def test_sentences_name_the_nodes_that_are_kept() -> None:
     assert reason is not None
     assert reason.message == (
         "no node of the cluster has the label hospital=north; "
-        "2 nodes with a silo's data take ranks of silos alone"
+        "2 nodes with a silo's data accept only ranks of silos"
     )
     assert lacking_resource(labelled, [*closed, node("open")]) == NORTH
     never = can_ever_fit(Request(1, {"GPU": 1.0}), [*closed, node("open")])

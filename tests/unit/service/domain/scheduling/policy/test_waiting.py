@@ -138,8 +138,8 @@ def test_a_job_that_can_not_be_planned_stops_no_other(monkeypatch: pytest.Monkey
     (waits,) = [one for one in decisions if isinstance(one, Wait)]
     assert waits.reason.code == "not_planned"
     assert waits.reason.message == (
-        "can't be planned: the scheduler has an error (AssertionError), which its log shows; it is "
-        "tried again in each round"
+        "can't be planned because of an internal error (AssertionError); see the service's log. "
+        "It is retried in each round"
     )
 
 
@@ -161,9 +161,9 @@ def test_a_request_that_raises_an_error_stops_no_other() -> None:
 def test_a_job_waits_for_an_agent_that_starts_and_not_for_a_refused_node() -> None:
     there = node("n", CPU=8.0)
     for nodes, message in (
-        ([replace(there, accepted=False, is_starting=True)], "dray's agent starts on 1 node"),
+        ([replace(there, accepted=False, is_starting=True)], "dray's agent is starting on 1 node"),
         ([replace(there, accepted=False)], "every node of the cluster is refused"),
-        ([], "the cluster has none"),
+        ([], "the cluster has no nodes"),
     ):
         (wait,) = plan(Snapshot((job("a"),), tuple(nodes), True), NOW)
         assert isinstance(wait, Wait)

@@ -155,7 +155,7 @@ def test_jobs_behind_do_not_take_the_room_that_one_under_a_limit_waits_for() -> 
     assert wait(behind) == (
         "queue_limit",
         "needs 1 worker of 1 CPU; the queue 'night' holds 6 CPU, its limit is 8 CPU, "
-        "and jobs ahead wait, too",
+        "and jobs ahead are also waiting",
     )
 
 

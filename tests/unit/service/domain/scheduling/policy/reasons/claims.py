@@ -269,12 +269,12 @@ class Claims:
         """The beginning of a sentence: what the job needs."""
         request, job = self.request(decision), self.job(decision)
         if isinstance(job, Growing):
-            pattern = r"(could use|goes on without|waits for) (\d+) workers?( more)? of (.*)"
+            pattern = r"(could use|continues without|waits for) (\d+) workers?( more)? of (.*)"
             found = re.fullmatch(pattern, words)
             assert found, words
             held = sum(part.num_workers for part in job.slices)
             lacks = job.lacking or job.request.num_workers - held
-            how = "goes on without" if job.trains else "waits for"
+            how = "continues without" if job.trains else "waits for"
             assert found[1] == (how if job.lacking else "could use"), words
             assert int(found[2]) == lacks, words
             assert bundle_matches(found[4], request.bundle), words

@@ -62,29 +62,29 @@ def is_user_beyond_share(claims: Claims, running: RunningJob) -> bool:
 
 
 @says(
-    r"leaves its slots and resumes on (\d+) workers? instead of (\d+), (by its speed|because "
+    r"leaves its slots and resumes on (\d+) workers? instead of (\d+), (based on its speed|because "
     r"other jobs come first or gain more)"
 )
 def resumes(claims: Claims, decision: Decision, after: str, before: str, why: str) -> None:
     held = sum(n for _, _, n in claims.holding[decision.job_id])
     assert int(before) == held != int(after)
-    if why != "by its speed":
+    if why != "based on its speed":
         assert int(after) < held
         assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"leaves its slots for a while, because other jobs come first or gain more by them")
+@says(r"leaves its slots temporarily, because other jobs come first or gain more by them")
 def leaves_for_a_while(claims: Claims, decision: Decision) -> None:
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"goes on with fewer workers, because other jobs come first or gain more by these")
+@says(r"continues with fewer workers, because other jobs come first or gain more by these")
 def shrinks(claims: Claims, decision: Decision) -> None:
     assert isinstance(decision, Shrink)
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"goes on with fewer workers, so that job (\S+) can start")
+@says(r"continues with fewer workers, so that job (\S+) can start")
 def shrinks_for(claims: Claims, decision: Decision, name: str) -> None:
     assert isinstance(decision, Shrink)
     assert decision.because_of == name

@@ -62,7 +62,7 @@ def too_few_servers(claims: Claims, decision: Decision, needs: str, number: str)
     assert int(number) == sum(sizes.values()) < role.number
 
 
-@says(r"(needs .*), but the whole cluster has room for each of these, and not for all at once")
+@says(r"(needs .*), but the whole cluster has room for each of these but not for all at once")
 def not_all(claims: Claims, decision: Decision, needs: str) -> None:
     request = claims.request(decision)
     claims.check_needs(request, needs)
@@ -73,7 +73,7 @@ def not_all(claims: Claims, decision: Decision, needs: str) -> None:
         assert sum(claims.empty_sizes(Request(number, bundle), nodes).values()) >= number
 
 
-@says(r"(needs .*), and no single node of the cluster has all of it")
+@says(r"(needs .*), but no single node of the cluster has all of these resources")
 def no_single_node(claims: Claims, decision: Decision, needs: str) -> None:
     request = claims.request(decision)
     claims.check_needs(request, needs)
@@ -113,7 +113,7 @@ def domain_too_small(
     assert place in [where[-1] if isinstance(where, tuple) else where for where in best]
 
 
-@says(r"(needs .*), but the topology \(DRAY_TOPOLOGY\) has no level '(\S+)', only: (.*)")
+@says(r"(needs .*), but '(\S+)' is not a level of the topology \(DRAY_TOPOLOGY\), which has (.*)")
 def no_level(claims: Claims, decision: Decision, needs: str, level: str, known: str) -> None:
     request = claims.request(decision)
     claims.check_needs(request, needs)
@@ -122,7 +122,7 @@ def no_level(claims: Claims, decision: Decision, needs: str, level: str, known: 
     assert not claims.has_level(level)
 
 
-@says(r"every node of the cluster has a silo's data, and takes ranks of silos alone")
+@says(r"every node of the cluster has a silo's data, and accepts only ranks of silos")
 def all_closed(claims: Claims, decision: Decision) -> None:
     waits = getattr(decision, "reason", None) and decision.reason.code == "no_nodes"
     nodes = claims.all_nodes if waits else nodes_for(claims, decision)
@@ -133,7 +133,7 @@ def all_closed(claims: Claims, decision: Decision) -> None:
 
 @says(
     r"no node of the cluster with the label (\S+) has room for the worker of "
-    r"federated.silos\[(\d+)\](?: besides other silos)?: (.*)"
+    r"federated.silos\[(\d+)\](?: in addition to other silos)?: (.*)"
 )
 def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> None:
     homes = claims.request(decision).homes
@@ -151,8 +151,8 @@ def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> 
 
 
 @says(
-    r"no node of the cluster has room for the worker that aggregates besides the workers of silos: "
-    r"it needs .*, on a node without a silo's data"
+    r"no node of the cluster has room for the aggregating worker in addition to the workers of "
+    r"silos: it needs .* on a node without a silo's data"
 )
 def no_first(claims: Claims, decision: Decision) -> None:
     nodes = {name: node.total for name, node in nodes_for(claims, decision).items()}

@@ -31,7 +31,7 @@ def after_others(claims: Claims, decision: Decision, words: str) -> None:
         assert (what == "success", name, state) == (one.on_success, one.id, one.is_now)
 
 
-@says(r"waits until (\d\d:\d\d:\d\d) UTC before it is tried again")
+@says(r"waits until (\d\d:\d\d:\d\d) UTC before it is retried")
 def backs_off(claims: Claims, decision: Decision, at: str) -> None:
     until = claims.waiting[decision.job_id].not_before
     assert until is not None
@@ -65,7 +65,7 @@ def is_prepared(claims: Claims, decision: Decision) -> None:
     assert claims.waiting[decision.job_id].preparing
 
 
-@says("waits for the Ray cluster, which does not answer")
+@says("waits for the Ray cluster, which is not responding")
 def no_cluster(claims: Claims, decision: Decision) -> None:
     assert not claims.snapshot.connected
 
@@ -75,14 +75,14 @@ def no_storage(claims: Claims, decision: Decision) -> None:
     assert claims.snapshot.storage_problem is not None
 
 
-@says(r"waits for a node: (the cluster has none|every node of the cluster is refused)")
+@says(r"waits for a node: (the cluster has no nodes|every node of the cluster is refused)")
 def no_node(claims: Claims, decision: Decision, which: str) -> None:
     assert not claims.all_nodes
-    assert (which == "the cluster has none") == (not claims.snapshot.nodes)
+    assert (which == "the cluster has no nodes") == (not claims.snapshot.nodes)
     assert not any(node.is_starting for node in claims.snapshot.nodes)
 
 
-@says(r"waits for a node: dray's agent starts on (\d+) nodes?")
+@says(r"waits for a node: dray's agent is starting on (\d+) nodes?")
 def agents_start(claims: Claims, decision: Decision, number: str) -> None:
     assert not claims.all_nodes
     assert sum(node.is_starting for node in claims.snapshot.nodes) == int(number) > 0
@@ -114,8 +114,8 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 
 @says(
     r"([^;]+); (?:(\d+) (?:is|are) free|they do not all fit into the free slots)( \(\d+ more "
-    r".*\))?, (?:and it holds all that the cluster has|(other programs use the rest of the "
-    r"cluster)|(processes that did not end use some of the rest))"
+    r".*\))?, (?:and it already holds everything that the cluster has|(other programs use the rest "
+    r"of the cluster)|(processes that could not be ended use some of the rest))"
 )
 def none_holds(
     claims: Claims,
@@ -173,8 +173,8 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
 @says(
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
     r"\((\S+)\))?( \(\d+ more .*\))?(?:, (jobs? .*) holds? (\d+) slots? on suitable "
-    r"nodes)?(?:, other programs use the rest of the cluster|, and it holds all that the cluster "
-    r"has|, processes that did not end use some of the rest)?"
+    r"nodes)?(?:, other programs use the rest of the cluster|, and it already holds everything "
+    r"that the cluster has|, processes that could not be ended use some of the rest)?"
 )
 def not_in_a_domain(
     claims: Claims,
@@ -249,7 +249,9 @@ def others_gain(claims: Claims, decision: Decision, needs: str) -> None:
     assert decision.job_id in claims.snapshot.elastic
 
 
-@says(r"trains on (\d+) workers?; this is its size for now, by its known step times")
+@says(
+    r"trains on (\d+) workers?; this is currently its best size, according to its known step times"
+)
 def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
     group = claims.groups[decision.job_id]
     assert int(number) == sum(part.num_workers for part in group.slices)
