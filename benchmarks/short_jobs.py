@@ -25,12 +25,13 @@ PROGRAM = f"import time\ntime.sleep({JOB_S})\n"
 
 METHOD = (
     f"An array of {NUM_JOBS} jobs is submitted to a running `python -m api` with an embedded Ray "
-    f"of {NUM_SLOTS} slots. Each is a script of one process that sleeps for {JOB_S:g} s, so that "
-    "the cores are free for all that dray does.",
-    "Seconds from before the submit to the end of the last job, by its `finished_at`.",
-    f"Ratio: over the jobs' net time, {NUM_JOBS} times {JOB_S:g} s over {NUM_SLOTS} slots. A/A: "
-    "odd rounds against even ones. A round begins when the machine is quiet; one round before "
-    "them is not counted.",
+    f"with {NUM_SLOTS} slots. Each job is a script with one process that sleeps for {JOB_S:g} s, "
+    "so that dray can use the cores.",
+    "Seconds from just before the submission to the end of the last job, according to its "
+    "`finished_at`.",
+    f"Ratio: relative to the jobs' net time, {NUM_JOBS} times {JOB_S:g} s divided by {NUM_SLOTS} "
+    "slots. A/A: odd rounds against even rounds. A round begins when the machine is quiet, and "
+    "the first round is not counted.",
 )
 
 

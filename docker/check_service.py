@@ -1,4 +1,5 @@
-"""Health of the service's loops, which listen nowhere: is their picture of the cluster current?"""
+"""Health check of the service's loops, which have no port: is their snapshot of the cluster
+recent?"""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from service.db.repositories.scheduling import cluster
 from service.db.session import Database
 
 FRESH = timedelta(seconds=45)
-"""The loops store their picture at least every 10 s."""
+"""The loops store a snapshot at least every 10 s."""
 
 
 def problem(database: Database, now: datetime) -> str | None:
-    """What is wrong, in a sentence, or None."""
+    """Describe the problem in a sentence. None if the loops are healthy."""
     picture = database.read_sync(cluster.get)
     if picture is None:
-        return "the service has not stored a picture of the cluster yet"
+        return "the service has not stored a snapshot of the cluster yet"
     if now - picture.updated_at > FRESH:
-        return f"the picture of the cluster is from {picture.updated_at}: do the loops run?"
+        return f"the snapshot of the cluster is from {picture.updated_at}: are the loops running?"
     return None if picture.connected else f"not connected to Ray: {picture.reason}"
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the secrets of one deployment: docker/make-secrets.sh FOLDER
-# Only the owner can enter the folder. The files in it can be read by the containers' user, to
-# whom Compose hands them one by one.
+# Creates the secrets of one deployment: docker/make-secrets.sh FOLDER
+# Only the owner can enter the folder. The files in it are readable by the containers' user, because
+# Compose mounts them one by one.
 set -euo pipefail
-folder=${1:?say which folder to make: docker/make-secrets.sh FOLDER}
+folder=${1:?usage: docker/make-secrets.sh FOLDER}
 if [ -e "$folder" ]; then
-    echo "$folder is there already: move it away, or give another folder" >&2
+    echo "$folder already exists: move it, or choose another folder" >&2
     exit 1
 fi
 mkdir -p "$(dirname "$folder")"
@@ -30,4 +30,4 @@ RAY_TOKEN_FILE=$folder/ray_token
 DRAY_TOKENS_FILE=$folder/dray_tokens
 END
 echo "Start it with: docker compose --env-file $folder/env -f docker/compose.yaml up --build"
-echo "Then call it with: export DRAY_TOKEN=\$(cat $folder/admin_token)"
+echo "To use it, set the token: export DRAY_TOKEN=\$(cat $folder/admin_token)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the service's loops, and beside them a Ray node without slots: a Ray driver joins a cluster
-# through the node on its own machine. Whichever ends first ends the other and this script, so
-# that the container is started again. What is given as arguments goes to `ray start`.
+# Runs the service's loops together with a Ray node without slots, because a Ray driver connects to
+# a cluster through a node on the same machine. When either exits, the other and this script exit
+# too, so that the container is restarted. Arguments are passed to `ray start`.
 set -uo pipefail
 : "${DRAY_RAY_ADDRESS:?set DRAY_RAY_ADDRESS to the Ray head as HOST:PORT}"
 : "${DRAY_RAY_TOKEN_FILE:?set DRAY_RAY_TOKEN_FILE to the file with the token of the Ray cluster}"
@@ -22,5 +22,5 @@ stopped=$?
 kill -TERM "$node" 2>/dev/null
 wait "$node"
 if $asked; then exit "$stopped"; fi
-echo "the service or its Ray node ended by itself" >&2
+echo "the service or its Ray node exited unexpectedly" >&2
 exit $((code == 0 ? 1 : code))

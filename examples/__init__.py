@@ -1,1 +1,1 @@
-"""Job documents and scripts, each submitted by a test."""
+"""Example job documents and scripts. A test submits each of them."""

@@ -1,7 +1,7 @@
-"""`make demo`: the whole way of one job, on this machine, with nothing left behind.
+"""`make demo`: runs one job from start to finish on this machine and leaves nothing behind.
 
-Starts the service with an embedded Ray in a folder of its own, submits examples/digits.yaml over
-HTTP with the SDK, follows it, reads back its result, and shuts everything down.
+Starts the service with an embedded Ray in a temporary folder, submits examples/digits.yaml with the
+SDK, follows the job, downloads its result and shuts everything down.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def train(client: Client, destination: Path) -> int:
         return 1
     files = client.download(job.id, destination)
     accuracy = job.summary.get("val/accuracy")
-    print(f"Accuracy on images it has not seen: {float(accuracy or 0.0):.1%}")
+    print(f"Accuracy on held-out images: {float(accuracy or 0.0):.1%}")
     print(f"The model: {next(path for path in files if path.name == 'model.safetensors')}")
     return 0
 
@@ -69,7 +69,8 @@ def start_service(home: Path, url: str, log_path: Path) -> subprocess.Popen[byte
 
 
 def wait_until_ready(client: Client, service: subprocess.Popen[bytes], log_path: Path) -> None:
-    """Until a node takes jobs; SystemExit with the service's log if it never does."""
+    """Wait until a node accepts jobs. Raises SystemExit with the service's log if none ever
+    does."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and service.poll() is None:
         try:

@@ -1,7 +1,7 @@
-"""A training script as one would write it for torchrun, with the lines that make it dray's: they
-report, save, resume and keep the result.
+"""A training script for torchrun, plus the lines that use dray: they report metrics, save
+checkpoints, resume from them and keep the result.
 
-Fits y = 3x + 2 with DistributedDataParallel. Runs under `torchrun` as it is.
+Fits y = 3x + 2 with DistributedDataParallel. Also runs unchanged under `torchrun`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Databases for tests: each test gets one of its own, migrated by Alembic, on both kinds."""
+"""Databases for tests: each test gets its own, migrated by Alembic, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.postgres import new_postgres
 
 settings.register_profile(
     "dray",
-    deadline=None,  # a busy machine is not a wrong answer
+    deadline=None,  # a busy machine must not fail a test
     derandomize=not FRESH_SEEDS,
     print_blob=True,
 )
@@ -34,9 +34,9 @@ __all__ = ["client", "embedded", "script_path"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Hide from the garbage collector all that is imported and collected: it is kept to the end,
-    and to look through it takes half a second each time. The rest is looked through less often than
-    by default, which saves a twentieth of the time."""
+    """Exclude everything that was imported and collected from garbage collection: it lives until
+    the end, and each full collection would spend half a second on it. Collect the rest less often
+    than by default, which saves 5% of the time."""
     gc.set_threshold(5_000, 10, 10)
     gc.disable()
     try:
@@ -48,7 +48,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave rules on PostgreSQL, and further parameters of costly tests, to `make soak`."""
+    """Leave tests of rules on PostgreSQL, and further parameters of costly tests, to `make
+    soak`."""
     tried = set()
     for item in items:
         is_rule = item.get_closest_marker(RULES.name) and "[postgresql" in item.name
@@ -68,7 +69,7 @@ def _migrated(url: str) -> None:
     database = Database(url)
     try:
         migrate(database)
-        # As the service does at its start.
+        # As the service does on startup.
         database.write_sync(lambda s: document_values.insert_shared(s, defaults()))
     finally:
         database.close()
@@ -76,12 +77,14 @@ def _migrated(url: str) -> None:
 
 @pytest.fixture(scope="session")
 def _postgres() -> Iterator[str]:
-    """URL of a migrated database on a PostgreSQL server of this test session."""
+    """URL of a migrated database on this session's PostgreSQL server."""
     server = new_postgres()
     try:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-                connection.execute(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives us
+                connection.execute(
+                    f"ALTER SYSTEM SET {setting} = off"
+                )  # the data is never needed after a crash
             connection.execute("SELECT pg_reload_conf()")
         _migrated(server.get_uri())
         yield server.get_uri()
@@ -91,22 +94,22 @@ def _postgres() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(_postgres: str) -> Iterator[str]:
-    """URL of an empty, migrated PostgreSQL database that only this test uses."""
+    """URL of an empty, migrated PostgreSQL database for this test alone."""
     with _emptied_afterwards(_postgres):
         yield _postgres
 
 
 @pytest.fixture(scope="module")
 def module_postgres_url(_postgres: str) -> Iterator[str]:
-    """The same, for all tests of a module together."""
+    """URL of a PostgreSQL database that all tests of a module share, empty and migrated."""
     with _emptied_afterwards(_postgres):
         yield _postgres
 
 
 @contextmanager
 def _emptied_afterwards(url: str) -> Iterator[None]:
-    """Emptied rather than made anew, which takes a hundred times as long: tables with rows alone,
-    because to truncate all of them takes three times as long as to find these."""
+    """Empty the database, because creating a new one takes a hundred times as long. Truncate only
+    tables with rows, because truncating all of them takes three times as long as finding these."""
     yield
     with_rows = " UNION ALL ".join(
         f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in Base.metadata.tables
@@ -119,7 +122,9 @@ def _emptied_afterwards(url: str) -> Iterator[None]:
         tables = {name for (name,) in connection.execute(with_rows).fetchall()}
         if emptied := tables - {"document_values"}:
             connection.execute(f"TRUNCATE {', '.join(emptied)} CASCADE")
-            connection.execute("INSERT INTO queues (name) VALUES ('default')")  # as migrations do
+            connection.execute(
+                "INSERT INTO queues (name) VALUES ('default')"
+            )  # as the migrations do
         connection.execute("DELETE FROM document_values WHERE holder NOT LIKE 'defaults-%'")
         connection.execute(
             "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
@@ -136,7 +141,7 @@ def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sqlite_url(_sqlite_template: Path, tmp_path: Path) -> str:
-    """URL of an empty, migrated SQLite file that only this test uses."""
+    """URL of an empty, migrated SQLite file for this test alone."""
     path = tmp_path / "dray.db"
     shutil.copyfile(_sqlite_template, path)
     return f"sqlite:///{path}"

@@ -1,7 +1,7 @@
-"""Which tests `make test` runs, and which it leaves to `make soak`, which runs all of them.
+"""Marks that select the tests of `make test`. `make soak` runs all tests.
 
-`make test` takes one representative of each kind: a mesh an axis, a product of two, a database
-where another one adds nothing. The others are marked `soak`.
+`make test` runs one representative of each kind: one mesh per axis, one product of two axes, and
+one database where the other adds nothing. All others are marked `soak`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ import pytest
 
 SOAK = pytest.mark.soak
 FRESH_SEEDS = bool(os.environ.get("DRAY_FRESH_SEEDS"))
-"""Whether drawn cases are drawn anew, as `make soak` does. `make test` draws the same ones each
-time, so that a change is judged by what it changed."""
+"""Whether to draw new random cases, as `make soak` does. `make test` always draws the same cases,
+so that a new failure is due to the change under test."""
 
 
 def soak(*values: Any) -> Any:
-    """The values of one parameter set that only `make soak` tries."""
+    """Return a parameter set that only `make soak` tries."""
     return pytest.param(*values, marks=SOAK)
 
 
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite", soak("postgresql")], indirect=True)
-"""Of a test with a database whose subject is a rule and no statement of SQL: `make test` tries it
-on SQLite alone."""
+"""Marks a test that needs a database but tests a rule, not SQL: `make test` runs it on SQLite
+only."""
 ONE_SET = pytest.mark.one_set
-"""Of a costly test with parameters: `make test` tries its first set of parameters alone."""
+"""Marks a costly test with parameters: `make test` tries only the first set of parameters."""
 RULES = pytest.mark.rules
-"""Of a module whose subject is rules and not SQL: `make test` tries its tests on SQLite alone."""
+"""Marks a module that tests rules, not SQL: `make test` runs its tests on SQLite only."""
 
 
 def soak_but(names: Iterable[Any], *, short: Collection[Any]) -> list[Any]:
-    """`names` as parameters, of which `make test` tries those in `short`, `make soak` all.
-
-    ValueError if `short` has a name that is not among them.
+    """Return `names` as parameters. `make test` tries only the names in `short`, `make soak` all of
+    them. Raises ValueError if `short` contains an unknown name.
     """
     known = list(names)
     unknown = set(short) - set(known)
@@ -53,4 +52,4 @@ def _lacks_browser() -> bool:
 IN_BROWSER = pytest.mark.skipif(
     _lacks_browser(), reason="needs a chromium (apt-get install chromium) and playwright"
 )
-"""Of tests that look at the web page; pytest names them at its end where they are left out."""
+"""Marks tests of the web page. pytest lists them in its summary if they are skipped."""

@@ -1,6 +1,6 @@
-"""A real server that speaks S3, for tests: moto, in a process of its own.
+"""A real S3 server for tests: moto, in a separate process.
 
-As a program it prints its port and lives until its standard input is closed.
+Run as a program, it prints its port and exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from tests.integration.harness import ROOT
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The server's address, and hands to fill it."""
+    """The server's address, and a client to fill it."""
 
     endpoint_url: str
     files: Any
-    """s3fs, as the store's owner uses it."""
+    """An s3fs file system with the owner's credentials."""
     key: str = "AKIATESTKEY"
     secret: str = "not-a-secret-of-anyone"
 
     def put(self, path: str, content: bytes) -> str:
-        """Its URL, in the one bucket."""
+        """Return the URL of an object in the only bucket."""
         self.files.pipe_file(f"bucket/{path}", content)
         return f"s3://bucket/{path}"
 
     def trust(self, num_calls: int) -> None:
-        """From now on, take so many calls without looking at who signed them."""
+        """From now on, accept this many calls without checking their signatures."""
         self._order("reset-auth", str(num_calls))
 
     def empty(self) -> None:
-        """One bucket, and nothing in it."""
+        """Reset the store to a single empty bucket."""
         self.trust(10**9)
         self._order("reset")
         self.files.call_s3("create_bucket", Bucket="bucket")
@@ -52,7 +52,7 @@ class ObjectStore:
 
 @contextmanager
 def serving_s3(folder: Path) -> Iterator[ObjectStore]:
-    """The store, which logs into `folder`."""
+    """Start the store, which logs to `folder`."""
     import s3fs
 
     with (
@@ -79,7 +79,7 @@ def serving_s3(folder: Path) -> Iterator[ObjectStore]:
             )
             yield ObjectStore(endpoint, files)
         finally:
-            # The pipe does not end where a process that was forked meanwhile has it, too.
+            # The pipe stays open as long as a process forked in the meantime holds it.
             server.terminate()
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     server.start()
     _, port = server.get_host_and_port()
     print(port, flush=True)
-    sys.stdin.read()  # ends with a test process that is killed
+    sys.stdin.read()  # exits even if the test process is killed
     server.stop()
 
 

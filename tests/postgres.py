@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own."""
+"""A separate PostgreSQL server for a test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PATIENCE_S = 120.0
 
 
 def new_postgres() -> PostgresServer:
-    """One that runs, on an empty folder; `cleanup` ends it and deletes the folder.
+    """Start a server on an empty folder. `cleanup` stops it and deletes the folder.
 
-    The folder is not below pytest's own: for root the server runs as another user, and a second
-    pytest that starts meanwhile closes that folder to others.
+    The folder is not inside pytest's own folder: when run by root, the server runs as a different
+    user, and another pytest that starts in the meantime would make that folder inaccessible to it.
     """
     folder = tempfile.mkdtemp(prefix="dray-postgres-")
     server = get_server(folder, cleanup_mode="delete", start=False)
@@ -24,7 +24,7 @@ def new_postgres() -> PostgresServer:
 
 
 def start(server: PostgresServer) -> None:
-    """Return when it takes connections; the library alone would give up after ten seconds."""
+    """Wait until it accepts connections. The library alone would give up after ten seconds."""
     try:
         server.start()
     except subprocess.TimeoutExpired:

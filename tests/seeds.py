@@ -1,6 +1,6 @@
-"""The seeds of drawn cases: the same in each `make test`, new ones in `make soak`.
+"""The seeds of random cases: the same in every `make test`, new ones in every `make soak`.
 
-`DRAY_FIRST_SEED=17 DRAY_SEEDS=1` draws one case again.
+`DRAY_FIRST_SEED=17 DRAY_SEEDS=1` repeats a single case.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TypeVar
 from tests.marks import FRESH_SEEDS
 
 CASES_VARIABLE = "DRAY_CASES_FILE"
-"""Names a file that gets a line for each case that was tried, for `tests/soak_hours.py`."""
+"""Variable with the path of a file that gets one line per case tried, for `tests/soak_hours.py`."""
 T = TypeVar("T")
 
-# The processes of pytest-xdist inherit the seed of the first.
+# The worker processes of pytest-xdist inherit the first seed.
 os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9) if FRESH_SEEDS else 0))
 
 
 def drawn(few: int) -> range:
-    """As many as DRAY_SEEDS names, and `few` where it is not set."""
+    """Return DRAY_SEEDS seeds, or `few` if the variable is not set."""
     first = int(os.environ["DRAY_FIRST_SEED"])
     return range(first, first + int(os.environ.get("DRAY_SEEDS", few)))
 
 
 def noted(seeds: Iterable[T]) -> Iterator[T]:
-    """The seeds, each of which has been tried when the next one is asked for."""
+    """Iterate over the seeds. A seed counts as tried when the next one is requested."""
     file = os.environ.get(CASES_VARIABLE)
     for seed in seeds:
         yield seed
@@ -39,7 +39,7 @@ def noted(seeds: Iterable[T]) -> Iterator[T]:
 
 
 def commit() -> str:
-    """The commit of the files, with `+` where they have changed since."""
+    """The commit of the working tree, followed by `+` if files have changed since."""
     named = _git("rev-parse", "--short", "HEAD")
     return named + "+" * bool(_git("status", "--porcelain")) if named else "unknown"
 
@@ -49,6 +49,6 @@ def _git(*command: str) -> str:
 
 
 def header(cases: str, tried: range) -> str:
-    """The line of a log that names the seeds and the commit."""
+    """Return a log line with the seeds and the commit."""
     seeds_tried = f"seeds {tried.start} to {tried.stop - 1} (DRAY_FIRST_SEED, DRAY_SEEDS)"
     return f"{cases}: {seeds_tried}, commit {commit()}"

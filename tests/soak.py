@@ -1,9 +1,9 @@
-"""Every test there is, in parts: `python -m tests.soak`, or `make soak`.
+"""Run all tests, in parts: `python -m tests.soak` or `make soak`.
 
-A part that has passed is not run again until a file of the tree changes, so a run that was
-interrupted, or failed in one part, goes on where it was. `--list` shows the parts and what is
-known of each; `python -m tests.soak storms chaos` runs these two, whatever is known.
-`--only files --for 3600 --from 0` runs one generator for an hour (`tests/soak_hours.py`).
+A part that has passed is not run again until a file in the tree changes, so an interrupted or
+failed run continues where it stopped. `--list` shows the parts and their status; `python -m
+tests.soak storms chaos` runs these two parts regardless of their status. `--only files --for 3600
+--from 0` runs one generator for an hour (`tests/soak_hours.py`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ GENERATED = {
     "plans": (4, 10_000),
     "programs": (4, 150),
 }
-"""Parts, and cases of each part, of every generator in tests/generated."""
+"""Number of parts, and of cases per part, for each generator in tests/generated."""
 PROCESSES = str(min(os.cpu_count() or 1, 4))
 SHARED = ("--numprocesses", PROCESSES, "--dist", "worksteal", "-q")
-"""Options of pytest for tests that share the processors."""
+"""pytest options for tests that run in parallel."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the tests, run by one pytest."""
+    """A subset of the tests, run by one pytest process."""
 
     name: str
     paths: tuple[str, ...]
@@ -50,14 +50,14 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
-        """The exit code of pytest, which prints to the terminal."""
+        """Run pytest and return its exit code. pytest prints to the terminal."""
         command = [sys.executable, "-m", "pytest", *EVERY_TEST, *self.options, *self.paths]
         environment = os.environ | FRESH_SEEDS | self.environment
         return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def parts() -> list[Part]:
-    """All tests, the quickest to fail first; each file that starts a Ray is a part of its own."""
+    """Return the parts, fastest first. Each file that starts Ray is a separate part."""
     with_ray = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
     files = [
         path.relative_to(ROOT)
@@ -83,8 +83,8 @@ def parts() -> list[Part]:
 
 
 def _name(path: Path) -> str:
-    """`contract` of tests/contract/test_cluster.py, `faults` of tests/integration/test_faults.py,
-    `chaos-faults` of tests/chaos/test_faults.py."""
+    """The part's name: `contract` for tests/contract/test_cluster.py, `faults` for
+    tests/integration/test_faults.py, `chaos-faults` for tests/chaos/test_faults.py."""
     own = path.stem.removeprefix("test_")
     match path.parent.name:
         case "contract":
@@ -96,7 +96,7 @@ def _name(path: Path) -> str:
 
 
 def tree() -> str:
-    """The hash that git gives the files as they are now, committed or not."""
+    """Return git's hash of the current files, committed or not."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         for command in (["git", "read-tree", "HEAD"], ["git", "add", "--all"]):
@@ -108,7 +108,7 @@ def tree() -> str:
 
 
 def passed(now: str) -> dict[str, float]:
-    """Seconds of each part that has passed on this tree."""
+    """Duration in seconds of each part that has passed on this tree."""
     if not RECORD.exists():
         return {}
     record = json.loads(RECORD.read_text())
@@ -119,9 +119,9 @@ def passed(now: str) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     known_parts = {part.name: part for part in parts()}
-    parser.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
-    parser.add_argument("--list", action="store_true", help="show the parts")
-    hours = parser.add_argument_group("one generator of tests/generated for a given time")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="run only these parts")
+    parser.add_argument("--list", action="store_true", help="list the parts")
+    hours = parser.add_argument_group("run one generator of tests/generated for a given time")
     hours.add_argument("--only", metavar="NAME", choices=GENERATED, help=", ".join(GENERATED))
     hours.add_argument(
         "--for", dest="seconds", type=float, default=3600.0, metavar="SECONDS", help="3600"
@@ -131,7 +131,7 @@ def main() -> int:
         dest="first",
         type=int,
         metavar="SEED",
-        help="instead of the first one behind those in .soak-hours.jsonl",
+        help="first seed, instead of the one after the last in .soak-hours.jsonl",
     )
     options = parser.parse_args()
     if options.only is not None:

@@ -1,8 +1,8 @@
-"""One generator of `tests/generated` for a given time: `python -m tests.soak --only files`.
+"""Run one generator of `tests/generated` for a given time: `python -m tests.soak --only files`.
 
-It runs in rounds of some minutes, each with the seeds that follow those of the round before. A line
-for each round is added to `.soak-hours.jsonl`, so that runs can be interrupted and added up:
-without `--from`, a run begins at the first seed behind those in the file.
+It runs in rounds of a few minutes, each with the next range of seeds. For each round a line is
+appended to `.soak-hours.jsonl`, so that runs can be interrupted and added up. Without `--from`, a
+run begins after the last seed in that file.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ FIRST_ROUND = {
     "plans": 2_000,
     "programs": 4,
 }
-"""Seeds of the first round; later ones take as many as fit into ROUND_S."""
+"""Number of seeds in the first round. Later rounds use as many as fit into ROUND_S."""
 LEAST_SEEDS = 4
 DEADLINE_S = 1_800
-"""Of a test, which has all seeds of a round, also where others have the processors."""
+"""Timeout of a test, which tries all seeds of a round, even on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one run of pytest did."""
+    """The result of one pytest run."""
 
     generator: str
     first: int
     num_seeds: int
     cases: int
-    """That were tried to their end: a seed is one case of each test that draws with it."""
+    """Completed cases: a seed is one case for each test that uses it."""
     seconds: float
     cpu_s: float
     commit: str
     finds: tuple[str, ...]
-    """Tests that failed, with the first line of the reason."""
+    """Failed tests, each with the first line of its error."""
 
 
 def run_for(generator: str, seconds: float, first: int | None, options: Iterable[str]) -> int:
-    """1 if a test failed, else 0. `options` are those of pytest."""
+    """Run rounds for this long. Return 1 if a test failed, else 0. options: passed to pytest."""
     start = _next_seed(generator) if first is None else first
     began = time.monotonic()
     rounds: list[Round] = []
@@ -114,7 +114,7 @@ def _finds(report: Path, first: int, num_seeds: int, returncode: int) -> list[st
 
 
 def _cpu_s() -> float:
-    """Of all processes that have ended."""
+    """CPU time of all processes that have exited."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -130,7 +130,7 @@ def _next_seed(generator: str) -> int:
 
 
 def _line(title: str, rounds: list[Round]) -> str:
-    """Cases, seeds, seconds, commits and finds of some rounds of one generator."""
+    """Sum up the cases, seeds, seconds, commits and failures of several rounds of one generator."""
     commits = ", ".join(dict.fromkeys(each.commit for each in rounds))
     last = max(each.first + each.num_seeds for each in rounds) - 1
     return (

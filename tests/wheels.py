@@ -1,4 +1,4 @@
-"""Wheels for tests of environments, made here: no test needs an index of the network."""
+"""Wheels for tests of environments, built locally so that no test needs a package index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 def make_wheel(
     folder: Path, name: str, version: str = "1.0", code: str = "", requires: Sequence[str] = ()
 ) -> Path:
-    """A wheel with one module of this name, whose source is `code`."""
+    """Build a wheel with a single module of this name and the source `code`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -34,12 +34,13 @@ def make_wheel(
 
 class _QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Print no output."""
 
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The URL of a folder of wheels, for jobs: their documents name no path of a node."""
+    """Serve a folder of wheels and return its URL, because job documents can't contain paths of a
+    node."""
     handler = functools.partial(_QuietHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -48,6 +49,6 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def from_wheels(place: Path | str, *packages: str) -> dict[str, object]:
-    """An `environment` that takes these packages from the folder, or its URL, alone."""
+    """An `environment` that installs these packages only from the folder, or its URL."""
     lines = ["--no-index", f"--find-links {place}", *packages]
     return {"requirements": "\n".join(lines) + "\n"}

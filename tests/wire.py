@@ -1,4 +1,4 @@
-"""What crosses to the workers, as tests make it: the wire types themselves have no defaults."""
+"""Factories with defaults for the types sent to workers; the types themselves have no defaults."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from service.domain.documents import CheckedDocument
 
 
 def traits(document: Mapping[str, Any], **fields: Any) -> GroupTraits:
-    """As the service makes them for a job on CPUs, but for these fields. A document that is only
-    what a test looks at stands for a recipe of one rank."""
+    """Build the traits of a job on CPUs as the service does, except for the given fields. A
+    document that contains only the fields under test stands for a recipe with one rank."""
     is_whole = "recipe" in document or "script" in document
     spec = JobSpec.model_validate(document if is_whole else {"recipe": "image_classification"})
     return replace(traits_of(CheckedDocument.of(spec), has_gpus=False), **fields)
 
 
 def attempt_spec(**fields: Any) -> AttemptSpec:
-    """The first attempt of a job on one node, but for these fields."""
+    """Build the spec of a job's first attempt, on one node, except for the given fields."""
     plain: dict[str, Any] = {
         "deployment_id": "d",
         "job_id": "job",
@@ -59,7 +59,8 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
 
 
 def rank_task(**fields: Any) -> RankTask:
-    """The only rank of such an attempt, which nobody watches, but for these fields."""
+    """Build the task of the only rank of such an attempt, without monitoring, except for the given
+    fields."""
     plain: dict[str, Any] = {
         "job_id": "job",
         "attempt": 1,
@@ -101,8 +102,8 @@ def rank_task(**fields: Any) -> RankTask:
 
 
 def round_report(name: str, **fields: Any) -> RoundReport:
-    """The opening of the first round, to all clients of a model of one number, but for these
-    fields."""
+    """Build a report that opens the first round for all clients of a model with one parameter,
+    except for the given fields."""
     plain: dict[str, Any] = {
         "number": 1,
         "is_open": True,
@@ -122,7 +123,7 @@ def round_report(name: str, **fields: Any) -> RoundReport:
 
 
 def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) -> ClusterNode:
-    """A node that is accepted, with everything free, but for these fields."""
+    """Build an accepted node with all resources free, except for the given fields."""
     plain: dict[str, Any] = {
         "hostname": "host",
         "alive": True,

@@ -43,9 +43,9 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "`dray webhook ls` shows the webhooks there are",
     },
     "download_link_not_found": {
-        "detail": "this link downloads nothing: it has been used, is older than 60 s, or its token "
-        "is no longer valid",
-        "hint": "ask for another one by POST /v1/jobs/ID/downloads, or press the button again",
+        "detail": "this link does not work any more: it has been used, is older than 60 s, or its "
+        "token is no longer valid",
+        "hint": "request another one with POST /v1/jobs/ID/downloads, or press the button again",
     },
     "client_not_found": {
         "detail": f"job {JOB_ID} has no client 7",
@@ -116,7 +116,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being processed",
-        "hint": "repeat it in a moment: the answer will then be that of the first request",
+        "hint": "repeat it in a moment to get the answer to the first request",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
@@ -124,7 +124,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "cancel it first, and wait until it has ended",
     },
     "job_not_running": {
-        "detail": f"the job {JOB_ID} is QUEUED: it holds no slots that it could leave",
+        "detail": f"the job {JOB_ID} is QUEUED: it holds no slots",
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "job_not_waiting": {
@@ -183,7 +183,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "unsatisfiable": {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
-        "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+        "hint": "request less, or add nodes to the cluster first; `dray cluster` shows what it has",
     },
     "out_of_memory": {
         "detail": "this job can't fit: each worker needs 96.2 GiB, but has 78.0 GiB; 18.2 GiB "
@@ -202,16 +202,16 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "array_not_found": {
         "detail": f"there is no array {ARRAY_ID}",
-        "hint": "`dray ls` shows the jobs and arrays there are",
+        "hint": "`dray ls` lists the existing jobs and arrays",
     },
     "array_too_large": {
-        "detail": "the array has 10,000,000 jobs, and this server takes 10,000",
+        "detail": "the array has 10,000,000 jobs, but this server allows 10,000",
         "pointer": "/array/size",
         "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
     },
     "sweep_not_found": {
         "detail": f"there is no sweep {ARRAY_ID}",
-        "hint": "`dray ls` shows the jobs and sweeps there are",
+        "hint": "`dray ls` lists the existing jobs and sweeps",
     },
     "invalid_trial": {
         "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is not a "
@@ -233,7 +233,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this job could never start: it was to start after the success of "
         f"{OTHER_ID}, which failed",
         "pointer": "/after/0",
-        "hint": "let it start after the end of the other, whatever that is: on: end",
+        "hint": "use `on: end` to start it after the other's end, whatever its result",
     },
     "bad_upload": {
         "detail": "the path '../train.py' has an empty part, `.` or `..`",

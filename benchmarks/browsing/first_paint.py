@@ -25,25 +25,25 @@ draw them all."""
 
 METHOD = (
     f"dray (`python -m api --no-loops`) and `mlflow server` with {MLFLOW_WORKERS} workers, its "
-    "default, run during everybody's turns, each on SQLite.",
+    "default, run during all turns, each on SQLite.",
     f"Both have {NUM_JOBS:,} finished jobs (MLflow: runs of the default experiment, each with 12 "
     f"parameters, 5 metrics and a tag) and one with {len(KEYS)} series of {NUM_POINTS:,} points, "
-    "the same values in both. They are written by SQL into the tables and indexes that each "
-    "service made, dray's points in chunks as the service writes them.",
-    "Pages, each at its own defaults: dray's list of jobs and MLflow's runs of the experiment, in "
-    f"a window of 1280 x {LIST_HEIGHT}; dray's page of the job and MLflow's metrics tab of the "
-    f"run, 1280 x {JOB_HEIGHT}, in which all {len(KEYS)} curves of both are in view.",
-    "Each visit has a browser context of its own, with no cache, in one headless Chromium on the "
-    "same machine. Visits take turns, in reverse order every other round; the first round is not "
+    "with the same values in both. They are inserted by SQL into the tables and indexes that "
+    "each service created, dray's points in chunks as the service writes them.",
+    "Pages, with their default settings: dray's job list and MLflow's runs of the experiment, "
+    f"in a window of 1280 x {LIST_HEIGHT}; dray's job page and MLflow's metrics tab of the run, "
+    f"in a window of 1280 x {JOB_HEIGHT}, in which all {len(KEYS)} curves are visible for both.",
+    "Each visit uses a new browser context with no cache, in one headless Chromium on the same "
+    "machine. Visits alternate, in reverse order every other round. The first round is not "
     "counted.",
-    "First paint: the browser's first contentful paint, which may be no more than a word that "
-    f"says that it loads. Shown: the first frame in which {NUM_ROWS} rows of the list are in the "
-    f"document, or all {len(KEYS)} curves are drawn. Both from the begin of the navigation.",
-    f"Bytes: all answers that ended up to {browser.REST_S:g} s later, as they came over the wire "
-    "(compressed where they were), heads included. MLflow thins a series out to 320 points or "
-    "some more, dray's page to 800.",
-    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd visits against "
-    "its even ones.",
+    "First paint: the browser's first contentful paint, which can be just a loading message. "
+    f"Shown: the first frame in which {NUM_ROWS} rows of the list are in the document, or all "
+    f"{len(KEYS)} curves are drawn. Both are measured from the start of the navigation.",
+    f"Bytes: all responses that finished within {browser.REST_S:g} s after that, as sent over "
+    "the wire (compressed if the server compresses them), including headers. MLflow downsamples "
+    "a series to a little over 320 points, and dray's page to 800.",
+    "Ratio of medians, with an interval from a bootstrap of both sides. A/A: dray's odd visits "
+    "against its even visits.",
 )
 
 

@@ -45,24 +45,27 @@ GOLDEN = 0.618034
 """Multiples of it, without their whole part, are spread evenly over 0 to 1."""
 
 METHOD = (
-    f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs of "
-    "one worker each (the digits CNN), which want more processors than the machine has.",
-    f"Pages: {NUM_JOB_PAGES} show the curves of a job, as many of each, and {NUM_LISTS} the list "
-    "of jobs. All are looked at: a page that is not rests. They are clients of raw sockets in one "
-    "process on the same machine, which is in the figure, too; they ask for what the page's own "
-    "code asks for, as often, with a browser's headers and conditional requests, and hold its "
-    "event streams open. Browsers would take the processors; those of readers are elsewhere.",
-    f"A real Chromium has a job's page and the list open for {OBSERVE_S:g} s before the first "
-    "turn. The measurement is refused if one of them asks for anything that its imitation does not "
-    f"ask for, or for one of the routes more than {MOST_MISSED:g} times as often and {SPARE} times "
-    "beyond that. The table has both.",
-    f"Turns of {TURN_S:g} s without pages and with them alternate, A B B A, {CLOSE_S:g} s after "
-    f"all were closed or {OPEN_S:g} s after all were opened, their polls spread over a period. "
-    "What it takes to open them is not counted.",
-    "A step: its time as the rank itself measures and reports it, of all jobs, by the time of its "
-    "report. Ratio: median over neighbouring turns of the median step with pages over that "
-    "without; the interval is a bootstrap of the pairs. A/A: one turn without pages over the next.",
-    "Processor time: of the service's process, without Ray and training.",
+    f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs "
+    "of one worker each (the digits CNN), which together need more cores than the machine has.",
+    f"Pages: {NUM_JOB_PAGES} show the curves of a job, evenly spread over the jobs, and "
+    f"{NUM_LISTS} show the job list. All are in the foreground, because a page in the background "
+    "pauses. They are imitated by raw-socket clients in one process on the same machine, whose "
+    "cost is included in the figures. The clients send the same requests as the page's code, "
+    "equally often, with a browser's headers and conditional requests, and hold its event "
+    "streams open. Real browsers would use the machine's cores, but users' browsers run on "
+    "other machines.",
+    "Before the first turn, a real Chromium has a job page and the job list open for "
+    f"{OBSERVE_S:g} s. The measurement fails if one of them sends a request that its imitation "
+    f"does not send, or requests a route more than {MOST_MISSED:g} times as often plus {SPARE} "
+    "requests. The table shows both.",
+    f"Turns of {TURN_S:g} s without and with pages alternate (A B B A). They begin {CLOSE_S:g} s "
+    f"after all pages were closed, or {OPEN_S:g} s after all were opened, with their polls "
+    "spread over a period. The cost of opening pages is not counted.",
+    "A step: its duration as measured and reported by the rank, for all jobs, assigned to a turn "
+    "by the time of the report. Ratio: for neighbouring turns, the median step with pages over "
+    "the median step without; shown is the median of these ratios, with an interval from a "
+    "bootstrap of the pairs. A/A: one turn without pages over the next.",
+    "CPU time is that of the service's process, excluding Ray and training.",
 )
 
 

@@ -32,11 +32,11 @@ replaced."""
 SPIN = Path(__file__).with_name("spin.py")
 
 METHOD = (
-    f"One job has {FACTOR} ranks for each core, each a Python program that never waits, at the "
-    "niceness of the service, that begins once all have started. A driver of Ray asks the node's "
-    "agent, the supervisor and the service over HTTP again and again for "
-    f"{MEASURED_S:.0f} s, {PAUSE_S:g} s after each answer. For all heartbeat pages it asks the "
-    "agent as the supervisor does.",
+    f"One job has {FACTOR} ranks per core. Each is a Python program that never waits, runs at "
+    "the same niceness as the service, and begins once all ranks have started. A Ray driver "
+    "repeatedly queries the node's agent, the supervisor and, over HTTP, the service for "
+    f"{MEASURED_S:.0f} s, pausing {PAUSE_S:g} s after each response. It requests all heartbeat "
+    "pages from the agent in the same way as the supervisor.",
 )
 
 

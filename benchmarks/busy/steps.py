@@ -26,9 +26,9 @@ RAYS_NICENESS = "15"
 TIMEOUT_S = 400.0
 
 METHOD = (
-    f"{NUM_RANKS} ranks take {NUM_STEPS} steps of a DDP model of {SIZE} x {SIZE} weights, beside "
-    f"{BUSY_PER_CORE} processes a core that never wait, each in a session of its own and at "
-    "niceness 0. The time is the sum of rank 0's steps. Contenders take turns.",
+    f"{NUM_RANKS} ranks run {NUM_STEPS} steps of a DDP model with {SIZE} x {SIZE} weights, while "
+    f"{BUSY_PER_CORE} other processes per core are always busy, each in a separate session and "
+    "at niceness 0. The time is the sum of rank 0's steps. Contenders take turns.",
 )
 
 

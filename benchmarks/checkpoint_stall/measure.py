@@ -28,19 +28,22 @@ TIMEOUT_S = 3600.0
 
 METHOD = (
     "One or two ranks on CPU (gloo, one thread each), started by torchrun, train a perceptron "
-    "with DDP and fused AdamW; the state is the model and the optimizer. {sizes}",
-    "A turn: some steps; a save, and the steps after it until it is on the disk, two at least; "
-    "some steps. The stall is the time of the middle part less that of as many of the steps "
-    "around it: what the save blocks, and what it slows the following steps down. Contenders take "
-    "turns in rotating order; the first turn of each is not counted.",
-    "dray: its checkpoint manager, as in a job: safetensors, SHA-256 of all bytes, fsync, and a "
-    "manifest. DCP: `async_save` in a thread and over a group of its own, with a stager that is "
-    "kept, so that its memory is reused as dray's is, and synced files (no hashes). torch.save: "
-    "on rank 0, with fsync (no hashes). All write to the same file system.",
-    "The floor is one copy of the state to memory that is there already, while training waits: "
-    "what any snapshot costs a machine whose processors are all at work, before a byte is written.",
-    "Ratio: of medians; the interval is a bootstrap of the turns. A/A: the peer's even turns over "
-    "its odd ones. A stall may be measured below 0: 'no save' says how far noise reaches.",
+    "with DDP and fused AdamW. The state consists of the model and the optimizer. {sizes}",
+    "A turn consists of some steps, a save with the steps after it until the save is on disk (at "
+    "least two), and some more steps. The stall is the time of the middle part minus the time of "
+    "the same number of the surrounding steps: it includes the time that the save blocks and how "
+    "much it slows the following steps. Contenders take turns in rotating order. The first turn "
+    "of each is not counted.",
+    "dray: its checkpoint manager, used as in a job, with safetensors, SHA-256 of all bytes, "
+    "fsync, and a manifest. DCP: `async_save` in a thread and over a separate process group, "
+    "with a persistent stager, so that its memory is reused like dray's, and synced files (no "
+    "hashes). torch.save: on rank 0, with fsync (no hashes). All write to the same file system.",
+    "The floor is one copy of the state to memory that is already allocated, while training "
+    "waits. This is the minimum cost of any snapshot on a machine with no idle cores, before "
+    "anything is written.",
+    "Ratio of medians, with an interval from a bootstrap of the turns. A/A: the peer's even "
+    "turns over its odd turns. The measured stall can be below 0: 'no save' shows the size of "
+    "the noise.",
 )
 
 Stalls = Mapping[str, Sequence[float]]

@@ -25,14 +25,14 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["benchmarks.job_rank"])
 GOALS = {"float32": 1e-5, "float64": 1e-10}
 METHOD = [
-    f"The GPT of `benchmarks/equality/work.py` is trained for {NUM_STEPS} steps of AdamW, clipped, "
-    "by dray's own loop without its service: in one process, and divided in each of the ways "
-    f"below, on CPU over gloo, in fp32 and in fp64. It has {NUM_LAYERS} layers and {NUM_HEADS} "
-    "heads, or more where there are more stages, or more ranks along tensor and context. The last "
-    "axis of a name has the size that stands there, or 2; so have all others, and `data` what is "
-    "left.",
-    "Shown is the largest, over all tensors of the result, of the norm of the difference relative "
-    "to the norm of the tensor. Goals: "
+    f"The GPT of `benchmarks/equality/work.py` is trained for {NUM_STEPS} steps of AdamW, "
+    "clipped, by dray's own loop without its service: in one process, and divided in each of "
+    f"the ways below, on CPU over gloo, in fp32 and in fp64. It has {NUM_LAYERS} layers and "
+    f"{NUM_HEADS} heads, or more if there are more stages, or more ranks along tensor and "
+    "context. The last axis in a name has the size given there, or else 2. The other axes have "
+    "size 2, except `data`, which takes the remaining ranks.",
+    "The table shows, over all tensors of the result, the maximum norm of the difference "
+    "relative to the norm of the tensor. Goals:  "
     + ", ".join(f"{goal:g} in {dtype}" for dtype, goal in GOALS.items())
     + ".",
 ]

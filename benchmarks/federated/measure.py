@@ -26,17 +26,17 @@ ALGORITHMS: dict[str, list[tuple[float, dict[str, Any]]]] = {
 }
 """(the clients' rate, other options) to choose from."""
 METHOD = [
-    f"`sklearn://digits` on {CLIENTS} clients that have one digit each, {PER_ROUND} of them in a "
-    f"round with {LOCAL_EPOCHS} local epochs in batches of {BATCH_SIZE}; a perceptron with one "
-    "hidden layer of 32. Counted are the rounds until the accuracy on the validation split, "
-    f"measured after each, is {TARGET:.0%} for the first time; {MOST_ROUNDS} if it never is.",
-    "Each algorithm has the rates with which it takes the fewest rounds with seed "
-    f"{TUNING_SEED}, of {', '.join(map(str, RATES))} for the clients' sgd; for fedadam also, on "
-    f"the server, of {', '.join(map(str, SERVER_RATES))}. "
-    f"Shown are the seeds {SEEDS[0]} to {SEEDS[-1]}, which choose the split, the weights, the "
-    "clients of each round and their order.",
-    "Claimed is that scaffold and fedadam take fewer rounds than fedavg, by the median over the "
-    "seeds (Karimireddy et al. 2020, Reddi et al. 2021).",
+    f"`sklearn://digits` on {CLIENTS} clients with one digit each. In each round, {PER_ROUND} of "
+    f"them train a perceptron with one hidden layer of 32 for {LOCAL_EPOCHS} local epochs in "
+    f"batches of {BATCH_SIZE}. The figure is the number of rounds until the validation accuracy, "
+    f"measured after each round, first reaches {TARGET:.0%}, or {MOST_ROUNDS} if it never does.",
+    "Each algorithm uses the learning rates that need the fewest rounds with seed "
+    f"{TUNING_SEED}, chosen from {', '.join(map(str, RATES))} for the clients' sgd and, for "
+    f"fedadam, also for the server from {', '.join(map(str, SERVER_RATES))}. The results are for "
+    f"seeds {SEEDS[0]} to {SEEDS[-1]}, which determine the split, the weights, the clients in "
+    "each round and their order.",
+    "The claim is that scaffold and fedadam need fewer rounds than fedavg, by the median over "
+    "the seeds (Karimireddy et al. 2020, Reddi et al. 2021).",
 ]
 
 

@@ -30,17 +30,18 @@ BESIDE_S = 8.0
 WHERE = {False: "shared processors", True: "processors apart"}
 GOAL = 1.1
 METHOD = [
-    f"`python -m api` with an embedded Ray of 2 slots. A federated job of {CLIENTS} clients, all "
-    f"of them in each of {ROUNDS} rounds, has one slot: a perceptron for `sklearn://digits`, "
-    "38 kB. The clients are in a process of their own, ask as `dray federate join` does, and send "
-    "an update without training for it.",
-    "Rounds a minute: by the steps of the job, without the first. Processor time: of the service's "
-    "own process and its gateway, over that of the rounds, and for each update.",
-    f"A job beside them, on the other slot, reports the time of its steps: while the clients take "
-    f"part, and for {BESIDE_S:g} s before. Turns in which all processes share all processors take "
-    "turns with others, in which its rank has one to itself, and the clients, the service, Ray "
-    "and the federated rank have the rest: as on a cluster, where a service and clients are on "
-    "other machines than ranks. The goal is for these.",
+    f"`python -m api` runs with an embedded Ray with 2 slots. A federated job with {CLIENTS} "
+    f"clients, all of which take part in each of {ROUNDS} rounds, uses one slot: a perceptron "
+    "for `sklearn://digits`, 38 kB. The clients run in a separate process, send the same "
+    "requests as `dray federate join`, and send an update without training.",
+    "Rounds per minute are derived from the steps of the job, excluding the first. CPU time is "
+    "that of the service's process and its gateway, relative to the duration of the rounds, and "
+    "per update.",
+    "A second job, on the other slot, reports the duration of its steps while the clients take "
+    f"part, and for {BESIDE_S:g} s before. Two kinds of turns alternate. In one, all processes "
+    "share all cores. In the other, the second job's rank has one core to itself, and the "
+    "clients, the service, Ray and the federated rank use the rest, as in a cluster, where the "
+    "service and the clients do not run on the ranks' machines. The goal applies to the latter.",
 ]
 DOCUMENT: dict[str, Any] = {
     "recipe": "image_classification",

@@ -20,14 +20,15 @@ VALUES, CLIENTS, ALL_SIZES = 100_000, 100, (10, 30, 100, 300)
 LOST = 0.3
 PLAIN_BYTES = 4 * VALUES
 METHOD = [
-    f"One process plays a whole round: clients with updates of {VALUES:,} numbers in 64 bits, of "
-    f"whom {LOST:.0%} are lost after they have exchanged their keys, and the server. Counted is "
-    "the processor time of the calls of each half, without transport and training.",
-    f"Row and ratio are of {CLIENTS} clients, each row of the table of one round. The limit is "
-    "ChaCha20 alone, by the package "
-    "cryptography: its output for as many masks as a client has, of which it needs every byte. "
-    "A sample is the mean over the clients of a round; rounds and limits take turns.",
-    "Ratio: of medians; the interval is a bootstrap of the rounds. A/A: odd rounds over even ones.",
+    "One process runs a complete round with the server and clients whose updates have "
+    f"{VALUES:,} 64-bit numbers. {LOST:.0%} of the clients are lost after exchanging keys. The "
+    "figures are the CPU time of the calls on each side, without transport and training.",
+    f"The samples and the ratio are for {CLIENTS} clients, and each row of the table is for one "
+    "round. The limit is the time of just ChaCha20, as implemented by the package cryptography, "
+    "for the masks of one client, which needs every byte of them. A sample is the mean over the "
+    "clients in a round. Rounds and limits are measured alternately.",
+    "Ratio of medians, with an interval from a bootstrap of the rounds. A/A: odd rounds over "
+    "even rounds.",
 ]
 
 

@@ -26,13 +26,15 @@ CLIENTS, ROUNDS, RANKS = 1000, 5, 2
 GOAL = 0.1
 TIMEOUT_S = 900.0
 METHOD = [
-    f"{CLIENTS:,} clients, all of them in each round, with a part of `sklearn://digits` each and "
-    "two local epochs; a perceptron with one hidden layer of 32; fedavg. dray has "
-    f"{RANKS} ranks and Flower {RANKS} processes, of one thread each; neither evaluates. dray's "
-    "clients have the samples that Flower's have, in the same batches but for their order.",
-    f"In turns, each of {ROUNDS} rounds, of which the first is left out: it starts processes. A "
-    "round of dray is `perf/step_time_s` of rank 0; one of Flower the time between two calls of "
-    "its server's `evaluate_fn`. Ray's own processes run during Flower's turn alone.",
+    f"All {CLIENTS:,} clients take part in every round. Each has a part of `sklearn://digits` "
+    "and trains a perceptron with one hidden layer of 32 for two local epochs, with fedavg. "
+    f"dray has {RANKS} ranks and Flower has {RANKS} processes, with one thread each. Neither "
+    "evaluates. The clients of dray and Flower have the same samples, in the same batches "
+    "except for their order.",
+    f"dray and Flower take turns of {ROUNDS} rounds. The first round of each turn is not "
+    "counted, because it starts processes. The duration of a round is `perf/step_time_s` of "
+    "rank 0 for dray, and the time between two calls of the server's `evaluate_fn` for Flower. "
+    "Ray's own processes run only during Flower's turns.",
 ]
 
 

@@ -27,23 +27,24 @@ which must neither be in the way of a peer nor still to come at dray's own next 
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (1 / 3, "at most 1/3")}
 
 METHOD = (
-    "Two ranks on CPU (gloo, one thread each) start the digits CNN; batch 64, AdamW. Seconds from "
-    "the submit to the end of the first optimizer step by the worker's clock, on one machine.",
-    "dray: from before the POST to a running `python -m api` with its embedded Ray, to the job's "
-    "`first_step_at`, which is when the step was reported. Its pool of idle Ray workers had six "
-    'seconds to fill up after its last job, except in "right after another job".',
-    "Ray Train: from the call of `TorchTrainer.fit()` in a driver that runs and has everything "
-    "imported, on a Ray cluster of 4 CPUs that runs, to the end of the step of the faster rank. "
+    "Two ranks on CPU (gloo, one thread each) start the digits CNN with batch size 64 and AdamW. "
+    "Times are in seconds from the submission to the end of the first optimizer step on the "
+    "worker's clock, on one machine.",
+    "dray: from just before the POST to a running `python -m api` with its embedded Ray, to the "
+    "job's `first_step_at`, when the step was reported. Its pool of idle Ray workers had six "
+    'seconds to fill up after the last job, except in "right after another job".',
+    "Ray Train: from the call of `TorchTrainer.fit()` in a running driver with everything "
+    "imported, on a running Ray cluster with 4 CPUs, to the end of the faster rank's step. "
     "Starting a driver or a cluster is not counted.",
-    "torchrun: from the exec of `python -m torch.distributed.run` (static rendezvous, a given "
-    "port) to the end of the step of the faster rank. Files are in the page cache.",
-    "The peers' script imports torch and scikit-learn (for the images) and nothing of dray's; "
-    "dray runs it too. Its own moments are in the tables below.",
-    "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
-    "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
-    "run, idle, during everybody's turns.",
-    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd rounds against "
-    "its even ones, so with half the samples.",
+    "torchrun: from the exec of `python -m torch.distributed.run` (static rendezvous, fixed "
+    "port) to the end of the faster rank's step. Files are in the page cache.",
+    "The peers' script imports torch and scikit-learn (for the images) and nothing from dray. "
+    "dray also runs this script. The tables below show the script's own timestamps.",
+    "Turns are interleaved, with one turn of each contender per round, after one round that is "
+    "not counted. A turn begins when the machine is quiet. The daemons of dray, its Ray and Ray "
+    "Train's cluster run idle during all turns.",
+    "Ratio of medians, with an interval from a bootstrap of both sides. A/A: dray's odd rounds "
+    "against its even rounds, so with half the samples.",
 )
 
 

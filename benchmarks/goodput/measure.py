@@ -42,20 +42,22 @@ GOAL, GOAL_WORDS = 0.97, "at least 97%"
 
 METHOD = (
     "A real `python -m api` with its embedded Ray trains one job of two ranks on CPU (gloo, one "
-    "thread each): the digits CNN, batch 128, AdamW, checkpoints as `every_steps: auto` "
-    "places them. No other contender runs.",
-    "One minute is left alone. In each of the others, of which there is one for every two rounds, "
-    "the process of one rank gets SIGKILL, found by its pid; rank and second are drawn from a "
-    f"fixed seed, the second from {EARLIEST_S:g} to {LATEST_S:g}.",
-    "By its own ledger: useful slot-seconds over all slot-seconds, from `goodput` in the job's "
-    "answer, which moves every ten seconds; each minute's edge is moved to the nearest entry.",
-    "By counting: steps committed, as the ranks' pages say, times the undisturbed step time, over "
-    f"the time. That is the median of stretches of {WINDOW_S:g} s of the same minute in which "
-    f"nobody was killed, nor {BLIND_S:g} s before. A step that is done again counts once, and a "
-    "job that trains slower after a repair loses by it.",
-    "Ratio: over all minutes with a kill; the interval is a bootstrap of the minutes. A/A: the "
-    "same calculation for the minute without, cut into sixths (its distance from 1 is what is "
-    "lost, or seen, without any kill).",
+    "thread each): the digits CNN, batch size 128, AdamW, and checkpoints with `every_steps: "
+    "auto`. No other contender runs.",
+    "In one minute, nothing is killed. In each of the other minutes, of which there is one for "
+    "every two rounds, one rank's process receives SIGKILL by its pid. The rank and the second "
+    f"within the minute, from {EARLIEST_S:g} to {LATEST_S:g}, are drawn with a fixed seed.",
+    "By its own ledger: useful slot-seconds over all slot-seconds, from `goodput` in the "
+    "response for the job, which is updated every ten seconds. Each minute boundary is moved to "
+    "the nearest entry.",
+    "By counting: the number of committed steps according to the ranks' pages, times the "
+    "undisturbed step time, over the elapsed time. The undisturbed step time is the median over "
+    f"intervals of {WINDOW_S:g} s in the same minute without a kill in them or in the "
+    f"{BLIND_S:g} s before. A repeated step counts only once, and training more slowly after a "
+    "recovery reduces the result.",
+    "Ratio: over all minutes with a kill, with an interval from a bootstrap of the minutes. A/A: "
+    "the same calculation for the minute without a kill, divided into sixths (its distance from "
+    "1 is the loss, or the measurement error, without any kill).",
 )
 
 

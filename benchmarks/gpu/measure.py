@@ -24,14 +24,15 @@ WORK = WORKS["gpu"]
 METHOD = [
     "One process on one GPU trains the language model "
     + ", ".join(f"{name} {value}" for name, value in WORK.model.items())
-    + f" on bytes, {WORK.batch_size} samples in a step, with AdamW, bf16 by autocast and "
-    "`train.compile`: dray's own loop, which reports every step, and a bare program whose whole "
-    "model is compiled (`benchmarks/gpu/plain.py`). Both have the samples on the GPU.",
-    f"Blocks of {WORK.steps_per_block} steps alternate, A B B A; the GPU is done before a block "
-    "begins and when its time is taken. Told is the median of the ratios of neighbouring blocks "
-    "with its 95% interval, and the same of two blocks of one kind.",
-    "MFU: floating point operations of the model's own work (`benchmarks/gpu/work.py`) per second, "
-    "of the dense bf16 operations that NVIDIA's data sheet says.",
+    + f" on bytes, with {WORK.batch_size} samples per step, AdamW, bf16 autocast and "
+    "`train.compile`. dray's own loop, which reports every step, is compared with a bare "
+    "program whose whole model is compiled (`benchmarks/gpu/plain.py`). Both have the samples "
+    "on the GPU.",
+    f"Blocks of {WORK.steps_per_block} steps alternate (A B B A). The GPU is idle before a block "
+    "begins and when its time is measured. The result is the median ratio of neighbouring "
+    "blocks with its 95% interval, and the same for two blocks of the same kind.",
+    "MFU: the model's own floating point operations per second (`benchmarks/gpu/work.py`), "
+    "relative to the dense bf16 throughput in NVIDIA's data sheet.",
 ]
 
 

@@ -39,15 +39,16 @@ CONTENDERS: dict[str, tuple[dict[str, Any], bool | None]] = {
 }
 """(`train`, whether it is to come within the goal; None where nothing is claimed)."""
 METHOD = [
-    f"A cnn of width 16 learns `sklearn://digits` for {EPOCHS} epochs in one process, with seeds "
-    f"0 to {len(SEEDS) - 1}, which also choose the validation split: {SMALL} samples in a step, "
-    f"with a rate of {LR} that falls by a cosine; and {LARGE}, with as few steps as come of it. "
-    "Scaled is the rate times the ratio of the batches, for lamb, whose rate is "
-    f"{LAMB_LR}, its square root (`lr_scaling`: linear and sqrt, as their authors do). Warm-up is "
-    f"over {WARMUP_STEPS} steps.",
-    "Shown is the accuracy on the validation split in percent. The goal is to be within "
-    f"{GOAL_POINTS} points of the small batch, by the mean over the seeds; without the rules a "
-    "large batch must miss it.",
+    f"A cnn of width 16 is trained on `sklearn://digits` for {EPOCHS} epochs in one process, "
+    f"with seeds 0 to {len(SEEDS) - 1}, which also determine the validation split. The small "
+    f"batch has {SMALL} samples per step and a learning rate of {LR} with cosine decay. The "
+    f"large batch has {LARGE} samples per step, and therefore fewer steps. 'scaled' multiplies "
+    f"the rate by the ratio of the batch sizes or, for lamb, whose rate is {LAMB_LR}, by its "
+    "square root (`lr_scaling` linear and sqrt, as proposed by their authors). Warm-up takes "
+    f"{WARMUP_STEPS} steps.",
+    "The table shows the validation accuracy in percent. The goal is a mean over the seeds that "
+    f"is within {GOAL_POINTS} points of the small batch. Without the rules, a large batch must "
+    "miss this goal.",
 ]
 
 

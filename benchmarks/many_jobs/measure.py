@@ -37,22 +37,26 @@ NUM_CHECKED = 20
 """Jobs whose series are read in full at the end."""
 
 METHOD = (
-    "One service with all its loops and its HTTP server, in a process of its own, over a cluster "
-    f"in memory on which every job has {workload.NUM_RANKS} ranks and a step each "
-    f"{workload.PERIOD_S:g} s. As in a recipe rank 0 reports {len(workload.RANK_0)} metrics and "
-    f"the progress, every other rank {len(workload.EVERY_RANK)} metrics; each rank writes a line "
-    f"of log in {workload.LINE_EVERY} steps, and the supervisor a ledger in "
-    f"{workload.LEDGER_EVERY}. Replies are unpickled as the gateway's are; the gateway's own "
-    "process is left out.",
-    "The jobs have run before: their chunks of metrics and logs are filled to all degrees. The "
-    f"windows of {WINDOW_S:g} s begin when what piled up during the start is stored.",
-    "Cores: processor time of the service over time, and that of PostgreSQL's processes. Lag: from "
-    "a rank's report to the commit after which everybody can read it, of every step. Late: how "
-    "much later than asked the event loop wakes a task. Connections: the time in which SQLite's "
-    "writing connection is in use, over time; of PostgreSQL the sum of all.",
-    f"At the end {NUM_CHECKED} jobs are read over HTTP: each has every step once, in order.",
-    f"Explain: with {NUM_WAITING:,} more jobs waiting, one after the other is asked for over one "
-    f"connection, every {2 * ASK_EVERY_S:g} s, and `/healthz` between them, which reads nothing.",
+    "One service with all its loops and its HTTP server runs in a separate process. It uses an "
+    f"in-memory cluster on which every job has {workload.NUM_RANKS} ranks and takes a step every "
+    f"{workload.PERIOD_S:g} s. As in a recipe, rank 0 reports {len(workload.RANK_0)} metrics and "
+    f"the progress, and every other rank reports {len(workload.EVERY_RANK)} metrics. Each rank "
+    f"writes a log line every {workload.LINE_EVERY} steps, and the supervisor writes a ledger "
+    f"every {workload.LEDGER_EVERY} steps. Replies are unpickled like the gateway's, but there "
+    "is no gateway process.",
+    "The jobs have been running before: their chunks of metrics and logs are filled to "
+    f"different degrees. The windows of {WINDOW_S:g} s begin when the backlog from the start has "
+    "been stored.",
+    "Cores: CPU time per second of the service, and of PostgreSQL's processes. Lag: for every "
+    "step, the time from a rank's report to the commit after which it can be read. Late: how "
+    "much later than requested the event loop wakes a task. Connections: the fraction of time in "
+    "which SQLite's writing connection is in use, or for PostgreSQL, the sum over all "
+    "connections.",
+    f"At the end, {NUM_CHECKED} jobs are read over HTTP, to check that each has every step "
+    "exactly once, in order.",
+    f"Explain: while {NUM_WAITING:,} additional jobs wait, their explanations are requested one "
+    f"after the other over one connection, every {2 * ASK_EVERY_S:g} s, alternating with "
+    "`/healthz`, which reads nothing.",
 )
 
 

@@ -17,11 +17,11 @@ from service.planning.model.shapes import shapes_of
 TIMEOUT_S = 300.0
 GOAL = 0.15
 METHOD = [
-    "The jobs of `benchmarks/planner/work.py`, on CPU over gloo: three optimizer steps of dray's "
-    "own loop under torchrun, on every rank within torch's `MemTracker`.",
-    "Measured are the most bytes of tensors in the second and third step, of the rank with the "
-    "most, without the samples of the data set. Planned is the planner's total. Goal: within "
-    f"{GOAL:.0%}.",
+    "The jobs in `benchmarks/planner/work.py` run on CPU over gloo: three optimizer steps of "
+    "dray's own loop under torchrun, on every rank inside torch's `MemTracker`.",
+    "The measured memory is the peak size of tensors in the second and third step, on the rank "
+    "with the highest peak, excluding the samples of the data set. The planned memory is the "
+    f"planner's total. Goal: within {GOAL:.0%}.",
 ]
 
 

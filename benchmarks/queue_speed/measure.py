@@ -36,29 +36,31 @@ WORKERS = {"huey": (2, 8), "procrastinate": (16, 64)}
 """Tried of each peer in the first round; its best takes part in the others."""
 
 METHOD = (
-    f"Through the queue: {NUM_SINGLE} jobs that are submitted one after the other, as many from "
-    f"sixteen callers at once, or one array of {NUM_ARRAY:,}, until the end of the last one is "
-    "stored. dray is its service without HTTP, in one process with its loops and a cluster in "
-    f"memory of {jobs.NUM_NODES} nodes with {jobs.CPUS_PER_NODE} CPUs, on which a job succeeds as "
-    "soon as it is launched. Each job leaves what every job leaves: its document, an attempt and "
-    "three events.",
-    "huey on SQLite with fsync at every commit and its results kept; procrastinate on PostgreSQL "
-    "with the server's own defaults, as dray, its jobs kept and, for an array, deferred in one "
-    "call; huey has no such call. Both run an empty function in the process that submits. Two "
-    "numbers of workers are tried in a first round, which does not count; the faster one stays.",
-    "Each turn is a process of its own with an empty database, and contenders take turns within a "
-    "round; there are half as many rounds as were asked for. A sample is the time per job. Ratio "
-    "of medians, theirs / ours: how many times as many jobs per second. A/A: dray's odd rounds "
-    "against its even ones.",
-    "What limits dray is the processor: a job has a document that is searched, an attempt, events "
-    "and a place in a plan, 7 rows in all, where a task of a peer is one row or two. "
-    "docs/adr/0038-what-a-job-of-an-array-costs.md divides the time. One at a time each submit is "
-    "a commit, and a round of the scheduler finds few jobs to share its look; "
-    "docs/adr/0046-what-a-single-job-costs.md has the parts beside those of a peer.",
-    f"Submit to claim: from the call until the caller sees the job claimed. Services with an empty "
-    f"table and with {MANY:,} finished jobs, in one process, take turns of {PER_BLOCK} jobs, one "
-    "after the other; the first turn does not count. Besides, a queue in which "
-    f"{WAITING:,} others wait, in turns of {PER_SLOW_BLOCK}.",
+    f"Through the queue: {NUM_SINGLE} jobs are submitted one after the other, the same number by "
+    f"sixteen concurrent callers, or {NUM_ARRAY:,} as one array. The time ends when the end of "
+    "the last job is stored. dray runs as its service without HTTP, in one process with its "
+    f"loops and an in-memory cluster of {jobs.NUM_NODES} nodes with {jobs.CPUS_PER_NODE} CPUs, "
+    "on which a job succeeds as soon as it is launched. Each job is stored like any other job: "
+    "its document, an attempt and three events.",
+    "huey runs on SQLite with fsync at every commit, and keeps its results. procrastinate runs "
+    "on PostgreSQL with the server's default settings, like dray. It keeps its jobs and, for an "
+    "array, defers them in one call; huey has no such call. Both run an empty function in the "
+    "submitting process. Two worker counts are tried in a first round, which is not counted, and "
+    "the faster one is used.",
+    "Each turn is a separate process with an empty database, and contenders take turns within a "
+    "round. There are half as many rounds as requested. A sample is the time per job. The ratio "
+    "of medians, theirs / ours, is how many times more jobs per second dray runs. A/A: dray's "
+    "odd rounds against its even rounds.",
+    "dray is limited by the CPU: a job has a searchable document, an attempt, events and a place "
+    "in a plan, 7 rows in total, whereas a peer's task has one or two rows. "
+    "docs/adr/0038-what-a-job-of-an-array-costs.md breaks down the time. If jobs are submitted "
+    "one at a time, each submission is a commit, and a scheduling round has few jobs among which "
+    "to share its cost. docs/adr/0046-what-a-single-job-costs.md compares the parts with those "
+    "of a peer.",
+    "Submit to claim: from the call until the caller sees that the job has been claimed. "
+    f"Services with an empty table and with {MANY:,} finished jobs, in one process, alternate in "
+    f"turns of {PER_BLOCK} sequential jobs. The first turn is not counted. A queue in which "
+    f"{WAITING:,} other jobs wait is also measured, in turns of {PER_SLOW_BLOCK} jobs.",
 )
 
 

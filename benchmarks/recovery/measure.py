@@ -33,36 +33,36 @@ MAX_FAILURES = 10
 """Most failures of one contender in the whole run."""
 
 METHOD = (
-    "Two ranks on CPU (gloo, one thread each) train the digits CNN; batch 128, AdamW, a "
-    "checkpoint every 20 steps. When rank 1 has committed step 50, its process gets SIGKILL from "
-    "outside, found by its pid. Times are from just before the signal, by one clock.",
-    "The table of seconds: to the next optimizer step that any rank committed in a group without "
-    "the dead. A step of the broken group that the survivor still commits is none. For a peer "
-    "that goes back to a checkpoint, that is a step it had done before: the reading that is "
-    "kindest to it. Further below: until it is beyond what it had reached, and until the rank "
-    "that died trains again.",
-    "When a rank commits, it says so: dray's on its page in shared memory, the peers' in a log. "
-    "Both are looked at every 5 ms until the kill. In the drill's turns the figures are those "
-    "that `POST /v1/jobs/{id}/drill` answers.",
-    "A prepared script: the peers' loop with `dray.train`'s `prepare` in place of DDP, uploaded as "
-    "the code of a job; its rank is killed and observed as that of the recipe.",
-    "dray: a running `python -m api` with an embedded Ray of two slots. Ray Train: "
-    "`FailureConfig(max_failures=1)`, `ray.train.report` of each checkpoint, in a driver on a "
-    "cluster of 4 CPUs that both run; its settings are the defaults. torchrun: `--max-restarts 1`, "
-    "static rendezvous, `torch.save` by rank 0, without fsync.",
-    "torchft: fault tolerant DDP, a lighthouse that misses a heartbeat after 1 s (5 is its "
-    "default), and a launcher that starts the dead replica again the moment it is gone. Until "
-    "that is there, the survivor trains alone on its half of each batch. It has no checkpoints. "
-    "Its DDP's hook is replaced by one with which the survivor outlives gloo's error.",
-    "A peer's turn that ends with an error, or in which its ranks do not meet again within 60 s, "
-    "is noted as one that failed, and it takes another, so that its times are of its successes. "
-    f"After {MAX_FAILURES} failures it takes no more.",
-    "The peers' scripts import torch and scikit-learn and nothing of dray's.",
-    "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
-    "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
-    "run, idle, during everybody's turns, and so does torchft's lighthouse.",
-    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd rounds against "
-    "its even ones, so with half the samples.",
+    "Two ranks on CPU (gloo, one thread each) train the digits CNN with batch size 128, AdamW, "
+    "and a checkpoint every 20 steps. When rank 1 has committed step 50, its process receives "
+    "SIGKILL by its pid. Times are measured from just before the signal, on one clock.",
+    "The first table shows the seconds until any rank commits the next optimizer step in a group "
+    "without the dead process. A step of the broken group that the survivor still commits does "
+    "not count. For a peer that returns to a checkpoint, this is a repeated step, which is the "
+    "most favourable interpretation for the peer. A table further below shows the times until "
+    "the job passes the step that it had reached, and until the killed rank trains again.",
+    "Ranks record their commits: dray's ranks on their page in shared memory, the peers' ranks "
+    "in a log. Both are checked every 5 ms until the kill. For drills, the figures are those "
+    "returned by `POST /v1/jobs/{id}/drill`.",
+    "A prepared script is the peers' loop with `prepare` of `dray.train` instead of DDP, "
+    "uploaded as the code of a job. Its rank is killed and observed like the recipe's.",
+    "dray: a running `python -m api` with an embedded Ray with two slots. Ray Train: "
+    "`FailureConfig(max_failures=1)` and `ray.train.report` for each checkpoint, in a running "
+    "driver on a running cluster with 4 CPUs and default settings. torchrun: `--max-restarts 1`, "
+    "static rendezvous, and `torch.save` on rank 0 without fsync.",
+    "torchft: fault-tolerant DDP, a lighthouse with a heartbeat timeout of 1 s (the default is "
+    "5), and a launcher that restarts the dead replica immediately. Until the replica is back, "
+    "the survivor trains alone on its half of each batch. There are no checkpoints. The hook of "
+    "torchft's DDP is replaced by one that lets the survivor continue after gloo's error.",
+    "A peer's turn fails if it ends with an error, or if its ranks do not meet again within 60 "
+    "s. Failed turns are recorded and repeated, so the peer's times include only successful "
+    f"turns. After {MAX_FAILURES} failures, the peer takes no more turns.",
+    "The peers' scripts import torch and scikit-learn, and nothing from dray.",
+    "Turns are interleaved, with one turn of each contender per round, after one round that is "
+    "not counted. A turn begins when the machine is quiet. The daemons of dray, its Ray and Ray "
+    "Train's cluster, and torchft's lighthouse run idle during all turns.",
+    "Ratio of medians, with an interval from a bootstrap of both sides. A/A: dray's odd rounds "
+    "against its even rounds, so with half the samples.",
 )
 
 

@@ -21,23 +21,24 @@ FIXED_BATCH = "ncf"
 """The application that was measured with one batch only."""
 
 METHOD = (
-    "The replay of `scheduler`, with jobs that may have 1 to 64 GPUs. The policy is "
-    "`service.domain.scheduling.policy.plan`, as the service calls it. A job whose size is chosen "
-    "anew leaves its GPUs and holds the next ones for 30 s before it trains. In every round the "
-    "policy is asked until nobody leaves any more.",
-    "The policy sees of a job its size, its batch size, the times of the steps that it has "
-    "taken, by GPUs, nodes and batch, and the steps that it has left, by the share of its "
-    "epochs that is done and what its steps were worth. 'own reports': nothing else. 'and "
-    "earlier jobs': also the step times that jobs of the same application have reported before. "
-    "It never sees a trace, a duration or a noise scale that a job has not measured.",
-    "'fixed batch': the batch that the workload names for the job. 'range': the batch begins at "
-    "the smallest that was measured, and is at most the largest; ncf has one batch. The policy "
-    "chooses it as in real jobs (`sizing.best_batch`): by the step times and the noise scale that "
-    "the job has reported, for its GPUs, at most twice the one before and 60 s later. A change of "
-    "the batch alone costs nothing here; in real jobs it takes a rendezvous round.",
-    "Published: Pollux (OSDI 2021), its artifact's own policy, which chooses GPUs and batch. "
-    "Nothing is random, but for the time of a call, on a machine that others use: its processor "
-    "time is the policy's own.",
+    "The replay of `scheduler`, with jobs that can have 1 to 64 GPUs. The policy is "
+    "`service.domain.scheduling.policy.plan`, called in the same way as by the service. A job "
+    "that is resized releases its GPUs and holds the new ones for 30 s before it trains. In "
+    "every round, the policy is called until no more jobs leave.",
+    "For each job, the policy knows its size, its batch size, the times of its previous steps by "
+    "GPUs, nodes and batch size, and an estimate of the remaining steps from the share of "
+    "completed epochs and the gain of its steps. 'own reports': nothing else. 'and earlier "
+    "jobs': also step times reported earlier by jobs of the same application. The policy never "
+    "sees a trace, a duration or a noise scale that a job has not measured.",
+    "'fixed batch': the batch size that the workload specifies for the job. 'range': the batch "
+    "size begins at the smallest measured size and is at most the largest; ncf has only one "
+    "batch size. The policy chooses it as for real jobs (`sizing.best_batch`), from the step "
+    "times and the noise scale that the job has reported, for its GPUs. It is at most twice the "
+    "previous size, and changes at most every 60 s. In the replay, changing only the batch size "
+    "has no cost; in real jobs, it requires a rendezvous round.",
+    "Published: Pollux (OSDI 2021), the policy of its artifact, which chooses GPUs and batch "
+    "sizes. Only the duration of a call is random, because other processes use the machine. The "
+    "CPU time of a call includes only the policy.",
 )
 
 

@@ -29,17 +29,19 @@ RULES = (
     ),
 )
 METHOD = (
-    "The replay of `scheduler`, with the policy's own rule and with others, on 30 workloads drawn "
-    "by seeds of their own (100 to 129), then on those of `scheduler`. All figures are over "
-    "Tiresias. Worst 1%: of all jobs together, the mean completion time of the slowest. Of each "
-    "workload: the mean of the workloads' ratios, each of its two slowest jobs of 160.",
-    "'equal from W': jobs with at least so much work left, in the unit of the order, go in the "
-    "order of submission among each other, and leave for each other. 'no idle slots': in addition "
-    "a gang is not pushed out where some of its slots would be idle, and one of which more than "
-    "half would fit on idle slots pushes narrower jobs out of the rest.",
-    "The rules run in a copy of the policy's round (`benchmarks/scheduler/weighed.py`); with the "
-    "policy's own rule it gives the same completion time for each job. Nothing is random.",
-    "Made by `POLLUX_DATA=FOLDER python -m benchmarks scheduler_frontier`, in four minutes.",
+    "The replay of `scheduler`, with the policy's own rule and with other rules, on 30 workloads "
+    "drawn with separate seeds (100 to 129), and then on the workloads of `scheduler`. All "
+    "figures are relative to Tiresias. Worst 1%: the mean completion time of the slowest 1% of "
+    "all jobs together. 'of each workload': the mean of the workloads' ratios, each for its two "
+    "slowest jobs out of 160.",
+    "'equal from W': jobs with at least W work left, in the unit of the order, run in the order "
+    "of their submission and are displaced for each other. 'no idle slots': in addition, a gang "
+    "is not displaced if some of its slots would become idle, and a gang of which more than half "
+    "would fit on idle slots displaces smaller jobs from the rest.",
+    "The rules run in a copy of the policy's round (`benchmarks/scheduler/weighed.py`). With the "
+    "policy's own rule, it results in the same completion time for each job. Nothing is random.",
+    "Created with `POLLUX_DATA=FOLDER python -m benchmarks scheduler_frontier`, which takes four "
+    "minutes.",
 )
 
 

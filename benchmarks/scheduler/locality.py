@@ -37,18 +37,19 @@ CASES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
 }
 METHOD = (
     f"{NUM_NODES} nodes with {GPUS} GPUs: {NUM_RACKS} racks of {NVLINKS_PER_RACK} NVLink domains "
-    f"of {NODES_PER_NVLINK} nodes. Nodes have their names by chance, as Ray's ids are.",
-    f"{NUM_JOBS} jobs come at random (Poisson) and take an hour on average (exponential). Each is "
-    f"a gang for {', '.join(str(size) for size in sorted(set(GANGS)))} GPUs, the small ones more "
-    "often. Load is the share of the GPUs that they would hold if none waited. Each load is drawn "
-    f"{NUM_DRAWN} times by seed; another run gives the same figures.",
-    "The policy is `service.domain.scheduling.policy.plan`, asked whenever a job comes or ends: "
-    "without levels of a topology, with `rack, nvlink`, and with gangs for more than a node that "
-    "require a rack. Nobody knows how long a job takes, and none leaves for another.",
-    "Within an NVLink domain, or a rack: of the gangs for more than a node, and no more than such "
-    "a domain, the share whose workers are all in one. Broken up: what part of the free GPUs, up "
-    "to a rack's, no gang could have within one rack; the mean over the moments at which a job "
-    "came.",
+    f"of {NODES_PER_NVLINK} nodes. Node names are random, like Ray's ids.",
+    f"{NUM_JOBS} jobs arrive at random (Poisson) and take an hour on average (exponential). Each "
+    f"is a gang of {', '.join(str(size) for size in sorted(set(GANGS)))} GPUs, with small gangs "
+    "more frequent. The load is the share of the GPUs that the jobs would hold if none waited. "
+    f"For each load, {NUM_DRAWN} workloads are drawn with fixed seeds, so another run gives the "
+    "same figures.",
+    "The policy is `service.domain.scheduling.policy.plan`, called whenever a job arrives or "
+    "ends: without topology levels, with `rack, nvlink`, and with gangs larger than a node that "
+    "require a rack. The durations of jobs are unknown, and no job is preempted.",
+    "Within an NVLink domain, or a rack: among the gangs that are larger than a node but fit "
+    "into such a domain, the share whose workers are all in one. Broken up: the share of the "
+    "free GPUs, up to a rack's number, that no gang could use within one rack, as a mean over "
+    "the arrivals of jobs.",
 )
 
 

@@ -27,22 +27,23 @@ WORST = 0.01
 """The share of the jobs that took longest."""
 
 METHOD = (
-    "Four workloads of 160 jobs of six measured applications, on 16 nodes with 4 GPUs. The policy "
-    "is asked every 60 s; each allocation holds its GPUs for 30 s before it trains. A job gets "
-    "the GPUs and the batch size that its workload names. Progress is the gain of the batch, by "
-    "its gradient noise scale, over the time of a step with those GPUs.",
-    "Published: Pollux (OSDI 2021), its artifact's Tiresias with tuned jobs. A replay is faithful "
-    "within 2% of it. Nothing is random: another run gives the same figures.",
-    "Ten more workloads are drawn by seed: the arrivals of a published one, each moved by up to a "
-    "minute, and jobs drawn from all four. Each job belongs to one of eight users, drawn by seed, "
-    "user k with weight 1 / k.",
-    "dray is `service.domain.scheduling.policy.plan` as the service calls it. It sees of a job "
-    "what jobs report: the share of their epochs that is done and the time they have run, and the "
-    "running times of those of the same application, size and batch that have ended before. "
-    "A slowdown is a job's completion time over the one that it has alone on the cluster; the "
-    "worst user has the highest mean of it.",
-    "The tables and plots are made by `POLLUX_DATA=FOLDER python -m benchmarks scheduler`, in a "
-    "minute.",
+    "Four workloads with 160 jobs of six measured applications run on 16 nodes with 4 GPUs. The "
+    "policy is called every 60 s, and each allocation holds its GPUs for 30 s before the job "
+    "trains. A job has the number of GPUs and the batch size that its workload specifies. Its "
+    "progress is the gain of the batch, according to its gradient noise scale, over the duration "
+    "of a step with these GPUs.",
+    "Published: Pollux (OSDI 2021), the Tiresias of its artifact with tuned jobs. A replay "
+    "within 2% of it counts as faithful. Nothing is random: another run gives the same figures.",
+    "Ten more workloads are drawn with fixed seeds: the arrivals of a published workload, each "
+    "shifted by up to a minute, with jobs drawn from all four. Each job belongs to one of eight "
+    "users, drawn with a fixed seed; user k has weight 1 / k.",
+    "dray is `service.domain.scheduling.policy.plan`, called in the same way as by the service. "
+    "It knows what jobs report: the share of completed epochs and the elapsed time, and the run "
+    "times of previous jobs with the same application, size and batch size. A slowdown is a "
+    "job's completion time relative to its completion time alone on the cluster. The worst user "
+    "is the one with the highest mean slowdown.",
+    "The tables and plots are created with `POLLUX_DATA=FOLDER python -m benchmarks scheduler`, "
+    "which takes a minute.",
 )
 
 

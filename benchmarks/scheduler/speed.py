@@ -18,14 +18,15 @@ SIZES = (1_000, 10_000, 100_000)
 TOPOLOGY_SIZE = 10_000
 TOPOLOGIES = {"none requires a level": 0.0, "5% of the gangs require a rack": 0.05}
 METHOD = (
-    f"{snapshots.NUM_NODES:,} nodes with {snapshots.GPUS_PER_NODE} GPUs, of which "
-    f"{snapshots.FULL:.0%} are held. Jobs of mixed sizes wait in four queues with quotas and "
-    "limits, some of them elastic, held, in arrays, after others, or backing off. Each round draws "
-    "another snapshot by its seed.",
-    "Timed is `service.domain.scheduling.policy.plan` alone, as the service calls it: one decision "
-    "and one sentence for each job. Python's garbage collector runs as it does by default.",
-    "With a topology the nodes are in 2 zones, racks of 16 and NVLink domains of 4.",
-    "Growth is the time per job times log n, over that of the size before: 1 is n log n.",
+    f"{snapshots.FULL:.0%} of the GPUs of {snapshots.NUM_NODES:,} nodes with "
+    f"{snapshots.GPUS_PER_NODE} GPUs are in use. Jobs of different sizes wait in four queues "
+    "with quotas and limits. Some of them are elastic, held, in arrays, dependent on other "
+    "jobs, or backing off. Each round draws a different snapshot with its seed.",
+    "Only `service.domain.scheduling.policy.plan` is timed, called in the same way as by the "
+    "service: one decision and one sentence for each job. Python's garbage collector has its "
+    "default settings.",
+    "With a topology, the nodes are in 2 zones, racks of 16 nodes, and NVLink domains of 4 nodes.",
+    "Growth is the time relative to n log n growth from the previous size: 1 means n log n.",
 )
 
 

@@ -28,18 +28,20 @@ COLD, CACHED, READY = "environment, empty cache", "environment, cached", "enviro
 AGAIN = f"dray, {MEGABYTES} MB with one changed file"
 
 METHOD = (
-    "First line: one process on CPU prints the time by its own first statement. dray: from "
-    "`client.upload_code` of a folder whose parts the server has, through `client.submit`. Ray: "
-    "from `JobSubmissionClient.submit_job` with the same folder as working_dir, uploaded before. "
-    "Services and clusters run before the clock starts.",
-    f"{MEGABYTES} MB: ten files that do not compress and one that changes each time, from the call "
-    "of `upload_code` (which reads and hashes them) to the answer of the submit.",
-    "Environment: ten packages without dependencies. dray: a node's own builder, from the question "
-    "to the answer that it is ready. By hand: `uv venv` and `uv pip install`. Each has its own "
-    "cache of packages, on one disk: empty, or filled by the turn before. Again: the question "
-    "for an environment that the node has.",
-    "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
-    "begins when the machine is quiet. Ratio of medians; A/A: odd rounds against even ones.",
+    "First line: one process on CPU prints the time with its first statement. dray: measured "
+    "from `client.upload_code` of a folder whose parts the server already has, followed by "
+    "`client.submit`. Ray: measured from `JobSubmissionClient.submit_job` with the same folder "
+    "as working_dir, which was uploaded before. Services and clusters are running before the "
+    "clock starts.",
+    f"{MEGABYTES} MB: ten incompressible files and one file that changes each time, from the "
+    "call of `upload_code` (which reads and hashes them) to the response to the submission.",
+    "Environment: ten packages without dependencies. dray: a node's builder, from the request to "
+    "the response that the environment is ready. By hand: `uv venv` and `uv pip install`. Each "
+    "has a separate package cache on the same disk, which is empty or filled by the previous "
+    "turn. Again: requesting an environment that the node already has.",
+    "Turns are interleaved, with one turn of each contender per round, after one round that is "
+    "not counted. A turn begins when the machine is quiet. Ratio of medians. A/A: odd rounds "
+    "against even rounds.",
 )
 
 

@@ -41,12 +41,12 @@ KINDS = {
 see a hundredth takes more turns."""
 
 METHOD = (
-    "Two ranks of a DDP model on gloo, one thread each, the same program under torchrun and as a "
-    "script of dray, whose service is there in both cases. "
+    "Two ranks of a DDP model on gloo, one thread each, run the same program under torchrun and "
+    "as a script job of dray, whose service is running in both cases. "
     + " and ".join(f"{kind.num_steps} steps of width {kind.width}" for kind in KINDS.values())
-    + " after five that are not counted; a turn's figure is the median of its steps.",
-    "Turns are interleaved; one of each before them is not counted. A turn begins when the machine "
-    "is quiet. Ratio of medians; A/A: odd turns of dray against even ones.",
+    + " after five steps that are not counted. A turn's figure is the median of its steps.",
+    "Turns are interleaved, after one turn of each contender that is not counted. A turn begins "
+    "when the machine is quiet. Ratio of medians. A/A: dray's odd turns against its even turns.",
 )
 
 

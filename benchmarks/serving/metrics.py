@@ -42,17 +42,19 @@ POLL_GOAL = 2.0
 KEYS = ("train/loss", "train/accuracy", "perf/samples_per_s", "perf/step_s", "train/lr")
 
 METHOD = (
-    f"Ingest: {BATCH_POINTS} points, {len(KEYS)} metrics of {BATCH_POINTS // len(KEYS)} steps, in "
-    "one transaction on SQLite. dray: `recording.record` on the frames of one reply, as the "
-    "reconciler calls it, synced to disk at each commit. MLflow: `MlflowClient.log_batch` on "
-    "its SQLite store, in its own process and without its server or HTTP. Each at its own "
-    "durability (MLflow leaves SQLite's default, which also syncs).",
-    "Blocks of batches take turns; a sample is one batch. The first round is not counted.",
-    f"Read: {ANSWER_POINTS} points out of a series of {LONG_POINTS:,} with one spike, through "
-    "`Reading.metrics` and written as JSON, as the API does it. Poll: the same job asked with "
-    f"`after_step` for the {NEW_POINTS} newest points, against a job that has {NEW_POINTS} points "
-    "in all. Calls take turns.",
-    "Ratio of medians; intervals are bootstraps. A/A: odd samples of dray against even ones.",
+    f"Ingest: {BATCH_POINTS} points, {len(KEYS)} metrics with {BATCH_POINTS // len(KEYS)} steps, "
+    "in one transaction on SQLite. dray: `recording.record` on the frames of one reply, called "
+    "in the same way as by the reconciler and synced to disk at each commit. MLflow: "
+    "`MlflowClient.log_batch` on its SQLite store, in a separate process without MLflow's "
+    "server or HTTP. Each uses its default durability (MLflow uses SQLite's default, which also "
+    "syncs).",
+    "Blocks of batches alternate. A sample is one batch. The first round is not counted.",
+    f"Read: {ANSWER_POINTS} points out of a series of {LONG_POINTS:,} with one spike, read with "
+    f"`Reading.metrics` and serialized to JSON, as in the API. Poll: the {NEW_POINTS} newest "
+    "points of the same job are requested with `after_step`, and compared with a job that has "
+    f"only {NEW_POINTS} points. Calls alternate.",
+    "Ratio of medians, with intervals from bootstraps. A/A: dray's odd samples against its even "
+    "samples.",
 )
 
 

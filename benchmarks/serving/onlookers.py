@@ -34,24 +34,25 @@ SLOWDOWN_GOAL = 1.01
 P99_GOAL_S = 0.1
 
 METHOD = (
-    f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs of "
-    "one worker each (the digits CNN), which want more processors than the machine has.",
-    f"Looked on: {NUM_POLLERS} clients ask every {PERIOD_S:g} s, each for the status of one job "
-    f"and for its metrics since the last time; {NUM_FOLLOWERS} others hold an event stream open, "
-    f"{NUM_AWAITING} of them of a job that waits for a slot and is cancelled in the course of the "
-    "turn. They are one process on the same machine, so their own work is in the figure, too.",
-    "An event: from sending the cancel to the line of the event in the follower's hands.",
-    f"The floor: {NUM_POLLERS} clients ask as often for `/healthz`, which looks at nothing and "
-    "answers two words, and nobody follows. What that costs is the price of HTTP in Python and of "
-    "the clients, whatever is asked.",
-    f"Turns of {TURN_S:g} s without, with them, and with the floor's alternate, A B C C B A. "
-    "Training speed is the steps of all jobs in the turn by the series that the service stored, "
-    "over its time.",
-    "Slowdown: median over neighbouring turns of the speed without over the speed with; the "
-    "interval is a bootstrap of the pairs. A/A: one turn without over the next.",
-    "Nothing lost: each poller has every step of its job from its first poll to its last, each "
-    "stream every event number, those of the cancelled jobs their end, and each stored series "
-    "every step.",
+    f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs "
+    "of one worker each (the digits CNN), which together need more cores than the machine has.",
+    f"Looked on: every {PERIOD_S:g} s, {NUM_POLLERS} clients each request the status of one job "
+    f"and its new metrics. {NUM_FOLLOWERS} other clients hold an event stream open, "
+    f"{NUM_AWAITING} of them for a job that waits for a slot and is cancelled during the turn. "
+    "The clients run in one process on the same machine, so the figures include their work.",
+    "An event: from sending the cancellation until the follower has read the event's line.",
+    f"The floor: {NUM_POLLERS} clients request `/healthz` equally often, which reads nothing and "
+    "returns two words, and there are no followers. This is the cost of HTTP in Python and of "
+    "the clients, regardless of the requests.",
+    f"Turns of {TURN_S:g} s without clients, with the clients, and with the floor's clients "
+    "alternate (A B C C B A). The training speed is the number of steps of all jobs in the "
+    "turn, according to the stored series, over the duration of the turn.",
+    "Slowdown: for neighbouring turns, the speed without clients over the speed with clients; "
+    "shown is the median, with an interval from a bootstrap of the pairs. A/A: one turn without "
+    "clients over the next.",
+    "Nothing lost: each poller received every step of its job between its first and last poll, "
+    "each stream contained every event number, the streams of cancelled jobs ended, and each "
+    "stored series has every step.",
 )
 
 

@@ -27,21 +27,21 @@ DATABASES = ("SQLite", "PostgreSQL")
 BODY = json.dumps(jobs.SPEC.model_dump(mode="json")).encode()
 
 METHOD = (
-    f"Four servers (`python -m api --no-loops`): SQLite and PostgreSQL, each with {FEW:,} and with "
-    f"{MANY:,} finished jobs in the table, each job with a label. All run during everybody's "
-    "turns; PostgreSQL is one server with its own defaults and a database for each.",
-    f"submit: POST of a new job. get: GET of a job, another each time, {FEW:,} in turn that are "
-    "spread over the whole table; on SQLite those asked before are answered from memory. get from "
-    "the table: the same with `wait_s=0`, which is always read from the database. list: the first "
-    "page of 50; filtered: the same with a state and a label; deep: a page of 50 from further down "
-    "the table.",
-    f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
-    "the first round is not counted, and each block of gets from the table is asked for once "
-    "before, so that what is compared is not the disk. A sample is a block's mean. Processor time "
-    "is that of the server, and of all of PostgreSQL's processes where that is the database, over "
-    "all blocks: the system counts it in hundredths of a second, which is too coarse for one.",
-    "Ratio of medians, many / few; the interval is a bootstrap of both sides. A/A: odd blocks with "
-    "few jobs against even ones.",
+    f"Four servers (`python -m api --no-loops`): SQLite and PostgreSQL, each with {FEW:,} and "
+    f"with {MANY:,} finished jobs in the table, each job with a label. All servers run during "
+    "all turns. PostgreSQL is one server with default settings and a separate database for each.",
+    f"submit: POST of a new job. get: GET of a different job each time, cycling through {FEW:,} "
+    "jobs spread over the whole table; on SQLite, repeated requests are answered from memory. "
+    "get from the table: the same with `wait_s=0`, which always reads from the database. list: "
+    "the first page of 50. filtered: the same with a state and a label. deep: a page of 50 from "
+    "further down in the table.",
+    f"Blocks of {BLOCK_REQUESTS} sequential requests over one connection alternate. The first "
+    "round is not counted, and each block of gets from the table is requested once beforehand, "
+    "so that the disk is not compared. A sample is the mean of a block. CPU time is that of the "
+    "server and, if applicable, all PostgreSQL processes, over all blocks, because the system "
+    "counts it in hundredths of a second, which is too coarse for one block.",
+    "Ratio of medians, many / few, with an interval from a bootstrap of both sides. A/A: odd "
+    "blocks with few jobs against even blocks.",
 )
 
 

@@ -29,15 +29,15 @@ FLOORS: Mapping[str, Sequence[str]] = {
 FLOOR = "python -c 'pass'"
 
 METHOD = (
-    "Seconds from the start of the process to its end, with its output in a pipe. `dray` is the "
-    "command that pip installs; compiled modules and files are in their caches.",
-    f"`dray ls` asks a running `python -m api --no-loops` with {NUM_JOBS} finished jobs in SQLite, "
-    "and prints them: its time is the request's, too.",
-    "Beside it Python with nothing to do, and with the two packages that `dray ls` needs to ask "
-    "and to read the answer.",
-    f"Commands take turns, {RUNS_PER_ROUND} in each round; the first round is not counted.",
-    "Ratio of a median to the limit, or to the bare Python's median; intervals are bootstraps. "
-    "A/A: odd samples against even ones.",
+    "Seconds from the start to the end of the process, with its output in a pipe. `dray` is the "
+    "command that pip installs. Compiled modules and files are cached.",
+    f"`dray ls` prints the jobs of a running `python -m api --no-loops` with {NUM_JOBS} finished "
+    "jobs in SQLite. Its time includes the request.",
+    "For comparison, Python runs with nothing to do, and with the two packages that `dray ls` "
+    "needs to send the request and parse the response.",
+    f"Commands alternate, {RUNS_PER_ROUND} runs in each round. The first round is not counted.",
+    "Ratio of a median to the limit, or to the median of bare Python, with intervals from "
+    "bootstraps. A/A: odd samples against even samples.",
 )
 
 

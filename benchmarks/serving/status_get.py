@@ -26,19 +26,22 @@ BLOCKS_PER_ROUND = 2
 GOALS: Mapping[str, float] = {"plain": 1 / 3, "mlflow": 1 / 5}
 
 METHOD = (
-    "Each server is one process on SQLite: dray's own (`python -m api`, which also writes "
-    "a line of its log for each request, to a file), a plain FastAPI route that writes none "
-    "(`benchmarks/serving/plain.py`), and `mlflow server` with one worker. All three are uvicorn "
+    "Each server is one process on SQLite: dray (`python -m api`, which also writes a log line "
+    "for each request to a file), a plain FastAPI route without a log "
+    "(`benchmarks/serving/plain.py`), and `mlflow server` with one worker. All three use uvicorn "
     "with httptools, without uvicorn's access log.",
-    f"A job (of MLflow: a run with as many parameters, tags and metrics) is asked for over "
-    f"{NUM_CONNECTIONS} connections that stay open and always ask, by a client of raw sockets in "
-    "a process of its own. dray and the plain route read the same database file.",
-    "Nothing writes meanwhile: dray answers from what it keeps. The rows named 'changing' ask for "
-    "another job each time, out of so many that none is kept: every answer is read from SQL.",
-    "Blocks of requests take turns; the first round is not counted. A sample is one block: seconds "
-    "per request (one over the throughput), and seconds of the server's processors per request.",
-    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd blocks against "
-    "its even ones.",
+    "A job (for MLflow, a run with the same number of parameters, tags and metrics) is "
+    f"requested over {NUM_CONNECTIONS} persistent connections that are always busy, by a "
+    "raw-socket client in a separate process. dray and the plain route read the same database "
+    "file.",
+    "Nothing is written during the measurement, so dray responds from its cache. The rows named "
+    "'changing' request a different job each time, from so many that none is cached: every "
+    "response is read with SQL.",
+    "Blocks of requests alternate. The first round is not counted. A sample is one block: "
+    "seconds per request (the inverse of the throughput), and the server's CPU seconds per "
+    "request.",
+    "Ratio of medians, with an interval from a bootstrap of both sides. A/A: dray's odd blocks "
+    "against its even blocks.",
 )
 
 

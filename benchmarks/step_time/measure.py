@@ -24,18 +24,19 @@ TIMEOUT_S = 1800.0
 MOST_SPOOL_BYTES = 1 << 28
 
 METHOD = (
-    "Two ranks on CPU (gloo, one thread each), started by torchrun, hold both loops: dray's own "
+    "Two ranks on CPU (gloo, one thread each), started by torchrun, run both loops: dray's "
     "`Loop.fit` with its schedule, gradient norm, loss, and a report of every step to the real "
-    "spool; and a plain DDP loop that reports nothing. Same model (the digits CNN), data, batch; "
-    "AdamW, fused in both, no weight decay; DDP with gradient_as_bucket_view in both.",
+    "spool, and a plain DDP loop that reports nothing. Both use the same model (the digits CNN), "
+    "data and batch size, fused AdamW without weight decay, and DDP with gradient_as_bucket_view.",
     "2 ms: width {small.model[width]}, global batch {small.global_batch_size}. 100 ms: width "
-    "{large.model[width]}, global batch {large.global_batch_size}. The names say about how long a "
-    "step takes; the table says how long it took.",
-    "Blocks of whole epochs alternate, A B B A, after a barrier each. A block's time is all of "
-    "it, divided by its steps: a mean, so what happens at some steps only is in it. Evaluation "
-    "and checkpoints are not; nobody drains the spool meanwhile, and no Ray runs.",
-    "Ratio: median over pairs of neighbouring blocks; the interval is a bootstrap of the pairs. "
-    "A/A: the same of neighbouring blocks of dray's loop.",
+    "{large.model[width]}, global batch {large.global_batch_size}. The names are approximate "
+    "step times; the table shows the measured times.",
+    "Blocks of whole epochs alternate (A B B A), each after a barrier. A block's time is its "
+    "total time divided by the number of steps, a mean that includes work done only in some "
+    "steps, but not evaluation and checkpoints. The spool is not read during the measurement, "
+    "and Ray does not run.",
+    "Ratio: median over pairs of neighbouring blocks, with an interval from a bootstrap of the "
+    "pairs. A/A: the same for neighbouring blocks of dray's loop.",
 )
 
 

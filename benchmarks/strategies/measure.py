@@ -19,16 +19,19 @@ WARMUP_BLOCKS = 2
 PAIRS_PER_ROUND = 4
 TIMEOUT_S = 900.0
 METHOD = [
-    "Two ranks of one thread each, four for a product of two axes, train the language model "
+    (
+        "Two ranks with one thread each (four ranks for a product of two axes) train the language "
+        "model "
+    )
     + ", ".join(f"{name} {value}" for name, value in MODEL.items())
-    + f" with AdamW, {BATCH_SIZE} samples in a step, on CPU over gloo.",
+    + f" with AdamW and {BATCH_SIZE} samples per step, on CPU over gloo.",
     f"In the same processes, blocks of {STEPS_PER_BLOCK} steps of dray's loop, with metrics and "
     "reports, alternate with blocks of a plain program that uses the same parts of torch "
-    "(`benchmarks/strategies/plain.py`): A B B A. Told is the median of the ratios of neighbouring "
-    "blocks with its 95% interval, and the same of two blocks of one kind.",
-    "How its matrices (by torch's `parallelize_module`) and its places (by an exchange of heads) "
-    "are divided the model itself says, to the plain program too: what is compared there is the "
-    "loop.",
+    "(`benchmarks/strategies/plain.py`): A B B A. The result is the median ratio of "
+    "neighbouring blocks with its 95% interval, and the same for two blocks of the same kind.",
+    "The model itself defines how its matrices (with torch's `parallelize_module`) and its "
+    "positions (by exchanging heads) are divided, also for the plain program. For these "
+    "strategies, only the loop is compared.",
 ]
 
 

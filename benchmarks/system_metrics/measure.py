@@ -50,14 +50,15 @@ OF_NODE = (
 )
 
 METHOD = (
-    f"Node: processor time of the thread that takes a sample of {NUM_RANKS} ranks, each a process "
-    f"with {NUM_THREADS} threads and {NUM_LOADERS} children, and of the node; over the "
-    f"{PERIOD_S:g} s between two samples. /proc and /sys are the machine's own.",
-    f"Service: processor time to unpickle, check and store a sample of each of {NUM_JOBS} jobs, in "
-    "one transaction on SQLite, beside that of their other reports in the time between two samples:"
-    f" {STEPS} replies of each as in `many_jobs` ({workload.NUM_RANKS} ranks, a step a second, a "
-    "ledger), a transaction for each step. The jobs have run before, and their samples are joined "
-    "at different moments. What else a service does is left out of the other reports.",
+    f"Node: CPU time of the thread that takes a sample of the node and of {NUM_RANKS} ranks, "
+    f"each a process with {NUM_THREADS} threads and {NUM_LOADERS} child processes, relative to "
+    f"the {PERIOD_S:g} s between two samples. /proc and /sys are the machine's own.",
+    f"Service: CPU time to unpickle, validate and store a sample of each of {NUM_JOBS} jobs in "
+    "one transaction on SQLite, relative to the CPU time of the jobs' other reports between two "
+    f"samples: {STEPS} replies per job as in `many_jobs` ({workload.NUM_RANKS} ranks, one step "
+    "per second, a ledger), with one transaction per step. The jobs have been running before, "
+    "and their samples are merged at different times. The time of the other reports does not "
+    "include other work of the service.",
 )
 
 _RANK = f"""

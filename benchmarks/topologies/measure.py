@@ -43,24 +43,25 @@ GOAL_TIMES, GOAL_POINTS = 4.0, 0.5
 TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
 METHOD = [
-    f"{NUM_RANKS} ranks on CPU over gloo teach an mlp of width 128 `sklearn://digits`: {EPOCHS} "
-    "epochs of batches of 64, sgd without momentum, a rate of 0.3 with a warm-up over one epoch "
-    "and a cosine after it, the same for all: with a momentum of 0.9 and a rate of 0.1 "
-    "asynchronous updates diverge. Each seed also chooses the validation split of 359 "
-    "images, so that one image is 0.28 points. A parameter server is one of the ranks, and leaves "
-    "the others to compute.",
-    f"A rank sleeps for {SHARE_S * 1e3:g} ms for each quarter of a batch that it computes, as "
-    "while a GPU computes it: the ranks share fewer cores than they are. The slow one, rank "
-    f"{SLOW_RANK}, sleeps {SLOWNESS} times as long. Timed is from the first step to the last "
-    "evaluation, for which all ranks meet.",
-    "The topologies take turns, seed by seed. Samples a second are the median over the seeds, "
-    f"accuracy is the mean. The goal with a slow rank: at least {GOAL_TIMES:g} times the samples a "
-    f"second of {DEFAULT}, and an accuracy within {GOAL_POINTS} points of it.",
-    "Bytes, staleness and the curves are of one more run each, with "
-    f"{NUM_EVALUATIONS} evaluations: `sync/sent_bytes`, what all ranks together send in a step, as "
-    "the kernel counts it (of parameter servers weights and gradients, as they count them); "
-    "`sync/staleness_mean` and `_max`; `train/consensus_distance` at the end. Evaluations make "
-    "ranks wait for the slow one, so these runs are slower than those that are timed.",
+    f"{NUM_RANKS} ranks on CPU over gloo train an mlp of width 128 on `sklearn://digits` for "
+    f"{EPOCHS} epochs in batches of 64, with sgd without momentum and a learning rate of 0.3 "
+    "with warm-up over one epoch and then cosine decay. All topologies use these settings: with "
+    "a momentum of 0.9 and a rate of 0.1, asynchronous updates diverge. Each seed also "
+    "determines the validation split of 359 images, so that one image is 0.28 points. A "
+    "parameter server is one of the ranks, and only the others compute.",
+    f"A rank sleeps for {SHARE_S * 1e3:g} ms for each quarter of a batch that it computes, as if "
+    "a GPU computed it, because there are fewer cores than ranks. The slow rank, rank "
+    f"{SLOW_RANK}, sleeps {SLOWNESS} times as long. The time is measured from the first step to "
+    "the last evaluation, in which all ranks take part.",
+    "The topologies take turns, seed by seed. Samples per second are the median over the seeds, "
+    f"and accuracy is the mean. The goal with a slow rank is at least {GOAL_TIMES:g} times the "
+    f"samples per second of {DEFAULT}, and an accuracy within {GOAL_POINTS} points of it.",
+    f"Bytes, staleness and the curves come from one additional run each, with {NUM_EVALUATIONS} "
+    "evaluations: `sync/sent_bytes`, the bytes that all ranks together send in a step, as "
+    "counted by the kernel (for parameter servers, the weights and gradients that they count "
+    "themselves), `sync/staleness_mean` and `_max`, and `train/consensus_distance` at the end. "
+    "Evaluations make all ranks wait for the slow rank, so these runs are slower than the timed "
+    "ones.",
 ]
 
 

@@ -35,10 +35,11 @@ SHAPES = (
 )
 METHOD = [
     f"The language model of 8 layers of width 512 ({SHAPES}) is trained on CPU over gloo by "
-    f"{NUM_RANKS} ranks, each with one sample of 32 bytes in a step.",
-    f"Shown is the median over steps {FIRST_STEP} to {NUM_STEPS} of `perf/sent_bytes` of rank 0: "
-    "what the kernel has sent through the sockets of the process group (TCP_INFO). The goals "
-    "allow 1% more, for the headers of messages, the loss, and biases that are not compressed.",
+    f"{NUM_RANKS} ranks, each with one sample of 32 bytes per step.",
+    f"The figure is the median of rank 0's `perf/sent_bytes` over steps {FIRST_STEP} to "
+    f"{NUM_STEPS}: the bytes that the kernel has sent through the sockets of the process group "
+    "(TCP_INFO). The goals allow 1% more, for message headers, the loss, and biases that are "
+    "not compressed.",
 ]
 
 

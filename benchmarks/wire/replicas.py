@@ -33,18 +33,19 @@ SNAPSHOT, REPLICA = "snapshot", "replica"
 LOOPBACK = "127.0.0.1"
 LIMIT = timedelta(seconds=60)
 METHOD = [
-    f"One worker pulls the weights of a model of {NUM_ELEMENTS:,} elements from {NUM_SERVERS} "
-    "servers and pushes a gradient, asynchronously, with sgd and momentum 0.9. It computes "
-    "nothing, so the whole price of replicas shows. Servers are processes of this machine, with "
-    "one thread of torch each, and no Ray runs.",
-    f"A round is {NUM_STEPS} steps with either choice, in turn; the ratio is the median over the "
-    "rounds. Bytes are weights and gradients that worker and servers send for a step; the limit is "
-    "one gradient and the weights, and with replicas one gradient more.",
-    "In each round with replicas one of the servers is killed after that, and the time from its "
-    "death to the end of the next step is told. The process in its place has been started and has "
-    "torch imported, as ranks have that a node's forkserver makes, and waits for the word. With "
-    "snapshots the same death sends the job back to its checkpoint; the time in which fresh "
-    "servers are given a state is only a part of that.",
+    f"One worker asynchronously pulls the weights of a model with {NUM_ELEMENTS:,} elements from "
+    f"{NUM_SERVERS} servers and pushes a gradient, with sgd and momentum 0.9. It computes "
+    "nothing, so the full cost of replicas is visible. The servers are processes on the same "
+    "machine, with one torch thread each, and Ray does not run.",
+    f"A round consists of {NUM_STEPS} steps with each choice in turn, and the ratio is the "
+    "median over the rounds. Bytes are the weights and gradients that the worker and the "
+    "servers send for a step. The limit is one gradient and the weights and, with replicas, one "
+    "more gradient.",
+    "In each round with replicas, one of the servers is killed afterwards, and the time from its "
+    "death to the end of the next step is measured. The replacement process has already been "
+    "started and has imported torch, like ranks that are created by a node's forkserver, and "
+    "waits for a signal. With snapshots, the same death makes the job return to its checkpoint. "
+    "The time to load a state into new servers is only a part of this.",
 ]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])

@@ -47,17 +47,17 @@ CONTENDERS = {
 LIMIT = 1.03
 METHOD = [
     f"The language model of 8 layers of width 512 ({SHAPES}) is trained on CPU by {NUM_WORKERS} "
-    "workers with sgd, each with one sample of 32 bytes in a step; with an asynchronous server a "
-    "step is one worker's, which computes all of its three samples. Servers are further processes "
-    "on the same cores, so the times are those of a machine where nothing but the cores limits "
-    "sending.",
-    "Bytes are those that all ranks send in a step (`sync/sent_bytes`), and of a worker the median "
-    f"of `perf/sent_bytes` from step {FIRST_STEP} on. The limit is what the algorithm sends: "
-    "2 (n - 1) gradients for a ring of n; a gradient and the weights for each worker with servers. "
-    "3% is allowed for headers, the loss, and the weights that are pulled before the first step.",
-    f"Time is the median step of rank 0 from step {FIRST_STEP} to {NUM_STEPS}, of an asynchronous "
-    "worker divided by the number of workers; the contenders take turns, and the ratio is the "
-    "median over the rounds.",
+    "workers with sgd, each with one sample of 32 bytes per step. With an asynchronous server, "
+    "a step belongs to one worker, which computes all of its three samples. The servers are "
+    "additional processes on the same cores, so sending is limited only by the cores.",
+    "Bytes are the bytes that all ranks send in a step (`sync/sent_bytes`) and, for a worker, "
+    f"the median of `perf/sent_bytes` from step {FIRST_STEP} on. The limit is the data that the "
+    "algorithm sends: 2 (n - 1) gradients for a ring of n ranks, and a gradient and the weights "
+    "for each worker with servers. 3% is allowed for headers, the loss, and the weights that "
+    "are pulled before the first step.",
+    f"The time is the median step of rank 0 from step {FIRST_STEP} to {NUM_STEPS}, divided by "
+    "the number of workers for an asynchronous worker. The contenders take turns, and the ratio "
+    "is the median over the rounds.",
 ]
 
 

@@ -1,23 +1,25 @@
-"""Secure aggregation: a server learns the weighted sum of its clients' updates, and no single one.
+"""Secure aggregation: a server learns only the weighted sum of its clients' updates.
 
-The protocol is that of Bonawitz et al. 2017 (doi:10.1145/3133956.3133982), with masks between all
-pairs of clients. `MaskingClient` and `MaskingServer` are its two halves: state machines without any
-I/O, which take and give messages as bytes. A round goes through the phases of `MaskingPhase`:
+The protocol is Bonawitz et al. 2017 (doi:10.1145/3133956.3133982), with masks between all pairs of
+clients. `MaskingClient` and `MaskingServer` implement its two sides. They are state machines
+without I/O that receive and return messages as bytes. A round goes through the phases of
+`MaskingPhase`:
 
-1. advertise_keys: each client sends two public keys. The server answers with the roster.
-2. share_keys: each client sends shares of its secrets, sealed for each other client, and digests
-   of them. The server passes them on.
-3. masked_input: each client sends its update, with a mask for each other client and one of its own.
-   The server answers with the list of the clients that have sent theirs, the survivors.
-4. consistency_check: each survivor sends a code of this list for each other one, and names the
-   clients whose shares it can't use. The server passes the codes on.
-5. unmask: each survivor that has codes of enough others for the same list sends the seed of its own
-   mask, and its shares: of the own mask of each survivor, and of the key of each client that was
-   lost. Never both of one client.
+1. advertise_keys: each client sends two public keys. The server responds with the roster.
+2. share_keys: each client sends shares of its secrets, encrypted for each other client, and their
+   digests. The server forwards them.
+3. masked_input: each client sends its update, masked with one mask for each other client and one
+   private mask. The server responds with the list of clients whose updates it received, the
+   survivors.
+4. consistency_check: each survivor sends an authentication code of this list for each other
+   survivor, and names the clients whose shares it can't use. The server forwards the codes.
+5. unmask: each survivor that received codes for the same list from enough other survivors sends the
+   seed of its private mask, and its shares of the private mask of each survivor and of the key of
+   each lost client. It never sends both for the same client.
 
-Clients may be lost in every phase, as long as the share `threshold` of them stays to the end.
-Clients that lie about shares are named by `MaskingServer.liars`, and no others. The order of calls
-in a round:
+Clients can be lost in every phase, as long as the fraction `threshold` of them remains until the
+end. `MaskingServer.liars` names the clients that lied about shares, and only those. The calls in a
+round are:
 
     server = MaskingServer(settings)
     while server.phase is not MaskingPhase.ENDED:
@@ -26,9 +28,9 @@ in a round:
         messages = server.advance()         # by name, for the next phase
     aggregate = server.aggregate()
 
-A client is handed its update with `client.provide(values, weight)` before it answers in
-masked_input; keys can be exchanged while it trains.
+Call `client.provide(values, weight)` with a client's update before it answers in masked_input. Keys
+can be exchanged while the client trains.
 
-All but `messages` and `errors` needs numpy and the package `cryptography`, which nothing else of
-`dray` does.
+All modules except `messages` require numpy and the package `cryptography`, which the rest of
+`dray` does not require.
 """

@@ -1,4 +1,4 @@
-"""The client's half of a round."""
+"""The client's side of a round."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ SERVER = "server"
 
 
 class MaskingClient:
-    """One client in one round. Only this object has its secrets: a client that is restarted is lost
-    to the round, and can take part in the next one.
+    """One client in one round. Only this object has the client's secrets: a client that restarts is
+    lost from the round, but can take part in the next one.
 
-    A message of the server that the protocol does not allow raises MessageRefused, and leaves the
-    object unchanged.
+    If the protocol does not allow a message from the server, MessageRefused is raised and the
+    object is unchanged.
     """
 
     def __init__(self, name: str, settings: MaskingSettings, version: int = VERSION) -> None:
-        """name: the name of this client in the server's roster. version: the server's version of
-        the protocol."""
+        """name: this client's name in the server's roster. version: the server's protocol
+        version."""
         self._name = name
         self._version = min(version, VERSION)
-        """The newest version that client and server know; after the roster, the round's version."""
+        """The newest version that the client and the server support. Once the roster is known, the
+        round's version."""
         self._settings = settings
         self.phase = MaskingPhase.ADVERTISE_KEYS
         """The phase of the message that `answer` returns next."""
@@ -51,27 +52,28 @@ class MaskingClient:
         self._masking = KeyPair()
         self._seed = secrets.token_bytes(KEY_BYTES)
         self._update: tuple[Values, int] | None = None
-        # Known from the roster on: the other clients, the places of all, and what was agreed on.
+        # Known after the roster: the other clients, the positions of all clients, and the round's
+        # parameters.
         self._others: dict[str, RosterEntry] = {}
         self._places: dict[str, int] = {}
         self._least = 0
         self._transcript = b""
         self._encoding: FixedPoint | None = None
         self._own_shares = b""
-        # Known later.
+        # Known in later phases.
         self._delivered: Mapping[str, bytes] = {}
         self._digests: Mapping[str, bytes] = {}
         self._usable: dict[str, bytes] = {}
-        """The shares of a key and a seed, by their owner."""
+        """The shares of a key and a seed, by owner."""
         self._survivors: tuple[str, ...] = ()
         self._confirmed = b""
 
     def provide(self, values: Values, weight: int = 1) -> None:
-        """Set the update, (num_values,) floats of any width, and its weight in the sum, which the
-        server does not learn. To be called before the answer in masked_input.
+        """Set the update, (num_values,) floats of any width, and its weight in the sum, which stays
+        hidden from the server. Must be called before the answer in masked_input.
 
-        Raises ValueError if the values have another length or are not finite, or the weight is not
-        between 1 and `settings.max_weight`.
+        Raises ValueError if the values have a different length or are not finite, or if the weight
+        is not between 1 and `settings.max_weight`.
         """
         FixedPoint.check(values, self._settings.num_values)
         if not 1 <= weight <= self._settings.max_weight:
@@ -81,9 +83,9 @@ class MaskingClient:
         self._update = values, weight
 
     def answer(self, message: bytes = b"") -> bytes:
-        """Return the message for the server in this phase. message: the server's message of this
-        phase; empty in the first. If a transport fails, send the same answer again: a phase has one
-        answer."""
+        """Return the message to the server in this phase. message: the server's message in this
+        phase, empty in the first. If sending fails, send the same answer again: each phase has only
+        one answer."""
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
                 answer = self._advertise_keys()
@@ -96,7 +98,9 @@ class MaskingClient:
             case MaskingPhase.UNMASK:
                 answer = self._reveal(message)
             case MaskingPhase.ENDED:
-                raise MessageRefused(SERVER, "the client has answered in all phases of the round")
+                raise MessageRefused(
+                    SERVER, "the client has already answered in all phases of the round"
+                )
         phases = list(MaskingPhase)
         self.phase = phases[phases.index(self.phase) + 1]
         return answer
@@ -128,8 +132,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "digests")
 
     def _as_of_the_round(self, message: MaskingMessage, *fields: str) -> bytes:
-        """The encoded message; in a round of version 1, without `fields`, which it does not
-        have."""
+        """Return the encoded message, without `fields` in a version 1 round, where they do not
+        exist."""
         if self._has_digests:
             return message.to_bytes()
         return message.model_copy(update=dict.fromkeys(fields)).to_bytes()
@@ -142,16 +146,18 @@ class MaskingClient:
         roster = Roster.from_bytes(message, SERVER)
         entries, version = roster.clients, roster.version or 1
         if version > self._version:
-            raise MessageRefused(SERVER, f"the round is of version {version}, which is not known")
+            raise MessageRefused(
+                SERVER, f"the round has version {version}, which this client does not support"
+            )
         names = [entry.name for entry in entries]
         every_key = [key for entry in entries for key in (entry.sealing_key, entry.masking_key)]
         if len(set(names)) < len(names) or len(set(every_key)) < len(every_key):
-            raise MessageRefused(SERVER, "the roster has a client or a key twice")
+            raise MessageRefused(SERVER, "the roster contains a duplicate client or key")
         others = {entry.name: entry for entry in entries}
         own = others.pop(self._name, None)
         public = self._sealing.public, self._masking.public
         if own is None or (own.sealing_key, own.masking_key) != public:
-            raise MessageRefused(SERVER, f"the roster does not have the keys of {self._name}")
+            raise MessageRefused(SERVER, f"the roster does not contain the keys of {self._name}")
         least = self._settings.least_clients(len(names))
         self._check_enough(names, least, "are in the roster")
         try:
@@ -165,12 +171,12 @@ class MaskingClient:
 
     def _masked_input(self, message: bytes) -> bytes:
         if self._update is None:
-            raise RuntimeError("provide() gives the update before the answer in masked_input")
+            raise RuntimeError("call provide() with the update before the answer in masked_input")
         parsed = DeliveredShares.from_bytes(message, SERVER)
         delivered, digests = parsed.shares, parsed.digests or {}
         self._check_known(delivered, "shares")
         if self._has_digests and digests.keys() != delivered.keys():
-            raise MessageRefused(SERVER, "it lacks digests for a share, or has too many")
+            raise MessageRefused(SERVER, "its digests do not match its shares")
         self._check_enough([*delivered, self._name], self._least, "have shared their keys")
         assert self._encoding is not None
         values, weight = self._update
@@ -186,9 +192,11 @@ class MaskingClient:
     def _consistency_codes(self, message: bytes) -> bytes:
         survivors = Survivors.from_bytes(message, SERVER).clients
         if self._name not in survivors or len(set(survivors)) < len(survivors):
-            raise MessageRefused(SERVER, f"{self._name} is not once among the survivors")
+            raise MessageRefused(
+                SERVER, f"{self._name} is not listed exactly once among the survivors"
+            )
         if not {*survivors} <= {*self._delivered, self._name}:
-            raise MessageRefused(SERVER, "a survivor has not shared its keys")
+            raise MessageRefused(SERVER, "it lists a survivor that has not shared its keys")
         self._check_enough(survivors, self._least, "have survived")
         self._survivors = tuple(survivors)
         masked = sorted([*self._delivered, self._name])
@@ -202,8 +210,8 @@ class MaskingClient:
         return self._as_of_the_round(sent, "unusable")
 
     def _unsealed(self) -> dict[str, bytes]:
-        """The other clients' pairs of shares that can be read and, in version 2, match their
-        digests."""
+        """Return the other clients' pairs of shares that can be decrypted and, in version 2, match
+        their digests."""
         found = {}
         for name, sealed in self._delivered.items():
             pair = keys.unseal(self._sealing_key(name, self._name), sealed)
@@ -217,7 +225,7 @@ class MaskingClient:
     def _reveal(self, message: bytes) -> bytes:
         codes = ConsistencyCodes.from_bytes(message, SERVER).codes
         self._check_known(codes, "codes")
-        # A wrong code counts for nothing: or one client with wrong codes would end the round.
+        # Wrong codes are ignored: otherwise one client with wrong codes could end the round.
         right = [name for name, code in codes.items() if self._confirms(name, code)]
         found = "have confirmed the same survivors"
         self._check_enough([*right, self._name], self._least, found)
@@ -229,17 +237,18 @@ class MaskingClient:
         return self._as_of_the_round(sent, "own_seed")
 
     def _confirms(self, name: str, code: bytes) -> bool:
-        """Whether a survivor received the same list of survivors."""
+        """Return whether a survivor received the same list of survivors."""
         return name in self._survivors and hmac.compare_digest(code, self._code(name, name))
 
     def _code(self, sender: str, other: str) -> bytes:
-        """The code with which `sender`, this client or `other`, proves to the other of the two that
-        it received the same masks and survivors."""
+        """Return the code with which `sender` proves to its peer that it received the same list of
+        masks and survivors. The two clients are this client and `other`."""
         key = self._sealing.agree(self._others[other].sealing_key, b"codes", self._transcript)
         return hmac.digest(key, joined(sender.encode(), self._confirmed), "sha256")
 
     def _sealing_key(self, sender: str, recipient: str) -> bytes:
-        """The key that seals shares from sender to recipient; each direction has its own key."""
+        """Return the key that encrypts shares from sender to recipient. Each direction has a
+        different key."""
         other = recipient if sender == self._name else sender
         way = sender.encode(), recipient.encode()
         return self._sealing.agree(
@@ -248,10 +257,14 @@ class MaskingClient:
 
     def _check_known(self, names: Iterable[str], things: str) -> None:
         if unknown := sorted({*names} - self._others.keys()):
-            raise MessageRefused(SERVER, f"it has {things} of {unknown[0]}, not of the roster")
+            raise MessageRefused(
+                SERVER, f"it has {things} from {unknown[0]}, which is not in the roster"
+            )
 
     def _check_enough(self, names: list[str], least: int, found: str) -> None:
         if len(names) < least:
             raise MessageRefused(
-                SERVER, f"{len(names)} clients {found}, too few to hide among: {least} are needed"
+                SERVER,
+                f"only {len(names)} clients {found}, but {least} are required to keep "
+                "updates hidden",
             )

@@ -1,4 +1,5 @@
-"""Updates as whole numbers of a ring, so that masks cancel out exactly and sums have no order."""
+"""Encode updates as integers in a ring, so that masks cancel out exactly and sums do not depend on
+their order."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from dray.secure_aggregation.keys import keystream
 from dray.secure_aggregation.messages import MaskingSettings
 
 Ring = npt.NDArray[Any]
-"""Unsigned integers of 32 or 64 bits, little-endian, that add up modulo 2**bits."""
+"""Unsigned 32-bit or 64-bit little-endian integers, added modulo 2**bits."""
 Values = npt.NDArray[np.floating[Any]]
 LEAST_LEVELS = 2**15
-"""Fewest levels between 0 and the limit: with fewer, rounding would lose values far below it."""
+"""Minimum number of levels between 0 and the limit: with fewer, rounding would lose values far
+below the limit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Aggregate:
     """The result of a round."""
 
     sums: npt.NDArray[np.float64]
-    """(num_values,): the sum of each value times the weight of its client."""
+    """(num_values,): for each value, its weighted sum over the clients."""
     weight: int
     """The sum of the weights."""
     clients: tuple[str, ...]
@@ -43,11 +45,11 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The encoding of values as numbers of the ring, and the decoding of their sum.
+    """Encodes values as numbers in the ring, and decodes their sum.
 
     A value is clipped to the limit, multiplied by a power of two, rounded, and multiplied by the
-    weight of its client. The weight itself is one more number at the end, and is hidden like the
-    values. The power is the largest with which the sum over all clients can't overflow.
+    client's weight. The weight itself is appended as an additional number and is hidden like the
+    values. The power is the largest for which the sum over all clients can't overflow.
     """
 
     num_values: int
@@ -57,27 +59,27 @@ class FixedPoint:
 
     @classmethod
     def of(cls, settings: MaskingSettings, num_clients: int) -> FixedPoint:
-        """Raises ValueError if the numbers of the ring are too small for such values."""
+        """Return the encoding for a round. Raises ValueError if `settings.bits` is too small for
+        its values."""
         most = settings.max_weight * num_clients
         found = cls(settings.num_values, settings.limit, settings.bits, most)
         if most >= 2 ** (settings.bits - 1) or found.limit * found.scale < LEAST_LEVELS:
             raise ValueError(
-                f"{settings.bits} bits are too few for values up to {settings.limit:g} of "
-                f"{num_clients} clients with weights up to {settings.max_weight}: take more bits, "
+                f"{settings.bits} bits are too few for values up to {settings.limit:g} from "
+                f"{num_clients} clients with weights up to {settings.max_weight}: use more bits, "
                 "a lower limit, or smaller weights"
             )
         return found
 
     @cached_property
     def scale(self) -> float:
-        # Rounding adds a half at most, so one is left for it.
+        # Rounding adds at most one half, so one bit is reserved for it.
         most = math.log2(self.max_total_weight) + max(0.0, math.log2(self.limit))
         return 2.0 ** (self.bits - 2 - math.ceil(most))
 
     @property
     def max_error(self) -> float:
-        """Bound on the difference between a mean of clipped values and its result, without the
-        rounding of float64."""
+        """Upper bound on the error of a mean of clipped values, not including float64 rounding."""
         return 0.5 / self.scale
 
     @property
@@ -93,7 +95,7 @@ class FixedPoint:
             raise ValueError("an update has values that are not finite")
 
     def encode(self, values: Values, weight: int) -> Ring:
-        """Encode (num_values,) checked values as (num_values + 1,) numbers."""
+        """Encode (num_values,) values, validated with `check`, as (num_values + 1,) numbers."""
         whole = np.empty(self.num_values + 1, np.int64)
         exact = np.clip(values.astype(np.float64), -self.limit, self.limit)
         exact *= self.scale
@@ -107,14 +109,14 @@ class FixedPoint:
         return Aggregate(signed[:-1] / self.scale, int(signed[-1]), clients)
 
     def read(self, masked: bytes) -> Ring:
-        """The numbers in a message of masked_input."""
+        """Return the numbers in a masked_input message."""
         return np.frombuffer(masked, self.dtype)
 
     def zeros(self) -> Ring:
         return np.zeros(self.num_values + 1, self.dtype)
 
     def add_mask(self, total: Ring, seed: bytes, sign: Literal[1, -1]) -> None:
-        """Add the numbers that a seed gives to the total, in place, or subtract them."""
+        """Add the mask generated from a seed to the total in place, or subtract it."""
         apply = np.add if sign == 1 else np.subtract
         start = 0
         for piece in keystream(seed, total.nbytes):

@@ -1,11 +1,11 @@
-"""Reconstruct secrets from shares of which some are wrong, and find the clients that lied.
+"""Reconstruct secrets even if some shares are wrong, and identify the clients that lied.
 
-The owner of a secret commits to it, and in version 2 to each of its shares as well. The holder of a
-share compares it with that digest before it reveals anything, and states which shares it can't use.
-So a share that differs from its digest later is its holder's lie, and shares that match their
-digests but do not give the secret are their owner's lie. An honest client never looks like a liar,
-however many clients lie. In version 1 a wrong share is its owner's lie or its holder's, and nothing
-shows which.
+The owner of a secret commits to it, and in version 2 also to each of its shares. The holder of a
+share compares the share with its digest before revealing anything, and reports the shares that it
+can't use. Therefore, if a share later differs from its digest, its holder lied, and if shares match
+their digests but not the secret, their owner lied. An honest client never looks like a liar, no
+matter how many clients lie. In version 1, either the owner or the holder of a wrong share lied, and
+nothing shows which.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from dray.secure_aggregation import keys
 from dray.secure_aggregation.messages import WrongShares
 
 MAX_SUBSETS = 200
-"""Most subsets of shares to try in a round, without the first subset of each secret."""
+"""Maximum number of subsets of shares to try in a round, not counting the first subset of each
+secret."""
 
 Shares = Mapping[str, bytes]
 """Shares by holder."""
 
 
 class Reconstruction:
-    """The secrets of one round."""
+    """Reconstructs the secrets of one round."""
 
     def __init__(self, places: Mapping[str, int], least: int) -> None:
-        """places: the place of each client of the roster. least: shares that a secret needs."""
+        """places: position of each client in the roster. least: number of shares required for a
+        secret."""
         self._places = places
         self._least = least
         self._subsets_left = MAX_SUBSETS
         self._num_doubts: Counter[str] = Counter()
         self.liars: dict[str, str] = {}
-        """The clients that have lied, each with its first lie."""
+        """The clients that lied, each with its first lie."""
         self.disputes: list[tuple[str, str]] = []
-        """(owner, holder) of each wrong share, where one of the two has lied."""
+        """(owner, holder) of each wrong share for which one of the two lied."""
 
     def blame(self, client: str, lie: str) -> None:
         self.liars.setdefault(client, lie)
@@ -46,10 +48,11 @@ class Reconstruction:
     def checked(
         self, owner: str, shares: Shares, digests: Mapping[str, bytes] | None
     ) -> dict[str, bytes]:
-        """The shares of a secret that match the owner's digests; blames the holders of the others.
+        """Return the shares of a secret that match the owner's digests, and blame the holders of
+        the other shares.
 
-        shares: the shares that their holders could use on receipt. digests: by holder; None in
-        version 1, which accepts every share.
+        shares: the shares that were usable when their holders received them. digests: the digests
+        by holder, or None in version 1, which accepts every share.
         """
         usable = {}
         for holder, share in shares.items():
@@ -57,18 +60,18 @@ class Reconstruction:
                 usable[holder] = share
             else:
                 self.blame(
-                    holder, f"its share of a secret of {owner} is not the share that it received"
+                    holder, f"its share of {owner}'s secret is not the share that it received"
                 )
         return usable
 
     def secret(
         self, owner: str, usable: Shares, fits: Callable[[bytes], bool], *, has_digests: bool
     ) -> bytes:
-        """Reconstruct the secret of a client from `checked` shares. Raises WrongShares if it can't.
-        fits: whether a secret matches the owner's commitment."""
+        """Reconstruct a client's secret from shares returned by `checked`. Raises WrongShares if
+        this is not possible. fits: returns whether a secret matches the owner's commitment."""
         if len(usable) < self._least:
             raise WrongShares(
-                owner, f"{self._least} shares are needed, and {len(usable)} are usable"
+                owner, f"{self._least} shares are required, but only {len(usable)} are usable"
             )
         for number, holders in enumerate(self._subsets(usable)):
             found = self._combine(holders, usable)
@@ -81,7 +84,7 @@ class Reconstruction:
         raise WrongShares(owner, "they do not match its commitment")
 
     def _subsets(self, shares: Shares) -> Iterator[Sequence[str]]:
-        """Sets of `least` holders, the least doubted holders first."""
+        """Yield sets of `least` holders, starting with the least doubted ones."""
         order = sorted(shares, key=lambda name: (self._num_doubts[name], self._places[name]))
         yield order[: self._least]
         generator = random.Random(0)
@@ -102,10 +105,10 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """Blame, or doubt, the owners of shares that are not on the polynomial through the shares
-        of `holders`."""
+        """Blame the owner if digests exist. Otherwise, doubt the holders of shares that are not on
+        the polynomial through the shares of `holders`."""
         if has_digests:
-            self.blame(owner, "its shares belong to no single secret")
+            self.blame(owner, "its shares do not all belong to the same secret")
             return
         known = {self._places[name]: shares[name] for name in holders}
         for holder in shares.keys() - {*holders}:

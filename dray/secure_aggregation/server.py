@@ -1,4 +1,4 @@
-"""The server's half of a round."""
+"""The server's side of a round."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ from dray.secure_aggregation.reconstruction import Reconstruction
 
 class MaskingServer:
     """Collects the messages of each phase until its owner calls `advance`, at a deadline or when
-    every client has answered. Masked updates are added up on arrival, and not kept.
+    every client has answered. Masked updates are summed on arrival and not stored.
 
-    A server may have several parts. Each part receives the masked updates of some clients, and all
-    other messages of all clients; the results of `partial_sum` of all parts are added up.
+    A server can consist of several parts. Each part receives the masked updates of some clients,
+    and all other messages of all clients. The results of all parts' `partial_sum` are added.
     """
 
     def __init__(self, settings: MaskingSettings, oldest_version: int = 1) -> None:
-        """oldest_version: the oldest version with which a client may take part."""
+        """oldest_version: the oldest version with which clients are allowed to take part."""
         self._settings = settings
         self._oldest_version = oldest_version
         self.version = VERSION
-        """The version of the round, once the roster is known."""
+        """The version of the round, valid once the roster is known."""
         self.phase = MaskingPhase.ADVERTISE_KEYS
         self._answered: dict[str, bytes] = {}
-        """The digest of each message of the phase, by client."""
+        """The digest of each client's message in this phase."""
         self.expected: frozenset[str] | None = None
-        """The clients that may answer in this phase; None in the first, where any client may."""
+        """The clients that are allowed to answer in this phase. None in the first phase, where any
+        client can."""
         self._least = settings.least_clients(0)
         self._keys: dict[str, KeyAdvertisement] = {}
         self._places: dict[str, int] = {}
@@ -61,45 +62,46 @@ class MaskingServer:
         self._revealed: dict[str, RevealedShares] = {}
         self._reconstruction = Reconstruction({}, 0)
         self.lost_secrets: frozenset[str] = frozenset()
-        """The clients whose secrets could not be reconstructed, so that the round has no result."""
+        """The clients whose secrets could not be reconstructed. If there are any, the round has no
+        result."""
         self._removals: list[tuple[bytes, Literal[1, -1]]] = []
-        """The seed of each mask in the sum, with the sign that removes the mask."""
+        """The seed of each mask in the sum, and the sign that removes the mask."""
 
     @property
     def answered(self) -> frozenset[str]:
-        """The clients whose message of this phase was accepted."""
+        """The clients whose message was accepted in this phase."""
         return frozenset(self._answered)
 
     @property
     def least(self) -> int:
-        """The number of answers without which `advance` fails."""
+        """The minimum number of answers that `advance` requires."""
         if self.phase is MaskingPhase.ADVERTISE_KEYS:
             return self._settings.least_clients(len(self._answered))
         return self._least
 
     @property
     def liars(self) -> Mapping[str, str]:
-        """The clients that have lied about shares, each with its lie; known from the last phase on,
-        also if that fails. A client that has followed the protocol is never among them."""
+        """The clients that lied about shares, each with its lie. Valid from the last phase on, even
+        if it fails. Never includes a client that followed the protocol."""
         return self._reconstruction.liars
 
     @property
     def disputes(self) -> Sequence[tuple[str, str]]:
-        """In version 1: (owner, holder) of each share about which one of the two has lied."""
+        """In version 1: (owner, holder) of each share about which one of the two lied."""
         return self._reconstruction.disputes
 
     def receive(self, client: str, phase: MaskingPhase, message: bytes) -> None:
-        """Accept a client's message of a phase. The same message again is no error.
+        """Accept a client's message for a phase. Repeating the same message is not an error.
 
-        Raises MessageRefused, which names the client, if the message is late, not expected or
-        malformed, or differs from an earlier message of this phase.
+        Raises MessageRefused, which names the client, if the message is late, unexpected or
+        malformed, or differs from an earlier message in this phase.
         """
         if phase is not self.phase or phase is MaskingPhase.ENDED:
-            raise MessageRefused(client, f"it is of {phase}, and the round is in {self.phase}")
+            raise MessageRefused(client, f"it is for {phase}, but the round is in {self.phase}")
         digest = hashlib.sha256(message).digest()
         if client in self._answered:
             if self._answered[client] != digest:
-                raise MessageRefused(client, f"it has sent another one in {phase}")
+                raise MessageRefused(client, f"it has already sent a different message in {phase}")
             return
         if self.expected is not None and client not in self.expected:
             raise MessageRefused(client, f"it was lost before {phase}")
@@ -114,20 +116,23 @@ class MaskingServer:
         self._answered[client] = digest
 
     def received_elsewhere(self, clients: Iterable[str]) -> None:
-        """Note, in masked_input, that another part of the server has these clients' updates."""
+        """Record, in masked_input, that another part of the server has these clients' updates."""
         assert self.phase is MaskingPhase.MASKED_INPUT
         self._answered.update(dict.fromkeys(clients, b""))
 
     def advance(self) -> Mapping[str, bytes]:
-        """End the phase; returns the message for each client that may answer in the next one.
+        """End the phase, and return the message for each client that is allowed to answer in the
+        next phase.
 
-        Raises TooFewClients if fewer than `least` have answered; more may still answer then. Raises
-        WrongShares, in the last phase, if a client's secrets can't be reconstructed.
+        Raises TooFewClients if fewer than `least` clients have answered. The phase then continues,
+        and more clients can answer. Raises WrongShares in the last phase if a client's secrets
+        can't be reconstructed.
         """
         came = sorted(self._answered)
         if len(came) < self.least:
             raise TooFewClients(
-                f"{len(came)} clients have answered in {self.phase}, and {self.least} are needed"
+                f"only {len(came)} clients have answered in {self.phase}, but {self.least} are "
+                "required"
             )
         match self.phase:
             case MaskingPhase.ADVERTISE_KEYS:
@@ -161,12 +166,13 @@ class MaskingServer:
         return messages
 
     def aggregate(self) -> Aggregate:
-        """The result, once the round has ended."""
+        """Return the result. Requires that the round has ended."""
         return self.decode(self.partial_sum())
 
     def partial_sum(self, part: int = 0, num_parts: int = 1) -> Ring:
-        """The sum of the masked updates that this part of the server has received, with its share
-        of the masks removed. All parts together give the sum without masks, modulo 2**bits."""
+        """Return the sum of the masked updates that this part of the server received, with this
+        part's share of the masks removed. The sum over all parts is the sum without masks, modulo
+        2**bits."""
         assert self.phase is MaskingPhase.ENDED
         assert self._encoding is not None
         total = self._encoding.zeros() if self._sum is None else self._sum.copy()
@@ -175,30 +181,31 @@ class MaskingServer:
         return total
 
     def decode(self, total: Ring) -> Aggregate:
-        """The result that the sum of all parts encodes."""
+        """Return the result that is encoded in the sum of all parts."""
         assert self._encoding is not None
         return self._encoding.decode(total, self._survivors)
 
-    # For each phase: the messages that are accepted, and the answer at its end.
+    # For each phase: accepting its messages, and building the answer at its end.
 
     def _take_keys(self, client: str, message: bytes) -> None:
         found = KeyAdvertisement.from_bytes(message, client)
         if (version := found.version or 1) < self._oldest_version:
             raise MessageRefused(
                 client,
-                f"it speaks version {version} of the protocol, in which a client that lies about "
-                "a share can't be found, and a round broke by one: pip install -U 'dray[client]'",
+                f"it uses version {version} of the protocol, in which a client that lies about a "
+                "share can't be identified, and such a client made a round fail: pip install -U "
+                "'dray[client]'",
             )
         taken = {key for one in self._keys.values() for key in (one.sealing_key, one.masking_key)}
         if found.sealing_key == found.masking_key or taken & {found.sealing_key, found.masking_key}:
-            raise MessageRefused(client, "it has a key that was sent before")
+            raise MessageRefused(client, "it contains a key that has already been sent")
         if len(self._keys) == MAX_CLIENTS:
-            raise MessageRefused(client, f"the round has {MAX_CLIENTS} clients already")
+            raise MessageRefused(client, f"the round already has {MAX_CLIENTS} clients")
         for key in (found.sealing_key, found.masking_key):
             try:
                 KeyPair().agree(key)
             except ValueError:
-                raise MessageRefused(client, "a key of it is no usable point") from None
+                raise MessageRefused(client, "one of its keys is not a usable point") from None
         self._keys[client] = found
 
     def _roster(self, came: list[str]) -> Mapping[str, bytes]:
@@ -220,15 +227,17 @@ class MaskingServer:
         found = SharedKeys.from_bytes(message, client)
         if found.shares.keys() != self._places.keys() - {client}:
             raise MessageRefused(
-                client, "it lacks a share for a client of the roster, or has too many"
+                client, "its shares are not for exactly the other clients in the roster"
             )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._places.keys() if self.version > 1 else set()):
-            raise MessageRefused(client, "it lacks digests for a client, or has too many")
+            raise MessageRefused(
+                client, "its digests are not for exactly the clients in the roster"
+            )
         self._shared[client] = found
 
     def _digests_for(self, client: str, senders: Iterable[str]) -> dict[str, bytes] | None:
-        """The digests of the shares for a client, by sender."""
+        """Return the digests of the shares for a client, by sender."""
         if self.version == 1:
             return None
         return {name: (self._shared[name].digests or {})[client] for name in senders}
@@ -246,27 +255,27 @@ class MaskingServer:
     def _take_codes(self, client: str, message: bytes) -> None:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
-            raise MessageRefused(client, "it lacks a code for a survivor, or has too many")
+            raise MessageRefused(client, "its codes are not for exactly the other survivors")
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
-            raise MessageRefused(client, "it lists shares as unusable that it did not receive")
+            raise MessageRefused(client, "it reports shares as unusable that it did not receive")
         self._codes[client] = found
 
     def _take_revealed(self, client: str, message: bytes) -> None:
         found = RevealedShares.from_bytes(message, client)
         if not found.seeds.keys() <= {*self._survivors}:
-            raise MessageRefused(client, "it has a share of the seed of a client that was lost")
+            raise MessageRefused(client, "it contains a share of a lost client's seed")
         if not found.masking_keys.keys() <= self._lost:
-            raise MessageRefused(client, "it has a share of the masking key of a survivor")
+            raise MessageRefused(client, "it contains a share of a survivor's masking key")
         self._revealed[client] = found
 
     @property
     def _lost(self) -> set[str]:
-        """Clients that share masks with others, but sent no masked update."""
+        """Clients that share masks with other clients but did not send a masked update."""
         return {*self._shared} - {*self._survivors}
 
     def _find_masks(self) -> None:
-        """Reconstruct the seeds of all masks in the sum. Raises WrongShares after it has tried all
-        of them, since each may reveal another liar."""
+        """Reconstruct the seeds of all masks in the sum. Raises WrongShares only after trying all
+        of them, since each can reveal another liar."""
         removals: list[tuple[bytes, Literal[1, -1]]] = []
         errors: dict[str, WrongShares] = {}
         for name in self._survivors:
@@ -290,7 +299,8 @@ class MaskingServer:
         self._removals = removals
 
     def _seed(self, name: str) -> bytes:
-        """The seed of a survivor's own mask: revealed by the survivor, or else from its shares."""
+        """Return the seed of a survivor's private mask, as revealed by the survivor or else
+        reconstructed from its shares."""
         shares = self._shares(name, {at: one.seeds for at, one in self._revealed.items()})
 
         def fits(seed: bytes) -> bool:
@@ -304,7 +314,7 @@ class MaskingServer:
         return self._reconstruction.secret(name, shares, fits, has_digests=self.version > 1)
 
     def _masking_key(self, name: str) -> bytes:
-        """The masking key of a client that was lost, from its shares."""
+        """Return the masking key of a lost client, reconstructed from its shares."""
         shares = self._shares(name, {at: one.masking_keys for at, one in self._revealed.items()})
 
         def fits(key: bytes) -> bool:
@@ -315,8 +325,8 @@ class MaskingServer:
     def _shares(
         self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]
     ) -> Mapping[str, bytes]:
-        """The shares of a secret of this client, by holder, that were usable when the holder
-        received them and have not changed since. revealed: shares by holder and owner."""
+        """Return the shares of one of this client's secrets, by holder, that were usable when the
+        holder received them and have not changed since. revealed: shares by holder and owner."""
         found = {
             holder: shares[owner]
             for holder, shares in revealed.items()
@@ -331,8 +341,8 @@ class MaskingServer:
 
 
 def _for_each(sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """Turn messages by sender and recipient into messages by recipient and sender, for recipients
-    that are senders as well."""
+    """Convert messages by sender and recipient to messages by recipient and sender, for recipients
+    that are also senders."""
     return {
         name: {each: parts[name] for each, parts in sent.items() if each != name} for name in sent
     }

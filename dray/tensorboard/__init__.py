@@ -1,1 +1,1 @@
-"""Metrics of jobs in TensorBoard: its event files, and their writer."""
+"""Export the metrics of jobs to TensorBoard: the event file format, and a writer."""

@@ -1,10 +1,10 @@
-"""The event files of TensorBoard: their records, and events of scalars and texts.
+"""TensorBoard event files: their records, and events with scalars and text.
 
-A file is a row of records: the length of the data (8 bytes), its checksum, the data and their
-checksum (4 bytes each; CRC-32C, masked). The data are an `Event` of TensorFlow's protocol buffers
-(tensorflow/core/util/event.proto). Both formats are frozen, and this module is all that is needed
-of them, so that neither TensorFlow nor TensorBoard has to be installed where files are read or
-written.
+A file is a sequence of records. A record consists of the length of the data (8 bytes), its
+checksum, the data, and their checksum (checksums are 4 bytes, masked CRC-32C). The data are a
+TensorFlow `Event` protocol buffer (tensorflow/core/util/event.proto). Both formats are frozen, and
+this module implements the required parts of them, so that neither TensorFlow nor TensorBoard has to
+be installed to read or write files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 MAX_RECORD_BYTES = 1 << 20
-"""Longer records hold images, sounds and graphs, and are passed over."""
+"""Longer records contain images, audio and graphs, and are skipped."""
 HEADER_BYTES = 12
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 
-# The fields that are read or written, by their numbers.
+# Numbers of the fields that are read or written.
 EVENT_TIME, EVENT_STEP, EVENT_VERSION, EVENT_SUMMARY = 1, 2, 3, 5
 SUMMARY_VALUE = 1
 VALUE_TAG, VALUE_SIMPLE, VALUE_TENSOR, VALUE_METADATA = 1, 2, 8, 9
@@ -29,13 +29,14 @@ _METADATA_PLUGIN, _PLUGIN_NAME = 1, 1
 
 
 class Damaged(ValueError):
-    """From this position on, the bytes are not an event file's."""
+    """The bytes from this position on are not part of an event file."""
 
 
 def records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset of its end, data) for each whole record; the data of a long record are empty.
+    """Yield (end offset, data) for each complete record, with empty data for records that are too
+    long.
 
-    A record whose end is beyond `data` is yielded only if it is long, so that the caller can wait
+    A record that ends beyond `data` is yielded only if it is too long, so that the caller can wait
     for its end. Raises Damaged if the checksum of a length is wrong."""
     at = 0
     while len(data) - at >= HEADER_BYTES:
@@ -54,16 +55,16 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def check(data: bytes, end: bytes) -> None:
-    """Raise Damaged if these are not the data of a record that ends with these bytes, for example
-    because a machine crashed before it wrote them. TensorBoard reads nothing after such a
+    """Raise Damaged if the checksum in `end` does not match the data of a record, for example
+    because a machine crashed before the data were written. TensorBoard reads nothing after such a
     record."""
     if data and not end.endswith(_CHECKSUM.pack(masked_crc32c(data))):
         raise Damaged("a record's data are damaged")
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) for each field: an int, or the bytes of other types. Raises Damaged if
-    the bytes are not a message."""
+    """Yield (number, value) for each field. The value is an int, or bytes for other types. Raises
+    Damaged if the bytes are not a valid message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -87,7 +88,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """(number, offset of its end)"""
+    """Return (number, end offset)."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):
@@ -97,7 +98,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise Damaged("a number has no end")
+    raise Damaged("a number is incomplete or too long")
 
 
 def _table() -> list[int]:
@@ -113,7 +114,7 @@ _TABLE = _table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC-32C (RFC 3720), turned and shifted as TensorFlow has it."""
+    """CRC-32C (RFC 3720), rotated and offset like TensorFlow's checksums."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -132,12 +133,13 @@ def record(data: bytes) -> bytes:
 
 
 def version(time: float) -> bytes:
-    """The event that a file begins with."""
+    """Return the first event of a file."""
     return _double(EVENT_TIME, time) + _bytes(EVENT_VERSION, b"brain.Event:2")
 
 
 def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """Scalars by their tags at one step, as floats of 32 bits, which TensorBoard shows."""
+    """Return an event with scalars by tag at one step. They are stored as 32-bit floats, as
+    TensorBoard expects."""
     summary = b"".join(
         _bytes(SUMMARY_VALUE, _bytes(VALUE_TAG, tag.encode()) + _float(VALUE_SIMPLE, value))
         for tag, value in values.items()
@@ -146,7 +148,7 @@ def scalars_event(time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def text_event(time: float, tag: str, markdown: str) -> bytes:
-    """A text, which TensorBoard shows by its plugin `text`."""
+    """Return an event with text, which TensorBoard shows with its `text` plugin."""
     tensor = _int(_TENSOR_TYPE, _STRING) + _bytes(_TENSOR_SHAPE, b"")
     tensor += _bytes(_TENSOR_STRING, markdown.encode())
     metadata = _bytes(_METADATA_PLUGIN, _bytes(_PLUGIN_NAME, b"text"))
@@ -155,8 +157,8 @@ def text_event(time: float, tag: str, markdown: str) -> bytes:
 
 
 def last_steps(data: bytes) -> dict[str, int]:
-    """Return the last step of each tag of an event made by `scalars_event`. Raises Damaged if it is
-    no such event."""
+    """Return the step of each tag in an event created by `scalars_event`. Raises Damaged if the
+    bytes are not a valid event."""
     step, tags = 0, []
     for number, value in fields(data):
         if number == EVENT_STEP and isinstance(value, int):

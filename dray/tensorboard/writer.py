@@ -1,7 +1,7 @@
-"""Metrics of jobs as event files of TensorBoard, written while the jobs go on.
+"""Write the metrics of jobs to TensorBoard event files while the jobs are running.
 
-Each job has one file, in a folder of its own. The file itself is the record of what was written:
-a later call reads its scalars and goes on after them, also after a call that was killed.
+Each job has one file, in a separate folder. The file itself records what has been written: a later
+call reads its scalars and continues after them, even if the previous call was killed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 FILE = "events.out.tfevents.0.dray"
 DOCUMENT = "job\N{NO-BREAK SPACE}document"
-"""The tag of the job's document. No metric has this tag, since names of metrics have no such space.
-Of two kinds of content with the same tag, TensorBoard shows only the first."""
+"""The tag of the job's document. No metric can have this tag, because metric names can't contain
+this kind of space. If two kinds of content have the same tag, TensorBoard shows only the first."""
 FLUSH_S = 1.0
 _PIECE_BYTES = 4 << 20
 
 
 class LogdirInUse(OSError):
-    """Another process writes the event file of the same job."""
+    """Another process is writing the event file of the same job."""
 
 
 async def write_jobs(client: AsyncClient, job_ids: Sequence[str], logdir: Path) -> None:
-    """Write the metrics of rank 0 until each of the jobs is over. Raises LogdirInUse, and the
-    errors of `follow_metrics`."""
+    """Write the metrics of rank 0 until all jobs have ended. Raises LogdirInUse, and the errors of
+    `follow_metrics`."""
     tasks = [asyncio.create_task(_write_job(client, job_id, logdir)) for job_id in job_ids]
     try:
         await asyncio.gather(*tasks)
@@ -56,7 +56,9 @@ async def _write_job(client: AsyncClient, job_id: str, logdir: Path) -> None:
             file.write_document(job)
         tasks = {
             asyncio.create_task(_write_points(client, job_id, file)),
-            asyncio.create_task(_flush(file)),  # ends with an error alone, as of a full disk
+            asyncio.create_task(
+                _flush(file)
+            ),  # ends only with an error, for example because the disk is full
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -80,16 +82,17 @@ async def _flush(file: EventFile) -> None:
 
 
 def folder_of(job: Job) -> str:
-    """The folder of a job below the logdir, which is its name in TensorBoard."""
+    """Return the name of a job's folder in the logdir, which TensorBoard shows as the name of the
+    run."""
     return f"{re.sub('[^A-Za-z0-9._-]+', '_', job.name).lstrip('.')}-{job.id[-8:]}"
 
 
 class EventFile:
-    """The event file of one job, which one process writes at a time."""
+    """The event file of one job, which only one process can write at a time."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Not through a link: what is no event file is cut off below.
+        # Don't follow links: content that is not an event file is truncated below.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._file: BinaryIO = os.fdopen(os.open(folder / FILE, flags, 0o666), "a+b")
         try:
@@ -97,15 +100,15 @@ class EventFile:
         except BlockingIOError:
             self._file.close()
             raise LogdirInUse(
-                f"another `dray tensorboard` writes {folder / FILE}: use that one, or another "
-                "folder by --logdir"
+                f"another `dray tensorboard` is writing {folder / FILE}: use that process, or a "
+                "different --logdir"
             ) from None
         self.last_steps: dict[str, int] = {}
-        """Name of a series -> the last step that is in the file."""
+        """Name of a series -> last step in the file."""
         self._waiting: tuple[int, float, dict[str, float]] | None = None
-        """Values of one step and time, which become one event."""
+        """Pending values with the same step and time, which will be written as one event."""
         end = self._read()
-        self._file.truncate(end)  # half a record, of a process that was killed
+        self._file.truncate(end)  # remove a partial record written by a process that was killed
         self.is_new = end == 0
         if self.is_new:
             self._append(event_files.version(time.time()))
@@ -123,7 +126,7 @@ class EventFile:
             self.flush()
 
     def _read(self) -> int:
-        """Record the last steps, and return the end of the last whole record."""
+        """Read the last steps, and return the end of the last complete record."""
         self._file.seek(0)
         start, data, end = 0, b"", 0
         with contextlib.suppress(event_files.Damaged):

@@ -1,5 +1,5 @@
-"""Write a small data set of each format into a folder, from the sets that come with scikit-learn;
-only images with masks are drawn.
+"""Write a small dataset in each format to a folder. They come from scikit-learn, except that the
+images with masks are generated.
 
 python examples/data/make_data.py data
 """
@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 
 def write_wine(folder: Path) -> None:
-    """A table with a header; what to predict is a name."""
+    """Write a table with a header and a categorical target."""
     wine = sklearn.datasets.load_wine()
     with open(folder / "wine.csv", "w", newline="") as file:
         rows = csv.writer(file)
@@ -29,7 +29,7 @@ def write_wine(folder: Path) -> None:
 
 
 def write_diabetes(folder: Path) -> None:
-    """A table with types; what to predict is a number, and one column is a name."""
+    """Write a table with column types, a numeric target and one categorical column."""
     diabetes = sklearn.datasets.load_diabetes()
     columns = dict(zip(diabetes.feature_names, diabetes.data.T, strict=True))
     columns["sex"] = np.where(columns["sex"] > 0, "f", "m")
@@ -39,7 +39,7 @@ def write_diabetes(folder: Path) -> None:
 
 
 def write_digits(folder: Path) -> None:
-    """Images as arrays, as a folder for each class, and as an archive of that."""
+    """Write images as arrays, as one folder per class, and as an archive of those folders."""
     digits = sklearn.datasets.load_digits()
     pixels = (digits.images / 16 * 255).astype(np.uint8)
     np.savez_compressed(folder / "digits.npz", x=pixels, y=digits.target)
@@ -53,7 +53,7 @@ def write_digits(folder: Path) -> None:
 
 
 def write_cells(folder: Path) -> None:
-    """Images with masks: cells on noise, each with a nucleus."""
+    """Write images with masks: cells on a noisy background, each with a nucleus."""
     rng = np.random.default_rng(0)
     rows, columns = np.mgrid[:48, :48]
     for kind in ("images", "masks"):
@@ -70,7 +70,7 @@ def write_cells(folder: Path) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    """A folder of text files."""
+    """Write a folder of text files."""
     (folder / "texts").mkdir(exist_ok=True)
     for name in ("breast_cancer", "diabetes", "digits", "iris", "wine"):
         text = getattr(sklearn.datasets, f"load_{name}")().DESCR

@@ -1,6 +1,6 @@
-"""A GAN that recovers in place: two models and two optimizers, each with a backward pass a batch.
+"""A GAN that recovers in place: two models with their optimizers, two backward passes per batch.
 
-Runs alone (`python gan.py`), under torchrun, and as a job of any number of workers:
+Runs as a single process (`python gan.py`), under torchrun, and as a job with any number of workers:
 `dray submit --code examples/scripts --workers 2 -- gan.py`.
 """
 
@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from dray import train
 
 NOISE = 8
-"""Numbers that a point is made from."""
+"""Random numbers that the generator turns into one point."""
 
 
 def samples() -> TensorDataset:
-    """4,000 points around the corners of an octagon."""
+    """4,000 points scattered around the corners of an octagon."""
     generator = torch.Generator().manual_seed(0)
     angles = torch.arange(4000) % 8 * (math.pi / 4)
     corners = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -58,12 +58,12 @@ def main() -> None:
 
             optimizer_d.zero_grad()
             loss_d = loss_of(critic(real), 1.0) + loss_of(critic(fake.detach()), 0.0)
-            loss_d.backward()  # the first exchange of the batch
+            loss_d.backward()  # the batch's first gradient exchange
             optimizer_d.step()
 
             optimizer_g.zero_grad()
             loss_g = loss_of(critic(fake), 1.0)
-            loss_g.backward()  # the second one
+            loss_g.backward()  # the second
             optimizer_g.step()
             train.report({"train/loss_d": loss_d, "train/loss_g": loss_g})
         if train.context().rank == 0:

@@ -1,8 +1,9 @@
-"""A script that was written for Horovod, with one import changed.
+"""A script written for Horovod, with one import changed.
 
     dray submit --workers 2 -- horovod_script.py
 
-It also runs under torchrun, and alone. Every rank has a part of the points of a line.
+Also runs under torchrun and as a single process. Every rank trains on its share of the points on a
+line.
 """
 
 from __future__ import annotations

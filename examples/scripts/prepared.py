@@ -1,7 +1,7 @@
-"""A loop of one's own that recovers in place: each line of `train` is one that makes it so.
+"""A custom training loop that recovers in place: every line that uses `train` is needed for that.
 
-Runs alone (`python prepared.py`), under torchrun, and as a job of any number of workers:
-`dray submit --code examples/scripts --workers 2 -- prepared.py`.
+Runs as a single process (`python prepared.py`), under torchrun, and as a job with any number of
+workers: `dray submit --code examples/scripts --workers 2 -- prepared.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dray import train
 
 
 def samples() -> TensorDataset:
-    """2,000 points of two interleaved spirals, and which of the two each one is on."""
+    """2,000 points on two interleaved spirals, each labeled with its spiral."""
     generator = torch.Generator().manual_seed(0)
     kinds = torch.arange(2000) % 2
     angles = 6 * torch.rand(2000, generator=generator)

@@ -1,6 +1,6 @@
 """A small transformer whose blocks are sharded over all ranks (FSDP2) by `train.prepare`.
 
-Runs alone (`python sharded.py`), under torchrun, and as a job whose document has
+Runs as a single process (`python sharded.py`), under torchrun, and as a job whose document contains
 `parallel: {shard: 2}` with `resources: {num_workers: 2}`.
 """
 
@@ -16,7 +16,7 @@ from dray import train
 
 
 class SumModel(nn.Module):
-    """Says which of 10 digits the last digit of the sum of a sequence is."""
+    """Predicts the last digit of the sum of a sequence."""
 
     def __init__(self, width: int = 64, num_layers: int = 2) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def main() -> None:
         model, optimizer, batches, blocks="layers.*", recompute=options.recompute
     )
     for epoch in train.epochs(options.epochs):
-        losses = []  # of a process that starts again at the end of an epoch: none
+        losses = []  # stays empty if the process restarts at the end of an epoch
         for inputs, targets in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs), targets)

@@ -1,1 +1,2 @@
-"""Training on one rank, in pure torch: the same under Ray, in a test or by hand."""
+"""Training on one rank in plain PyTorch, which runs in the same way under Ray, in a test, or when
+started manually."""

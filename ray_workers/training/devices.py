@@ -1,7 +1,8 @@
-"""Calls to a device besides computing on it.
+"""Device operations other than computation.
 
-torch has a module for each kind of GPU (such as `torch.cuda`), with the same streams, events and
-random numbers; every device but the CPU counts as a GPU. GPU operations end later than their call.
+torch has a module for each kind of GPU (such as `torch.cuda`), with the same interface for streams,
+events, and random numbers; every device except the CPU is considered a GPU. GPU operations are
+asynchronous.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def module_of(device: torch.device) -> Any:
-    """torch's module for the kind of GPU, with its streams and events."""
+    """Return torch's module for this kind of GPU, with its streams and events."""
     return torch.get_device_module(device)
 
 
@@ -34,7 +35,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed only the device's own generator: `torch.manual_seed` visits every backend."""
+    """Seed only the device's own generator, whereas `torch.manual_seed` seeds every backend."""
     if is_gpu(device):
         module_of(device).manual_seed(number)
     else:
@@ -42,6 +43,6 @@ def seed(device: torch.device, number: int) -> None:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device. From pinned memory the copy is queued in the GPU's
-    stream; from other memory the caller would wait for all operations launched before."""
+    """Copy a tensor from the host to a device. From pinned memory, the copy is queued in the GPU's
+    stream; from other memory, the caller would wait for all previously launched operations."""
     return (tensor.pin_memory() if is_gpu(device) else tensor).to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Imports all modules that a training process needs, into the parent that forks such processes.
+"""Imports all modules that training processes need, in the parent that forks these processes.
 
-A fork copies only one thread and no CUDA context, so nothing here may start a thread, use a GPU or
-open a connection. Each new process imports by itself the modules that are missing here.
+A fork copies only one thread and no CUDA context, so nothing here may start a thread, use a GPU, or
+open a connection. Modules that are missing here are imported by each new process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MODULES = (
     "torch.distributed",
     "torch.nn.functional",
     "torch.nn.parallel",
-    "torch.utils.serialization.config",  # the first torch.save and torch.load
+    "torch.utils.serialization.config",  # for torch.save and torch.load
     "numpy",
     "fsspec",
     "fsspec.implementations.local",
@@ -32,15 +32,16 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import all modules, and read the data set that comes with a library. Starts no thread.
+    """Import all modules, and read the data set that is included in a library. Does not start
+    threads.
 
-    Raises ImportError if a module is missing. Call it before numpy is imported: numpy's BLAS would
-    start a pool of threads.
+    Raises ImportError if a module is missing. Must be called before numpy is imported, because
+    numpy's BLAS would start a thread pool.
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     # scikit-learn imports pandas if it is installed, and pandas imports pyarrow, whose allocator
-    # would start a thread when it is loaded.
+    # would start a thread when loaded.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     from ray_workers.training.core import compat_torch
 

@@ -64,7 +64,7 @@ class Recorded:
     changed: bool
     """Whether anything was stored."""
     live: bool
-    """Whether the attempt is still the job's live attempt, and is to be polled again."""
+    """Whether the attempt is still the job's live attempt, and must be polled again."""
     cursor: Mapping[str, int] = field(default_factory=dict)
     """The reports up to this cursor are stored; the next poll continues from it."""
 
@@ -77,10 +77,10 @@ class Received:
     attempt: int
     reply: PollReply
     asked: Mapping[str, int] | None = None
-    """The cursor of the poll. Set it if two processes may poll the same attempt at once: a reply to
-    an older cursor than the stored one is then ignored."""
+    """The cursor of the poll. Set it if two processes can poll the same attempt at the same time: a
+    reply to a cursor older than the stored one is then ignored."""
     in_storage: Sequence[Frame] = ()
-    """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, for a reply with an
+    """Reports of the attempt's checkpoints from `service.checkpoints.catalog`, if the reply has an
     outcome. Checkpoints that no rank reported are stored with it."""
     left_out: str | None = None
     """A message about the reports that were removed because they could not be stored."""
@@ -95,7 +95,7 @@ def record(
     prices: Prices | None = None,
     known: KnownAttempts | None = None,
 ) -> list[Recorded]:
-    """Store replies of different jobs: the frames, phase, cursor and outcome of each, atomically.
+    """Store replies of different jobs. Each reply's frames, phase, cursor and outcome are atomic.
 
     `prices` is None if no prices are set. `known` caches facts about the attempts.
     """
@@ -145,7 +145,7 @@ class _Recorder:
     known: KnownAttempt
     """Cached facts about the attempt, which are kept up to date."""
     is_drilled: bool
-    """Whether the job has drills that are not over."""
+    """Whether the job has drills that have not ended."""
     lacks_reports: bool
     """Whether reports of an earlier reply of the attempt were omitted."""
 
@@ -183,8 +183,8 @@ class _Recorder:
         return Recorded(changed=changed, live=True, cursor=row.cursor)
 
     def _follow_phase(self, reply: PollReply) -> None:
-        """Update the attempt's phase, and move a starting job whose attempt trains. A recovery in
-        place is reported by frames instead."""
+        """Update the attempt's phase, and move a starting job whose attempt trains. Frames report
+        recoveries in place instead."""
         job, row, now = self.job, self.row, self.now
         row.phase = reply.phase or row.phase
         if row.started_at is None and Phase.STARTING in reply.phase_times:
@@ -213,7 +213,7 @@ class _Recorder:
             measure(session, meter.RECOVERY, _seconds(last.finished_at, now), "restart")
 
     def _at(self, seconds: float | None) -> datetime:
-        """Return a worker's time, or now if it is outside of the attempt's life: a wrong clock."""
+        """Return a worker's time, or now if a wrong clock puts it outside of the attempt's life."""
         if seconds is None:
             return self.now
         return within(seconds, self.row.started_at or self.row.created_at, self.now)
@@ -247,7 +247,7 @@ class _Recorder:
             self._retry_or_fail(outcome, message, by_drill=by_drill)
 
     def _move(self, trigger: Trigger, code: str, message: str, outcome: Outcome) -> None:
-        """End the job, with a sentence about results that were not kept, if the outcome has any."""
+        """End the job, with a sentence about results that were not kept, if there are any."""
         left = clean(outcome.left_behind)
         move(
             self.session,
@@ -295,9 +295,7 @@ class _Recorder:
             self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", outcome)
             return
         if cause is Cause.DIVERGED:
-            sentence = (
-                f"goes back to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
-            )
+            sentence = f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
             sentence = _retry_sentence(cause, decision)
@@ -352,7 +350,7 @@ class _Recorder:
 
 
 def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
-    """Return the outcome, but a failure instead of a success whose reports were omitted."""
+    """Return the outcome, or a failure if it is a success whose reports were omitted."""
     if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
         return outcome
     message = "it ended normally, but some of its reports could not be stored"
@@ -380,7 +378,7 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
     """Return the running time that counts against max_runtime_s, without suspends of the machine.
 
-    If no supervisor reported it, the ledger counts, or wall time if the group changed its size.
+    If no supervisor reported it, use the ledger, or the wall time if the group changed its size.
     """
     if outcome.ran_s is not None:
         return outcome.ran_s
@@ -410,11 +408,11 @@ def _retry_sentence(cause: Cause, retry: Retry) -> str:
         RetryBudget.INFRA: f"counted as a fault of {whose}",
         RetryBudget.FREE: "not counted",
     }[retry.budget]
-    return f"tried again after {retry.delay_s:g} s at the earliest, {charged}"
+    return f"retried after {retry.delay_s:g} s at the earliest, {charged}"
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
-    """Return the data of the event of an attempt's end."""
+    """Return the data of the event that reports an attempt's end."""
     data: dict[str, Any] = {"cause": str(outcome.cause)}
     if job.log_lines_dropped:
         data["log_lines_dropped"] = job.log_lines_dropped

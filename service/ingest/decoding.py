@@ -1,8 +1,8 @@
 """Decodes the reports and times of frames, and counts refused frames.
 
 Frames come from processes that run a user's code. A frame that is malformed or out of bounds is
-refused and counted, and the job gets one event about it. The handler of a report checks whether it
-may name a file, such as a file in another job's folder.
+refused and counted, and the job gets one event about it. The handler of a report checks whether the
+report is allowed to name a file, such as a file in another job's folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Refusals:
             self._counts[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
 
     def add_event(self, session: Session, job: JobRow, now: datetime) -> None:
-        """Add an event about refused frames to the job, unless it has one."""
+        """Add an event about refused frames to the job, unless it already has one."""
         type_ = "frames_refused"
         if not self._counts or events_repository.has_event(session, job.id, type_):
             return
@@ -109,7 +109,7 @@ def seconds_of(frame: Frame, now: datetime) -> float:
 
 
 def within(seconds: float, first: datetime, last: datetime) -> datetime:
-    """Return a node's time (Unix seconds) if it lies between `first` and `last`; otherwise the
+    """Return a node's time (Unix seconds) if it is between `first` and `last`. Otherwise, the
     node's clock is wrong, and the result is `last`."""
     at = _as_time(seconds)
     return at if at is not None and first <= at <= last else last

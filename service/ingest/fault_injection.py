@@ -1,8 +1,8 @@
-"""Stores the progress of drills: reports of supervisors, ends of attempts, steps of later attempts.
+"""Stores the progress of drills, as shown by supervisors' reports and by the ends of attempts.
 
-A drill after which the group recovers in place is over when the supervisor reports it. A drill that
-ends its attempt (a preemption, or a loss without recovery in place) is over when the next attempt
-trains.
+A drill after which the group recovers in place ends when the supervisor reports the recovery. A
+drill that ends its attempt (a preemption, or a loss without recovery in place) ends when the next
+attempt trains.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def attempt_ended(
     ended_at: datetime,
     now: datetime,
 ) -> bool:
-    """Update the drills of an attempt that ended. Return whether a drill caused the end, so that no
-    retry budget is charged."""
+    """Update the drills of an attempt that ended. Return whether a drill caused the end, in which
+    case no retry budget is charged."""
     by_drill = False
     for row in repository.open_drills(session, job.id):
         if row.attempt != attempt.attempt:
@@ -80,7 +80,7 @@ def attempt_ended(
 
 
 def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    """Whether the attempt ended by this drill's preemption, which no report mentioned before."""
+    """Whether this drill's preemption, which no report has mentioned yet, ended the attempt."""
     return (
         row.kind == DrillKind.PREEMPT
         and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)

@@ -1,4 +1,4 @@
-"""Records the use of slots by an attempt, by its job, and by all jobs together."""
+"""Records how an attempt, its job, and all jobs together used their slots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from service.db.repositories import faults as repository
 from service.domain.attempts import ledger
 
 UNREPORTED = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
-"""Causes after which no supervisor can report the use of the last seconds."""
+"""Causes after which no supervisor can report how the last seconds were used."""
 
 
 def book(
     session: Session, job: JobRow, attempt: AttemptRow, reported: ledger.Ledger, at: datetime
 ) -> None:
-    """Set the attempt's ledger to the ledger that its supervisor reported at `at`."""
+    """Replace the attempt's ledger with the ledger that its supervisor reported at `at`."""
     before = attempt.slot_seconds or {}
     attempt.slot_seconds = dict(reported)
     attempt.ledger_at = at
@@ -40,7 +40,7 @@ def close(
 
 
 def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
-    """Return the ledger in milliseconds' precision; the rounded classes add up to the total."""
+    """Return the ledger, rounded to milliseconds; the rounded classes add up to the total."""
     if slot_seconds is None:
         return None
     shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}

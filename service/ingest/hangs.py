@@ -1,4 +1,4 @@
-"""Hang reports, within limits of size: the ranks that stood still, and the stacks of all ranks."""
+"""Hang reports, limited in size: the ranks that stood still, and the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.db.models import HangRow
 KEPT_OF_A_JOB = 20
 MAX_STACK_BYTES = 64 << 10
 MAX_BUNDLE_BYTES = 4 << 20
-"""Most bytes of all stacks: if a thousand ranks wait for one rank, a few stacks suffice."""
+"""Maximum size of all stacks: if a thousand ranks wait for one rank, a few stacks suffice."""
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 

@@ -1,4 +1,4 @@
-"""Groups frames of metrics into runs: most frames of a reply are consecutive and of the same form.
+"""Groups frames of metrics into runs: most frames of a reply are consecutive and look the same.
 
 A rank reports the same names step after step, so its values are checked and stored in columns.
 Frames of other forms are checked one by one, which also finds their errors.
@@ -30,7 +30,7 @@ class Run:
 
 
 def runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Return the frames in order, in groups of the same form: each group may make one `Run`."""
+    """Yield the frames in order, in groups of the same form, each of which can make one `Run`."""
     for _, alike in groupby(frames, key=_form):
         yield list(alike)
 
@@ -44,8 +44,7 @@ def _form(frame: Frame) -> tuple[Any, ...]:
 
 
 def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
-    """Return the run of frames of the same form; None if that is not the usual form.
-
+    """Return the run of frames of the same form, or None if it is not the usual form.
     In the usual form, steps and counts are ints from 0 to `max_step`, and other values are floats.
     """
     bodies = [frame.body for frame in frames]

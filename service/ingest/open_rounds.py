@@ -1,4 +1,4 @@
-"""The open round of a federated job: stores its reports, and lists clients without an answer."""
+"""The open round of a federated job: stores reports, and lists clients that have not answered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.lifecycle.resizing import HOLDING
 
 MAX_MISSING = 100
 MAX_NAMED = 10
-"""Most clients that a sentence names."""
+"""Maximum number of clients that a sentence names."""
 
 
 def store(
@@ -35,10 +35,10 @@ def store(
         raise BadFrame("the job has no clients outside of the cluster")
     before = repository.newest_round(session, job.id)
     is_same = before is not None and (before.name, before.attempt) == (report.name, attempt.attempt)
-    # Each phase of secure aggregation has a deadline of its own.
+    # Each phase of secure aggregation has its own deadline.
     is_new_phase = report.is_open and before is not None and report.awaits != before.awaits
     if report.is_open and not is_same:
-        # After a restart, the storage has the received updates, but not the started ones.
+        # After a restart, the storage has the complete updates, but no updates in progress.
         repository.forget_sent(session, job.id, report.name, report.received)
     closes_at = at + timedelta(seconds=report.deadline_s)
     if before is not None and is_same and not is_new_phase:
@@ -70,7 +70,7 @@ def store_of_silos(job: JobRow, attempt: AttemptRow, report: SiloRoundReport, at
 
 
 def sent_name(name: str, awaits: str) -> str:
-    """Return the value of `sent_round` of a client that has answered in the round of this name."""
+    """Return the `sent_round` of a client that has answered in the round with this name."""
     return name if awaits == round_files.UPDATE else f"{name}/{awaits}"
 
 
@@ -122,8 +122,8 @@ def _of_silos(names: Sequence[str], row: Mapping[str, Any]) -> views.OpenRound:
 
 
 def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
-    """Return a sentence about the clients that the round waits for, and its deadline; empty if it
-    waits for no clients."""
+    """Return a sentence about the clients that the round waits for, and its deadline. It is empty
+    if the round waits for no clients."""
     if found is None or not found.num_missing:
         return ""
     one = "silo" if job.spec["federated"].get("silos") else "client"
@@ -140,5 +140,7 @@ def sentence(job: JobRow, found: views.OpenRound | None, now: datetime) -> str:
         return waits
     left_s = (found.closes_at - now).total_seconds()
     enough = f"{found.quorum} {'is' if found.quorum == 1 else 'are'} enough"
-    when = f"at its deadline, in {left_s:.0f} s" if left_s > 0 else "now that its deadline is over"
+    when = (
+        f"at its deadline, in {left_s:.0f} s" if left_s > 0 else "now that its deadline has passed"
+    )
     return f"{waits}: {enough} {when}"

@@ -48,14 +48,14 @@ from service.telemetry.metric_writer import MetricStore
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
-"""Most errors of one attempt that become events: a thousand ranks mostly fail for one reason."""
+"""Maximum number of events about errors of an attempt: a thousand ranks mostly fail alike."""
 GRAD_NORM = "train/grad_norm"
 DIVERGENCE = "divergence"
 """Type of the event."""
 
 
 class RankFrames:
-    """Stores the rank frames of one reply. An object serves one transaction."""
+    """Stores the rank frames of one reply. Each instance serves one transaction."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RankFrames:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """Keep `known`, the cached facts about the attempt, up to date."""
+        """known: cached facts about the attempt, which are kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -191,7 +191,7 @@ class RankFrames:
             self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
 
     def _reach(self, step: int, frame: Frame, reported: Mapping[str, Any]) -> None:
-        """Note a step of rank 0. A step that is repeated after a recovery changes nothing."""
+        """Record a step of rank 0. A step that is repeated after a recovery changes nothing."""
         if step >= (self._attempt.last_metric_step or 0):
             self._progress.update(reported)
             self._reached = step, frame
@@ -206,13 +206,13 @@ class RankFrames:
             self._awaited_step = None
 
     def _note_times(self, steps: Sequence[int], frames: Sequence[Frame]) -> None:
-        """Store when rank 0 reported these steps. It may report a step several times with other
+        """Store when rank 0 reported these steps. It can report a step several times with different
         metrics; the first time counts."""
         times = [seconds_of(frame, self._now) for frame in frames]
         self._metrics.extend(TIMES, 0, steps, times, repeats=True)
 
     def _may_repeat(self, frame: Frame) -> bool:
-        """Whether an earlier process may have reported the frame's steps before."""
+        """Whether an earlier process may already have reported the frame's steps."""
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
@@ -288,8 +288,8 @@ class RankFrames:
         self._warn(f"{found}: training diverges, and train.on_divergence is {report.then}", data)
 
     def _check_script(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """Warn of a script's first loss or gradient norm that is not finite: scripts, unlike
-        recipes, do not report a divergence themselves."""
+        """Warn about a script's first loss or gradient norm that is not finite. Unlike recipes,
+        scripts do not report a divergence themselves."""
         if not self._watches_script:
             return
         watched = {key: columns[key] for key in (resume_reports.LOSS, GRAD_NORM) if key in columns}
@@ -304,7 +304,7 @@ class RankFrames:
         at = found[key]
         message = f"{key} of step {steps[at]} is {by_name(watched[key][at])}: training diverges"
         shown = {name.split("/")[1]: by_name(of[at]) for name, of in watched.items()}
-        self._warn(f"{message}, and the script goes on", {"step": steps[at], **shown})
+        self._warn(f"{message}, and the script continues", {"step": steps[at], **shown})
 
     def _warn(self, message: str, data: dict[str, Any]) -> None:
         """Add an event about a divergence, and a warning, to the job."""
@@ -332,7 +332,7 @@ class RankFrames:
         )
 
     def _own_url(self, url: str) -> str:
-        """Return the URL if it is in the attempt's folder, since users can download its file."""
+        """Return the URL if it is in the attempt's folder, because users can download its file."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):
@@ -349,7 +349,7 @@ def _first_bad(values: Sequence[float]) -> int | None:
 
 def progress_in(report: MetricsReport) -> dict[str, Any]:
     """Return the parts of the progress that a report has. A report of an evaluation, for example,
-    has only some of them; the others stay unchanged."""
+    has only some of them; the others remain unchanged."""
     found: dict[str, Any] = {
         name: value
         for name in ("total_steps", "epoch")
@@ -369,8 +369,8 @@ def _are_guesses(names: Collection[str]) -> bool:
 def progress(
     job: JobRow, attempt: AttemptRow, reported: Mapping[str, Any], step: int, at: datetime
 ) -> dict[str, Any]:
-    """Return the progress of rank 0, with the earliest and latest end of the job at the speeds of
-    this attempt."""
+    """Return the progress of rank 0, with the earliest and latest end of the job at this attempt's
+    speeds."""
     total = reported.get("total_steps")
     marks = [Mark(*mark) for mark in (job.progress or {}).get("marks") or ()]
     marks = reached(marks, Mark(at.timestamp(), step))
@@ -388,7 +388,7 @@ def progress(
 
 
 def _ended_at(job: JobRow, attempt: AttemptRow) -> datetime | None:
-    """The time at which `max_runtime_s` ends the attempt."""
+    """Return the time at which `max_runtime_s` ends the attempt."""
     if job.max_runtime_s is None or attempt.started_at is None:
         return None
     return attempt.started_at + timedelta(seconds=job.max_runtime_s - job.runtime_used_s)

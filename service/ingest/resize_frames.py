@@ -26,7 +26,7 @@ def store_resized(
     at: datetime,
     now: datetime,
 ) -> None:
-    """Store the slots that a group has held since `at`. Raises BadFrame for slots of others."""
+    """Store the slots that a group holds since `at`. Raises BadFrame if it does not own them."""
     world_size, lacking, before = report.world_size, report.lacking, attempt.world_size
     kept = tuple(report.slices)
     if world_size > count_of(kept) or (world_size == 0 and not lacking):
@@ -46,7 +46,7 @@ def store_resized(
         if count_of(held.slices) == num_before:
             attempt.recall_after = now + rules.KEEPING_PAUSE
     attempt.grow_after = None if pause is None else now + pause
-    message = report.message or f"goes on with {workers(world_size)}"
+    message = report.message or f"continues with {workers(world_size)}"
     attempt.lacking, attempt.growth = lacking, None
     if not lacking and resizing.trains_with_fewer(job, world_size):
         attempt.growth = {"code": "resized", "message": message, "blocked_by": []}

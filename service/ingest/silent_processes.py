@@ -38,7 +38,7 @@ def note(
         {"kind": str(one.kind), "node_id": one.node_id, "since": min(one.since, now.timestamp())}
         for one in silent
     ]
-    # Keep the first time since when a process is silent: a restarted gateway reports a later one.
+    # Keep the first time at which a process fell silent: a restarted gateway reports a later time.
     kept = {_key(entry): known.get(_key(entry), entry) for entry in entries}
     fallen, back = kept.keys() - known.keys(), known.keys() - kept.keys()
     if not fallen and not back:

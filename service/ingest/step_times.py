@@ -15,10 +15,10 @@ from service.db.models import AttemptRow, JobRow
 OF_BATCH = (BATCH_SIZE, NOISE_SCALE)
 """Metrics of a job with a range of batch sizes."""
 CHANGED = 0.05
-"""Least relative change that is stored: a new fit for each report would gain nothing."""
+"""Smallest relative change that is stored: a new fit for each report would not help."""
 LEAST_SECONDS = 1e-6
 SMOOTHING = 0.3
-"""The weight of a new time in the moving average of its size."""
+"""The weight of a new time in the moving average for its size."""
 
 
 def noted(
@@ -32,7 +32,7 @@ def noted(
     speed = progress.get("samples_per_s")
     if job.min_workers is None or job.spec.get("recipe") is None or not speed:
         return None
-    # The steps of a federated job are rounds, and each round has other clients.
+    # The steps of a federated job are rounds, and each round has different clients.
     if not job.spec["elastic"].get("by_speed", True) or job.spec.get("federated"):
         return None
     is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking

@@ -55,7 +55,7 @@ KINDS = frozenset(
 
 
 def is_from_supervisor(frame: Frame) -> bool:
-    """Whether the frame is of these kinds and from the supervisor, not from a rank."""
+    """Whether the frame has one of these kinds and is from the supervisor, not from a rank."""
     return frame.rank == SUPERVISOR_RANK and frame.kind in KINDS
 
 
@@ -75,7 +75,7 @@ def generation(frames: Sequence[Frame]) -> int:
 
 
 class SupervisorFrames:
-    """Stores the supervisor's frames of one reply. An object serves one transaction."""
+    """Stores the supervisor's frames of one reply. Each instance serves one transaction."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SupervisorFrames:
         known: KnownAttempt,
         prices: Prices | None = None,
     ) -> None:
-        """Keep `known`, the cached facts about the attempt, up to date. `prices`: None if unset."""
+        """known: cached facts about the attempt, kept up to date. prices: None if not set."""
         self._session = session
         self._known = known
         self._prices = prices
@@ -121,7 +121,7 @@ class SupervisorFrames:
                 fault_injection.take(session, job, report, at, now)
             case WaitingReport() as report:
                 self._remark("waiting", "waiting", report.message, {})
-            case LedgerReport() as report:  # the newest of a reply counts: each is complete
+            case LedgerReport() as report:  # only the newest counts: each is complete
                 self._ledger = ledger.checked(report.slot_seconds), at
             case SystemMetricsReport() as report:
                 time = int(self._within_run(report.time).timestamp())
@@ -130,7 +130,7 @@ class SupervisorFrames:
                 raise BadFrame("a supervisor sent a report that only ranks may send")
 
     def _within_run(self, seconds: float) -> datetime:
-        """Return a time of the node's clock if it lies within the attempt; otherwise now."""
+        """Return a time of the node's clock if it is within the attempt, otherwise now."""
         return within(seconds, self._attempt.started_at or self._attempt.created_at, self._now)
 
     def _take_regrouping(self, report: RegroupingReport) -> None:
@@ -148,7 +148,7 @@ class SupervisorFrames:
                 values={"progress": without_rates(self._job.progress)},
                 data=data,
             )
-        else:  # it starts, recovers already, or is cancelled meanwhile
+        else:  # it is starting, recovering already, or being cancelled
             self._remark("regrouping", "group_lost", message, data)
 
     def _take_regrouped(self, report: RegroupedReport) -> None:

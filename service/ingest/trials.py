@@ -28,7 +28,7 @@ def follow(
 ) -> None:
     """Store the points of a trial's metric, and stop the trial if it is due.
 
-    `stored` has points by metric and rank. `may_stop` is False if the trial has just ended itself.
+    `stored` has points by metric and rank. `may_stop` is False if the trial has just ended anyway.
     """
     if job.array_id is None or not stored:
         return
@@ -57,10 +57,10 @@ def _goes_on(
     now: datetime,
     may_stop: bool,
 ) -> bool:
-    """Judge the trial on a rung; return False if that stops the trial."""
+    """Judge the trial on a rung. Return False if that stops the trial."""
     assert sweep.early_stopping is not None
     eta = sweep.early_stopping.eta
-    repository.lock(session, trial.array_id)  # trials are judged one after the other
+    repository.lock(session, trial.array_id)  # trials are judged one at a time
     repository.add_rung(session, trial.array_id, reached.rung, job.id, reached.value)
     found = repository.rank_on_rung(
         session, trial.array_id, reached.rung, reached.value, maximises=sweep.maximises
@@ -71,8 +71,8 @@ def _goes_on(
     value = "no number" if reached.value is None else f"{reached.value:.6g}"
     message = (
         f"stopped early at step {reached.step}: {ranked.num_better} of {ranked.num_judged - 1} "
-        f"trials before it had a better {sweep.metric} there than {value}, and the best of {eta} "
-        "goes on"
+        f"trials that got there before had a better {sweep.metric} than {value}, and only the "
+        f"best 1 in {eta} continues"
     )
     data = {"step": reached.step, "rung": reached.rung, "value": reached.value}
     move(session, job, Trigger.CANCEL, code=STOPPED_EARLY, message=message, now=now, data=data)

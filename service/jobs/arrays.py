@@ -39,26 +39,26 @@ logger = logging.getLogger(__name__)
 
 
 MAX_BYTES = 128 << 20
-"""Most bytes of all documents of an array or sweep: each of its jobs is stored with its own."""
+"""Maximum size of all documents of an array or sweep: each job is stored with its own document."""
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
     if spec.num_jobs <= settings.max_array_size:
         _refuse_too_long(spec)
         return
-    limit = f"this server takes {settings.max_array_size:,}"
-    by = "the operator sets the limit by DRAY_MAX_ARRAY_SIZE"
+    limit = f"this server allows {settings.max_array_size:,}"
+    by = "the operator sets the limit with DRAY_MAX_ARRAY_SIZE"
     if spec.sweep is None:
         raise ArrayTooLarge(
-            f"the array has {spec.num_jobs:,} jobs, and {limit}",
+            f"the array has {spec.num_jobs:,} jobs, but {limit}",
             pointer="/array/size",
             hint=f"divide it; {by}",
         )
     is_grid = spec.sweep.sampler == "grid"
     raise ArrayTooLarge(
-        f"the sweep has {spec.num_jobs:,} trials, and {limit}",
+        f"the sweep has {spec.num_jobs:,} trials, but {limit}",
         pointer="/sweep/parameters" if is_grid else "/sweep/trials",
-        hint=f"{'take fewer values, or random' if is_grid else 'take fewer'}; {by}",
+        hint=f"{'use fewer values, or random' if is_grid else 'use fewer'}; {by}",
     )
 
 
@@ -72,10 +72,10 @@ def _refuse_too_long(spec: JobSpec) -> None:
     if size * spec.num_jobs > MAX_BYTES:
         kind, of_it = ("array", "jobs") if spec.sweep is None else ("sweep", "trials")
         raise ArrayTooLarge(
-            f"the document of each of its {spec.num_jobs:,} {of_it} has up to {size:,} bytes, and "
-            f"this server takes {MAX_BYTES:,} for all of them",
+            f"the documents of its {spec.num_jobs:,} {of_it} have up to {size:,} bytes each, but "
+            f"this server allows {MAX_BYTES:,} for all of them",
             pointer=f"/{kind}",
-            hint="put long texts into a file of the code or of the nodes, or divide it",
+            hint="move long strings to a file in the code or on the nodes, or divide it",
         )
 
 
@@ -88,7 +88,7 @@ def insert(
     now: datetime,
 ) -> None:
     """Store the job with its event. If the document has `array` or `sweep`, also store the other
-    jobs, which differ by their index. `trials` are the trials of a sweep."""
+    jobs, which differ by their index. `trials`: the trials of a sweep."""
     many = spec.array or spec.sweep
     if many is not None:
         row.array_id = row.array_head = new_array_id(now)
@@ -113,8 +113,8 @@ def insert(
 
 
 def _insert_values(session: Session, row: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
-    """Store the searchable values of an array: the values of its first document, and the values of
-    other documents that differ."""
+    """Store the searchable values of an array: the values of its first document, and those values
+    of the other documents that differ."""
     assert row.array_id is not None
     of_first = SharedValues(row.array_id, row.spec, searchable(row.spec))
     shared, own = of_first.of_array({one["id"]: one.get("spec", row.spec) for one in copies})
@@ -183,7 +183,7 @@ class Arrays:
 
         def hide(session: Session) -> None:
             if hidden:
-                return  # this call did it, and the answer to its commit was lost
+                return  # an earlier try committed, but its answer was lost
             array = view(session, array_id)
             if not array.is_settled():
                 raise JobLive(
@@ -213,7 +213,7 @@ def view(session: Session, array_id: str) -> views.JobArray:
     first = repository.first(session, array_id) if storable(array_id) else None
     if first is None:
         raise ArrayNotFound(
-            f"there is no array {array_id}", hint="`dray ls` shows the jobs and arrays there are"
+            f"there is no array {array_id}", hint="`dray ls` lists the existing jobs and arrays"
         )
     sweep = sweeps_repository.get(session, array_id)
     return views.JobArray(

@@ -1,5 +1,5 @@
-"""Changes of a waiting job: hold, release, move to another queue or to the front. Also changes the
-priority of any job that has not ended."""
+"""Changes to a waiting job: holds and releases it, or moves it to another queue or to the front.
+Also changes the priority of any job that has not ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.lifecycle.transitions import remark
 from service.queues import admission
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-NEXT_LOOK = "waits for the scheduler's next look"
+NEXT_LOOK = "waits for the scheduler's next round"
 
 
 class JobChanges:
@@ -46,9 +46,9 @@ class JobChanges:
     ) -> views.Job:
         """Change the job in the name of `actor`, with an event for each change. Idempotent.
 
-        Raises JobFinished if it has ended, and JobNotWaiting for a hold or a move if it does not
-        wait. Like a submit, raises UnknownQueue, QueueFull, Unsatisfiable, and, except for admins,
-        PriorityTooHigh.
+        Raises JobFinished if the job has ended, and JobNotWaiting for a hold or a move if it is not
+        waiting. Like a submission, raises UnknownQueue, QueueFull, Unsatisfiable, and, except for
+        admins, PriorityTooHigh.
         """
         now = self._clock()
 
@@ -98,7 +98,7 @@ def _check_rules(
 
 
 class _Placing:
-    """Makes the changes of one locked job."""
+    """Applies the changes to one locked job."""
 
     def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
         self._session = session
@@ -113,7 +113,7 @@ class _Placing:
             data = {"from": row.queue, "to": wanted.queue}
             row.queue, row.rank = wanted.queue, 0
             message = f"moved to the queue {row.queue!r}"
-            if row.held_by is None:  # the queue that it left may have kept it back
+            if row.held_by is None:  # the previous queue may have kept it back
                 row.position, row.blocked_by = None, []
                 self._explain("moved", NEXT_LOOK, message, data)
             else:
@@ -121,7 +121,7 @@ class _Placing:
         if wanted.priority is not None and wanted.priority != row.priority:
             steps = {"from": row.priority, "to": wanted.priority}
             row.priority, row.rank = wanted.priority, 0
-            self._add_event("priority", f"has priority {row.priority} now", steps)
+            self._add_event("priority", f"now has priority {row.priority}", steps)
         if wanted.first:
             self._move_first()
 
@@ -132,7 +132,7 @@ class _Placing:
         if first is not None and first <= row.rank:
             row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
-            self._add_event("moved_first", f"moved before all others {where}")
+            self._add_event("moved_first", f"moved ahead of all others {where}")
 
     def hold(self, held: bool | None) -> None:
         row = self._row

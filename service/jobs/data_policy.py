@@ -1,7 +1,7 @@
 """Checks at submission whether jobs may read their data.
 
-A forbidden URL is refused here, while the user waits for the answer. The node applies the same
-rules later to facts that only it knows: the target of a link, and the current address of a name.
+A forbidden URL is refused here, while the user waits for the answer. The node later applies the
+same rules to facts that only it knows: the target of a link, and the current address of a name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ray_workers.shared.node_needs import DataPolicy
 from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
-"""A name that is not resolved in this time passes: the worker checks it again."""
+"""A name that is not resolved within this time passes: the worker checks it again."""
 MAX_PACKAGE_HOSTS = 20
-"""Most hosts of packages of a job: each look-up may take `LOOKUP_TIMEOUT_S`."""
+"""Maximum number of package hosts of a job: each look-up can take `LOOKUP_TIMEOUT_S`."""
 
-# Own threads: look-ups without an answer may block only these.
+# A separate thread pool, so that look-ups without an answer block only these threads.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 
@@ -52,7 +52,7 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
 
 
 async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
-    """Allow repositories without encryption only from private hosts."""
+    """Allow repositories without encryption only on hosts that the operator has named."""
     url = urlsplit(code.git or "")
     host = url.hostname or ""
     if url.scheme != "http" or is_named(host, allowed):
@@ -64,14 +64,14 @@ async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
         ):  # also if only the nodes can resolve the name
             return
     raise DataSourceForbidden(
-        f"a repository is read from {host} over https:// only",
+        f"repositories on {host} can be read only over https://",
         pointer="/script/code/git",
-        hint="the operator allows hosts without it by DRAY_DATA_PRIVATE_HOSTS",
+        hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
     )
 
 
 async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:
-    """Check each host of packages once; without encryption, the operator must name the host."""
+    """Check each package host once. Without encryption, the operator must have named the host."""
     checked: set[tuple[str, bool]] = set()
     for pointer, address in environment.addresses:
         url = urlsplit(address)
@@ -85,16 +85,16 @@ async def _check_packages(environment: Environment, allowed: AllowedHosts) -> No
             )
         if url.scheme.endswith("http") and not is_named(host, allowed):
             raise DataSourceForbidden(
-                f"packages come from {host} over https:// only",
+                f"packages can be fetched from {host} only over https://",
                 pointer=pointer,
-                hint="the operator allows hosts without it by DRAY_DATA_PRIVATE_HOSTS",
+                hint="the operator can allow hosts without it in DRAY_DATA_PRIVATE_HOSTS",
             )
         await _check_host(host, pointer, allowed)
         checked.add(kind)
 
 
 def is_named(host: str, allowed: AllowedHosts) -> bool:
-    """Whether the operator's settings contain the host itself, by its name or its address."""
+    """Whether the operator's settings list this host by its name or its address."""
     address = literal_address(canonical_host(host))
     return allowed.has_name(host) or (address is not None and allowed.has_address(address))
 
@@ -114,17 +114,18 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
     if not any(plain.is_relative_to(os.path.normpath(root)) for root in policy.file_roots):
         roots = ", ".join(policy.file_roots)
         raise DataSourceForbidden(
-            f"{plain} is outside the folders that data may be read from"
+            f"{plain} is outside the folders from which jobs may read data"
             if roots
-            else "files of the nodes may not be read here",
+            else "this server does not allow jobs to read files on the nodes",
             pointer=pointer,
-            hint=f"they are {roots}" if roots else "the operator names folders in DRAY_DATA_ROOTS",
+            hint=f"they are {roots}"
+            if roots
+            else "the operator can allow folders in DRAY_DATA_ROOTS",
         )
 
 
 async def why_refused(host: str, allowed: AllowedHosts) -> str | None:
-    """Return why connections to the host are forbidden, by its name and its current addresses; None
-    if they are allowed."""
+    """Return why the host's name or current addresses are forbidden; None if they are allowed."""
     reason = refused_host(host, allowed)
     if reason is None and not allowed.has_name(host) and literal_address(host) is None:
         refused = (refused_address(one, allowed) for one in await _addresses(host))
@@ -136,14 +137,14 @@ async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
     reason = await why_refused(host, allowed)
     if reason is not None:
         raise DataSourceForbidden(
-            f"{host} may not be read from: {reason}",
+            f"jobs may not read from {host}: {reason}",
             pointer=pointer,
-            hint="the operator allows private hosts by DRAY_DATA_PRIVATE_HOSTS",
+            hint="the operator can allow private hosts in DRAY_DATA_PRIVATE_HOSTS",
         )
 
 
 async def _addresses(host: str) -> list[Address]:
-    """Return all addresses of a name; an empty list if it has none or the answer is late."""
+    """Return all addresses of a name; an empty list if it has none or the answer takes too long."""
     loop = asyncio.get_running_loop()
     looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""Links for one download of a job's file: for browsers, which send no token with a download.
+"""Links for one download of a job's file. Browsers need them, because they send no token with it.
 
 The hash of the link's secret is stored in SQL, so that any API process can serve the link, but only
 one of them does.
@@ -22,12 +22,12 @@ from service.domain.errors import DownloadLinkNotFound
 from service.jobs.service import found
 
 LIFETIME = timedelta(minutes=1)
-"""The download must begin within this time after the link was created."""
+"""The download must begin within this time after the link is created."""
 
 
 @dataclass(frozen=True)
 class UsedLink:
-    """The target of a link that was used, and the user who requested it."""
+    """The target of a link that has been used, and the user who requested the link."""
 
     job_id: str
     wanted: DownloadRequest
@@ -80,9 +80,9 @@ class DownloadLinks:
 
 def no_such_link() -> DownloadLinkNotFound:
     return DownloadLinkNotFound(
-        "this link downloads nothing: it has been used, is older than "
+        "this link does not work any more: it has been used, is older than "
         f"{LIFETIME.total_seconds():.0f} s, or its token is no longer valid",
-        hint="ask for another one by POST /v1/jobs/ID/downloads, or press the button again",
+        hint="request another one with POST /v1/jobs/ID/downloads, or press the button again",
     )
 
 

@@ -1,4 +1,4 @@
-"""Use cases of faults: preempt a job, run a drill on it, read its hangs."""
+"""Use cases of faults: preempt a job, run a drill on it, and read its hangs."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class FaultService:
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
-            attempt = _live_attempt(
-                session, row, preemption.HOLDING, "it holds no slots that it could leave"
-            )
+            attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
             preemption.ask(session, row, attempt, grace, now, actor=actor)
             return serializers.job(session, row)
 
@@ -81,7 +79,7 @@ class FaultService:
         """Inject a fault into the job; the drill shows how the job recovers.
 
         Returns the first drill if the key was used for the same request. Raises JobNotRunning if
-        the job does not train now, DrillImpossible if the job can't pass the drill, and
+        the job is not training, DrillImpossible if the job can't pass the drill, and
         IdempotencyMismatch if the key was used for another request.
         """
         now = self._clock()
@@ -93,7 +91,7 @@ class FaultService:
                 earlier = reserve(session, owner, idempotency, job_id, now, drill_id=drill_id)
                 if earlier is not None:
                     return serializers.drill(_drill(session, job_id, earlier))
-            attempt = _live_attempt(session, row, TRAINING, "a drill needs a job that trains")
+            attempt = _live_attempt(session, row, TRAINING, "a drill needs a job that is training")
             running = _running(row, attempt)
             _refuse_impossible(running, request)
             resumes = drills.ends_attempt(request.kind, running)
@@ -134,7 +132,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def hangs(self, job_id: str) -> views.HangPage:
-        """Return the newest hangs, which are kept, oldest first."""
+        """Return the newest hangs (older ones are not kept), oldest first."""
 
         def work(session: Session) -> views.HangPage:
             found(session, job_id)
@@ -186,7 +184,7 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
 
 
 def _refuse_impossible(running: drills.Running, request: DrillRequest) -> None:
-    """Raise DrillImpossible if the drill could never pass, or would test something else."""
+    """Raise DrillImpossible if the drill could never pass, or would test something different."""
     why = drills.refusal(request.kind, request.rank, request.at_step, running)
     if why is not None:
         raise DrillImpossible(why.message, pointer=why.pointer, hint=why.hint)

@@ -34,7 +34,7 @@ class KeysInFlight:
 
     @contextmanager
     def holding(self, owner: str, idempotency: IdempotencyKey | None) -> Iterator[None]:
-        """Raises IdempotencyInFlight at once if another request holds the key."""
+        """Hold the key. Raises IdempotencyInFlight at once if another request holds it."""
         if idempotency is None:
             yield
             return
@@ -57,8 +57,8 @@ def reserve(
     *,
     drill_id: str | None = None,
 ) -> str | None:
-    """Bind the key to the job (or its drill) that is about to be written, or return the id of the
-    job or drill to which it is bound.
+    """Bind the key to the job (or its drill) that is about to be written. If it is already bound,
+    return the id of that job or drill instead.
 
     Raises IdempotencyMismatch if it is bound to another request, and IdempotencyInFlight while
     another process is about to bind it.
@@ -93,5 +93,5 @@ def _lock_number(owner: str, key: str) -> int:
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
         "a request with this Idempotency-Key is being processed",
-        hint="repeat it in a moment: the answer will then be that of the first request",
+        hint="repeat it in a moment to get the answer to the first request",
     )

@@ -1,4 +1,4 @@
-"""Submission of a job: checks its document against the cluster, and makes its first rows."""
+"""Submission of a job: checks its document against the cluster, and creates its first rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def at_home(request: policy.Request, spec: JobSpec) -> policy.Request:
 
 
 def use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
-    """Prevent the deletion of the job's code. Raises CodeUnfit if it does not exist any more."""
+    """Prevent the deletion of the job's code. Raises CodeUnfit if the code no longer exists."""
     code = spec.code
     if code is not None and code_repository.use(session, owner, code, now) is None:
         pointer = "/script/code" if spec.script else "/model/code"
@@ -57,7 +57,7 @@ def refuse_impossible(
     session: Session, spec: JobSpec, request: policy.Request, settings: Settings
 ) -> None:
     """Raise Unsatisfiable if the known cluster could not run the job even if it were empty and had
-    all nodes of the autoscaler, or if the topology does not have the requested level."""
+    all nodes of the autoscaler, or if the topology lacks the requested level."""
     has_labels = any(name.startswith(LABEL) for name in request.bundle)
     is_spread = bool(request.homes) or bool(request.roles)
     is_placed = has_labels or is_spread or request.required_level is not None
@@ -71,7 +71,7 @@ def refuse_impossible(
         raise Unsatisfiable(
             f"this job could never start: {reason.message}",
             pointer=_pointer_of_lack(spec, request, usable or ()),
-            hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it "
+            hint="request less, or add nodes to the cluster first; `dray cluster` shows what it "
             "has",
         )
 
@@ -135,7 +135,7 @@ def new_row(
         code=spec.code,
         state=JobState.QUEUED,
         reason_code="submitted",
-        reason_message="waits for the scheduler's first look",
+        reason_message="waits for the scheduler's first round",
         blocked_by=[],
         kept_back_s=0.0,
         attempt=0,

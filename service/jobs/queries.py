@@ -37,7 +37,7 @@ from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
 MAX_LINES = 10_000
 MAX_EVENTS = 1000
 MAX_NAMED = 20
-"""Most other jobs that an explanation names."""
+"""Maximum number of other jobs that an explanation names."""
 
 
 class Queries:
@@ -53,7 +53,7 @@ class Queries:
         self._answers = answers.Answers()
 
     async def metrics(self, job_id: str, query: MetricsFilter | None = None) -> views.Metrics:
-        """Return each step of the series once, over all attempts."""
+        """Return the series of a job, with each step once over all attempts."""
         wanted = query or MetricsFilter()
         after = -1 if wanted.after_step is None else wanted.after_step
 
@@ -172,7 +172,7 @@ class Queries:
         return await self._database.read(work)
 
     async def code_of(self, job_id: str) -> tuple[str, str]:
-        """Return the owner and id of the job's code. Raises CodeNotFound if it brought none."""
+        """Return the owner and id of the job's code. Raises CodeNotFound if no code is stored."""
 
         def work(session: Session) -> tuple[str, str]:
             row = found(session, job_id)
@@ -183,7 +183,7 @@ class Queries:
                     f"the code of {job_id} is not stored here: its nodes fetch it from {url}"
                 )
             if row.code is None:
-                raise CodeNotFound(f"the job {job_id} brought no code: it runs what nodes have")
+                raise CodeNotFound(f"the job {job_id} was submitted without code")
             return row.owner, row.code
 
         return await self._database.read(work)
@@ -217,7 +217,7 @@ class Queries:
         return await self._database.read(work)
 
     async def checkpoint_files(self, job_id: str, step: int) -> views.CheckpointFilePage:
-        """Return the files of the checkpoint of this step. Raises CheckpointNotFound without it."""
+        """Return the files of the checkpoint of this step. Raises CheckpointNotFound."""
         row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
         found = await in_storage_thread(catalog.files, self._storage, row)
         return views.CheckpointFilePage(items=found)
@@ -239,7 +239,7 @@ class Queries:
         return await self._database.read(work)
 
     async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
-        """Return the artifact and its storage URL. Raises ArtifactNotFound if the job lacks it."""
+        """Return the artifact and its storage URL. Raises ArtifactNotFound if it does not exist."""
 
         def work(session: Session) -> tuple[views.Artifact, str]:
             found(session, job_id)
@@ -312,8 +312,8 @@ class Queries:
         return await self._database.read(lambda s: decisions.page(s, before, limit))
 
     async def decision(self, number: int) -> views.ReplayedDecision:
-        """Return a round of the scheduler, and the policy's present decisions on it. Raises
-        DecisionNotFound if the round is not stored."""
+        """Return a round of the scheduler, and the decisions that the policy now makes on it.
+        Raises DecisionNotFound if the round is not stored."""
         return await self._database.read(lambda s: decisions.replay(s, number))
 
     async def forecast_errors(self) -> views.ForecastErrors:

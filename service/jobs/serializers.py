@@ -62,7 +62,7 @@ def _job(
     dashboard: str | None,
     is_silent: bool,
 ) -> views.Job:
-    """Convert the row. `is_silent`: the cluster does not answer, so the job may not train now."""
+    """Convert the row. `is_silent`: the cluster does not answer, so the job may not be training."""
     base = f"/v1/jobs/{row.id}"
     shown_progress = _progress(row, is_silent)
     return views.Job(

@@ -59,7 +59,7 @@ class _CheckedDocument:
 
     resolved: Resolved
     unfit: CodeUnfit | None
-    """The reason why its code can't run, which is raised after the errors of the job itself."""
+    """Why its code can't run. This is raised only after the errors of the job itself."""
     trials: Trials | None
     """The trials of a sweep."""
     silo_sources: list[str | None] | None
@@ -109,21 +109,21 @@ class Jobs:
         idempotency: IdempotencyKey | None = None,
     ) -> tuple[views.Job, bool]:
         """Submit a job, and return (job, created). `created` is False if the key was used before
-        for the same request; `job` is then the first one. For an array or a sweep, `job` is the job
-        of index 0.
+        for the same request; `job` is then the job of that request. For an array or a sweep, `job`
+        is the job with index 0.
 
         Raises:
-            DataSourceForbidden: It names data that jobs may not read.
+            DataSourceForbidden: The job names data that jobs may not read.
             UnknownQueue, QueueFull, PriorityTooHigh: The queue does not exist, has too many waiting
                 jobs, or does not allow the priority.
-            Unsatisfiable: The queue's limits or the known cluster could never let it run.
-            OutOfMemory: It needs more memory than its workers have.
-            InitFromNotFound, InitFromDiffers: The checkpoint from which it starts does not exist,
-                or is from another model or, if it is restored completely, another training.
+            Unsatisfiable: The queue's limits or the known cluster could never let the job run.
+            OutOfMemory: The job needs more memory than its workers have.
+            InitFromNotFound, InitFromDiffers: The checkpoint from which the job starts does not
+                exist, or is from another model or, if it is restored completely, another training.
             QuotaExceeded: The storage is full.
-            CodeUnfit: Its code was not uploaded, or lacks the program.
+            CodeUnfit: The job's code was not uploaded, or lacks the program.
             ArrayTooLarge, InvalidTrial, SamplerUnavailable: The array or sweep can't be created.
-            DependencyNotFound, DependencyNeverSatisfied: It is to start after a job that does not
+            DependencyNotFound, DependencyNeverSatisfied: The job must wait for a job that does not
                 exist, or did not end as required.
             IdempotencyMismatch: The key was used for another request.
         """
@@ -155,8 +155,8 @@ class Jobs:
     async def dry_run(
         self, spec: JobSpec, *, owner: str = "default", project: str = "default"
     ) -> views.Explanation:
-        """Return whether and when the job (of an array, the first) would start if it were submitted
-        now, without storing anything. Raises the errors of `submit`."""
+        """Return whether and when the job (for an array, its first job) would start if it were
+        submitted now, without storing anything. Raises the errors of `submit`."""
         prepared = await self._prepared(spec, owner)
         now = self._clock()
         job_id = new_job_id(now)
@@ -164,8 +164,8 @@ class Jobs:
         def check(session: Session) -> None:
             raise _NothingStored(*self._accepted(session, prepared, job_id, owner, project, now))
 
-        # The checks of a submit take locks and count uses, so they run in a write transaction that
-        # is rolled back. The answer takes longer, and does not need its locks.
+        # The checks of a submission take locks and count uses, so they run in a write transaction
+        # that is rolled back. The answer takes longer, and does not need these locks.
         try:
             await self._database.write(check)
         except _NothingStored as accepted:
@@ -176,7 +176,7 @@ class Jobs:
         return explanation.model_copy(update={"sync": prepared.resolved.sync})
 
     async def _prepared(self, spec: JobSpec, owner: str) -> _CheckedDocument:
-        """Make the checks that need no transaction."""
+        """Do the checks that need no transaction."""
         await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
         spec, silo_sources = new_jobs.without_sources(spec)
         resolved = await self._plans.resolve(spec)
@@ -246,7 +246,7 @@ class Jobs:
     async def list(
         self, query: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
-        """Return jobs, newest first, at most `limit` (1 to 500). Raises BadCursor for a cursor of
+        """Return jobs, newest first, at most `limit` (1 to 500). Raises BadCursor for a cursor from
         another listing."""
         wanted = query or JobFilter()
         before_id = listing.position(wanted, cursor)
@@ -292,7 +292,7 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all its files, in the name of `actor`, who is logged.
+        """Delete a finished job and all its files, in the name of `actor`, which is logged.
 
         Raises JobLive if it has not ended, and CheckpointInUse if a live job starts from one of its
         checkpoints.
@@ -308,7 +308,7 @@ class Jobs:
                 row = found(session, job_id, lock=True)
             except NotFound:
                 if begun:
-                    return  # this call did it, and the answer to its commit was lost
+                    return  # an earlier try committed, but its answer was lost
                 raise
             begun = True
             if not row.state.is_terminal:
@@ -317,7 +317,7 @@ class Jobs:
                     hint="cancel it first, and wait until it has ended",
                 )
             init_from.refuse_if_needed(session, job_id)
-            # The database's clock counts: another process may have to finish the deletion.
+            # Use the database's clock: another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
             if row.array_head is not None:
                 arrays_repository.hand_head_on(session, row)
@@ -329,7 +329,7 @@ class Jobs:
             await self.storage_watch.look(self._clock())
 
     async def finish_deletions(self, before: datetime | None = None) -> int:
-        """Complete interrupted deletions; return how many.
+        """Complete interrupted deletions, and return how many.
 
         With `before`, only deletions that began before this time are completed, since another
         process may still be deleting. A job whose files can't be deleted now is left for later.
@@ -361,4 +361,4 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 
 def not_found(job_id: str) -> NotFound:
-    return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
+    return NotFound(f"there is no job {job_id}", hint="`dray ls` lists the existing jobs")

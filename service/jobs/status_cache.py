@@ -2,7 +2,7 @@
 
 Most requests to a training service ask for the state of a job, and most answers equal the previous
 one. On SQLite, one process makes all writes and knows of every change when it is committed, so it
-caches answers and never returns a stale one. On PostgreSQL, other processes write, too, so every
+caches answers and never returns a stale one. On PostgreSQL, other processes write too, so every
 answer is read from the database.
 """
 
@@ -20,7 +20,7 @@ from service.jobs import serializers
 from service.jobs.service import not_found
 
 MAX_ANSWERS = 4096
-"""Most cached answers; the oldest is dropped first."""
+"""Maximum number of cached answers; the oldest is dropped first."""
 
 
 def _present(session: Session, job_id: str) -> views.Job:
@@ -32,7 +32,7 @@ def _present(session: Session, job_id: str) -> views.Job:
 
 
 class StatusCache:
-    """The cached answers of one process. `peek` and `read` may be called from any thread."""
+    """The cached answers of one process. `peek` and `read` can be called from any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

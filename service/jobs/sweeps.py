@@ -18,12 +18,12 @@ from service.domain.errors import ArrayNotFound, BadCursor, SweepNotFound
 from service.jobs import arrays
 
 MAX_TRIALS = 500
-"""Most trials of one page."""
+"""Maximum number of trials on one page."""
 
 
 class Sweeps:
-    """The use cases. Each raises SweepNotFound if the sweep does not exist. A sweep is cancelled
-    and deleted as an array."""
+    """The use cases. Each raises SweepNotFound if the sweep does not exist. Sweeps are cancelled
+    and deleted in the same way as arrays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,7 +32,7 @@ class Sweeps:
         return await self._database.read(lambda session: _view(session, sweep_id))
 
     async def trials(self, sweep_id: str, *, limit: int, cursor: str | None) -> views.TrialPage:
-        """Return trials by index, at most `limit` (1 to 500). Raises BadCursor for a cursor of
+        """Return trials by index, at most `limit` (1 to 500). Raises BadCursor for a cursor from
         another listing."""
         limit = max(1, min(limit, MAX_TRIALS))
         after = _position(sweep_id, cursor)
@@ -44,7 +44,7 @@ def _position(sweep_id: str, cursor: str | None) -> int:
         return -1
     index = decode_cursor(_scope(sweep_id), cursor)
     if not isinstance(index, int) or not 0 <= index < 2**63:
-        raise BadCursor("the cursor is not one that this listing gave out")
+        raise BadCursor("the cursor does not come from this listing")
     return index
 
 
@@ -56,7 +56,7 @@ def _found(session: Session, sweep_id: str) -> SweepRow:
     row = repository.get(session, sweep_id) if storable(sweep_id) else None
     if row is None:
         raise SweepNotFound(
-            f"there is no sweep {sweep_id}", hint="`dray ls` shows the jobs and sweeps there are"
+            f"there is no sweep {sweep_id}", hint="`dray ls` lists the existing jobs and sweeps"
         )
     return row
 

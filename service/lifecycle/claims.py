@@ -1,7 +1,7 @@
 """Claims: waiting jobs begin their next attempts, several jobs in one transaction.
 
 A claim is a compare-and-set: the jobs are locked, and a job that changed after the plan saw it is
-left alone. The attempt's number is the fencing token of everything that is stored about it.
+skipped. The attempt's number is the fencing token of everything that is stored about the attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from service.lifecycle.transitions import announce, changes_of, move, runtime_le
 
 @dataclass(frozen=True)
 class Wanted:
-    """A waiting job as the plan saw it, and the slots on which it is to start."""
+    """A waiting job as the plan saw it, and the slots on which it should start."""
 
     job_id: str
     attempt_seen: int
@@ -80,7 +80,7 @@ def claim(
     """Begin the next attempts of these jobs, and return the specs for their launches.
 
     The result has None for a job that has changed since the plan saw it, and for a trial that has
-    no values yet. A job that can't start any more fails.
+    no values yet. A job that can no longer start fails.
     """
     rows = planned_jobs.lock_waiting(session, [one.job_id for one in wanted])
     in_arrays = [row.id for row in rows.values() if row.array_id is not None]
@@ -122,7 +122,7 @@ def _check(row: Row[Any]) -> CheckedDocument | tuple[str, str]:
     """Return the document, or the code and message with which the job fails instead."""
     left_s = runtime_left_s(row)
     if left_s is not None and left_s <= 0:
-        message = f"has run for {row.runtime_used_s:.0f} s, max_runtime_s is {row.max_runtime_s}"
+        message = f"has run for {row.runtime_used_s:.0f} s; max_runtime_s is {row.max_runtime_s}"
         return "runtime_exceeded", message
     try:
         return checked(row.spec)

@@ -1,7 +1,8 @@
-"""Effects of a job's end on jobs that have not started: jobs that wait for it, trials of its sweep.
+"""Effects of a job's end on jobs that have not started: its dependents, and trials of its sweep.
 
-They are settled in the transaction of the end, so the scheduler need not search for them. A submit
-prevents the jobs that it names from ending until it is stored (`hold`), so it can't miss an end.
+They are settled in the transaction of the end, so the scheduler does not need to search for them. A
+submission keeps the jobs that it names from ending until it is stored (`hold`), so it can't miss an
+end.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Ended:
     array_id: str | None
     state: JobState
     is_stopped_early: bool = False
-    """Whether the job is a trial that ended since others are better: its sweep may still succeed.
+    """Whether the job is a trial that ended because others are better. Its sweep may still succeed.
     """
 
 
@@ -77,13 +78,13 @@ def _refusal(after: str, states: Mapping[JobState, str], number: int) -> Depende
     return DependencyNeverSatisfied(
         f"this job could never start: it {never_satisfied(after, states[bad], bad)}",
         pointer=f"/after/{number}",
-        hint="let it start after the end of the other, whatever that is: on: end",
+        hint="use `on: end` to start it after the other's end, whatever its result",
     )
 
 
 def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
-    """Settle the dependencies on jobs that have just ended. Cancel jobs whose required success did
-    not happen, then the jobs that waited for these, and so on."""
+    """Settle the dependencies on jobs that have just ended. Cancel the jobs that needed a success
+    that did not happen, then the jobs that waited for these, and so on."""
     while ended:
         array_ids = {one.array_id for one in ended if one.array_id is not None}
         rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)
@@ -98,7 +99,7 @@ def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
 def cancel_unstarted(
     session: Session, array_id: str, *, message: str, now: datetime, data: Mapping[str, Any]
 ) -> None:
-    """Cancel, for the user, all jobs of an array that have had no attempt."""
+    """Cancel, on behalf of the user, all jobs of an array that have had no attempt."""
     end_unstarted(session, array_id, CANCELLED_BY_USER, message, now, data)
 
 
@@ -157,7 +158,7 @@ def _end(
     now: datetime,
     data: Mapping[str, Any],
 ) -> list[Ended]:
-    """End jobs, and jobs of arrays, that have had no attempt: a bulk `transitions.move`."""
+    """End jobs, and jobs of arrays, that have had no attempt: `transitions.move` in bulk."""
     state = transition(JobState.QUEUED, trigger, code)
     assert state is JobState.CANCELLED
     changed = arrays_repository.cancel_unstarted(
@@ -189,7 +190,7 @@ def _end(
 
 def trial_failed(session: Session, job: JobRow, now: datetime) -> None:
     """Cancel the trials that have not started if more trials have failed than the sweep allows.
-    Started trials go on."""
+    Started trials continue."""
     row = None if job.array_id is None else sweeps_repository.lock(session, job.array_id)
     if row is None:
         return

@@ -21,7 +21,7 @@ _CAN_T_BE_HAD: Mapping[JobNeed, str] = {
 
 
 def note_preparing(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """Add an event: the job waits until its nodes are prepared."""
+    """Add an event that the job is waiting until its nodes are prepared."""
     job = repository.lock(session, job_id)
     if job is not None and job.state == JobState.QUEUED:
         code = "preparing_environment"
@@ -52,7 +52,7 @@ def note_ready(
 
 
 def sentence_of(failure: NodeEnvironment) -> str:
-    """Return the sentence why a node can't be prepared for the job."""
+    """Return a sentence that explains why a node can't be prepared for the job."""
     return f"{_CAN_T_BE_HAD[failure.need]}: {failure.message}"
 
 

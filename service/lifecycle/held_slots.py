@@ -1,7 +1,7 @@
 """The slot-seconds that an attempt held on each node, with the labels that the node had.
 
 They are counted up to `held_until`. `settle` continues the count; it is called before each change
-of the attempt's slices. Labels are stored, since a node that has gone can't be asked any more.
+of the attempt's slices. Labels are stored, because a node that is gone can't be asked for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def on_nodes(slices: Sequence[Slice], labels: Mapping[str, Mapping[str, str]]) -
 
 def settle(attempt: AttemptRow, at: datetime) -> None:
     """Count the slots that the attempt has held up to this time. Does nothing before the attempt
-    got its slots, or if this time is counted already."""
+    has its slots, or if this time is already counted."""
     since = attempt.held_until or attempt.started_at
     if since is None or at <= since:
         return
@@ -39,6 +39,6 @@ def settle(attempt: AttemptRow, at: datetime) -> None:
 
 
 def of(attempt: AttemptRow) -> list[HeldOnNode]:
-    """Return the slot-seconds that are counted so far."""
+    """Return the slot-seconds counted so far."""
     held = (attempt.held or {}).values()
     return [HeldOnNode(each["labels"], each["slot_seconds"]) for each in held]

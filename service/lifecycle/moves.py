@@ -1,4 +1,4 @@
-"""Consequences of every change of a job's state: counts ends, and writes messages of webhooks.
+"""Consequences of every change of a job's state: counts ends, and writes messages for webhooks.
 
 The messages are written in the transaction of the change, so none is lost; the loop
 `webhook_sender` sends them. Without webhooks, the only cost is one query at the end of the
@@ -26,7 +26,7 @@ from service.domain import meter
 from service.domain.webhooks import MAX_REASON, final_metrics, is_notified, type_of
 
 Move = Mapping[str, Any]
-"""The columns of the event of a change of state."""
+"""The columns of an event that records a change of state."""
 
 _NOTED = "moves"
 
@@ -43,7 +43,7 @@ def ended(session: Session, state: JobState, number: int = 1) -> None:
 
 
 def _write_messages(session: Session) -> None:
-    """Write a message for each move and each webhook that is notified of it."""
+    """Write a message for each move and each webhook that is notified about it."""
     noted = session.info.pop(_NOTED)
     if surroundings.seen(session).webhook is None:
         return
@@ -111,7 +111,7 @@ def _data(job: Row[Any], move: Move, labels: Mapping[str, str]) -> dict[str, Any
         "created_at": _as_text(job.created_at),
         "started_at": _as_text(job.started_at),
         "first_step_at": _as_text(job.first_step_at),
-        # A job that starts and ends within one report has ended when its start is sent.
+        # If a job starts and ends within one report, it has ended when its start is sent.
         "finished_at": _as_text(job.finished_at) if state.is_terminal else None,
         "metrics": final_metrics(job.summary),
         "link": f"/#/jobs/{job.id}",

@@ -1,8 +1,8 @@
 """Asks attempts to save and leave their slots: for a caller, for a drained node, or because the
 service stops its cluster.
 
-The request is stored in the attempt's row. The reconciler sends it as a command. The attempt's end
-puts its job back into the queue, without a charge to its retries.
+The request is stored in the attempt's row, and the reconciler sends it as a command. When the
+attempt ends, its job returns to the queue, without a charge to its retries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 RESERVE_S = 2.0
-"""Seconds of a drained node's remaining time for sending the command and freeing the slots."""
+"""Seconds of a drained node's remaining time to reserve for the command and freeing the slots."""
 
 
 def ask(
@@ -38,7 +38,7 @@ def ask(
     because: str = "",
     actor: str | None = None,
 ) -> bool:
-    """Ask an attempt, whose job is locked. Return False if it was asked before: the first grace
+    """Ask an attempt, whose job is locked. Return False if it was already asked: the first grace
     period counts."""
     if attempt.preempt_asked_at is not None:
         return False
@@ -76,7 +76,7 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
     """Ask every attempt that holds slots; return how many were asked now."""
     touch(session)
-    because = ": the service stops, together with its Ray"
+    because = ": the service is stopping, together with its Ray"
     return sum(
         _ask_live(session, attempt, grace_s, now, "service_stops", because)
         for attempt in attempts_repository.live(session)

@@ -1,9 +1,10 @@
 """Groups that change their size: the slots that they hold, are granted, and are asked to release.
 
-Granted slots are in the attempt's row, as held, from the grant on, and recalled slots stay there.
-So no other job gets them while the grant or the recall is sent to the group, which is repeated
-until the group reports the slots that it holds. A recall that is not answered in time is withdrawn:
-the group is assumed to keep its slots, and may be asked to leave them all instead.
+Granted slots are recorded in the attempt's row, as held, as soon as they are granted, and recalled
+slots remain there. So no other job gets them while the grant or the recall is sent to the group.
+It is sent repeatedly until the group reports the slots that it holds. A recall that is not answered
+in time is withdrawn: the group is assumed to keep its slots, and can be asked to leave all of them
+instead.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def held_request(
     bundle: Mapping[str, float],
     roles: Sequence[Mapping[str, Any]] | None,
 ) -> policy.Request:
-    """Return the slots that an attempt holds, by these columns, as a request."""
+    """Return the slots that an attempt holds, according to these columns, as a request."""
     number = count_of(as_slices(slices))
     return policy.Request(number, bundle, roles=as_roles(roles))
 
@@ -84,7 +85,7 @@ def growing(
 ) -> policy.Growing | None:
     """Return the group for the plan if it could use more slots and may be granted some now.
 
-    A group that is not elastic may lack workers, too, and wait for them.
+    A group that is not elastic can lack workers too, and wait for them.
     """
     if attempt.preempt_asked_at is not None or _is_pending(attempt):
         return None
@@ -122,7 +123,7 @@ def spare(
 
     Only a group that recovers in place continues in the same processes; no group on GPUs does. The
     service does not know whether a script has called `train.prepare`. A script that has not called
-    it keeps its slots when it is asked.
+    it keeps its slots when it is asked to release them.
     """
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
@@ -134,8 +135,8 @@ def spare(
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
-    """Seconds for which an elastic group has trained with its global batch; 0 if that can't be
-    changed now."""
+    """Return for how many seconds an elastic group has trained with its global batch; 0 if the
+    batch can't be changed now."""
     is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     since = attempt.batch_at or attempt.running_at
@@ -148,8 +149,8 @@ def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: da
 def change_batch(
     session: Session, job_id: str, attempt: int, batch_size: int, now: datetime
 ) -> bool:
-    """Let the group re-form on its slots with this global batch, by an empty grant. Return False if
-    that is no longer allowed."""
+    """Let the group form again on its slots with this global batch, using an empty grant. Return
+    False if that is no longer allowed."""
     job = repository.lock(session, job_id)
     row = attempts_repository.get(session, job_id, attempt)
     if job is None or row is None or row.finished_at is not None:
@@ -164,7 +165,7 @@ def change_batch(
         job,
         type_="changing_batch",
         code="changing_batch",
-        message=f"is to go on with a global batch of {batch_size}",
+        message=f"will continue with a global batch of {batch_size}",
         now=now,
         data={"grant": row.grants, "batch_size": batch_size},
     )
@@ -173,7 +174,7 @@ def change_batch(
 
 
 def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
-    """Return the recall that is sent to the group until it reports its slots."""
+    """Return the recall to send to the group until it reports its slots."""
     if attempt.recalled is None:
         return None
     return Recall(attempt.grants, as_slices(attempt.recalled), attempt.batch_size)
@@ -213,7 +214,7 @@ def is_unanswered(attempt: AttemptRow | Row[Any], now: datetime) -> bool:
     """Whether the group has not answered a recall within its limit."""
     if attempt.recalled is None or attempt.preempt_asked_at is not None:
         return False
-    # Recalls that an older release stored have no time.
+    # Recalls that were stored by an older release have no time.
     return attempt.recalled_at is None or now - attempt.recalled_at >= rules.RECALL_LIMIT
 
 
@@ -243,7 +244,7 @@ def withdraw(session: Session, job_id: str, attempt: int, now: datetime) -> bool
 
 
 def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
-    """Return the grant that is sent to the group until it reports its slots."""
+    """Return the grant to send to the group until it reports its slots."""
     if attempt.granted is None:
         return None
     return Grant(attempt.grants, as_slices(attempt.granted), attempt.batch_size)
@@ -260,7 +261,7 @@ def _with_batch(batch_size: int | None) -> str:
 
 
 def _batch(batch_size: int | None) -> dict[str, Any]:
-    """Return the part of an event's data about the batch."""
+    """Return the part of an event's data that describes the batch."""
     return {} if batch_size is None else {"batch_size": batch_size}
 
 
@@ -333,12 +334,12 @@ def close(attempt: AttemptRow) -> None:
 
 
 def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tuple[str, list[str]]:
-    """Return the reason, as a sentence, why a group is smaller than requested or keeps its size,
-    and the jobs that block it; empty if there is no reason to show."""
+    """Return a sentence that explains why a group is smaller than requested or keeps its size, and
+    the jobs that block it. Both are empty if there is no reason to show."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted == []:
-        return "is about to go on with another global batch", []
+        return "is about to continue with another global batch", []
     if attempt.granted is not None:
         return f"is being granted {workers(count_of(as_slices(attempt.granted)))} more", []
     if attempt.recalled is not None:
@@ -347,19 +348,22 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
         return f"was asked to release {workers(number)} by {until:%H:%M:%S} UTC", []
     if attempt.growth is None and attempt.recall_after is not None and attempt.recall_after > now:
         at = f"{attempt.recall_after:%H:%M:%S} UTC"
-        return f"kept slots that it was asked to release, and is not asked again before {at}", []
+        return (
+            f"kept slots that it was asked to release, and will not be asked again before {at}",
+            [],
+        )
     if attempt.growth is None:
         return _why_fewer_train(job), []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
 
 
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:
-    """Whether the job trains on with this many workers while its lost ranks are replaced."""
+    """Whether the job trains with this many workers while its lost ranks are replaced."""
     return world_size < job.num_workers and goes_on_without_lost(job.spec)
 
 
 def _why_fewer_train(job: JobRow) -> str:
     if job.state != JobState.RUNNING or not trains_with_fewer(job, job.world_size):
         return ""
-    of_all = f"trains on with {job.world_size} of {workers(job.num_workers)}"
+    of_all = f"continues to train with {job.world_size} of {workers(job.num_workers)}"
     return f"{of_all}; a replacement joins once it is ready"

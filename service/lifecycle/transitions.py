@@ -41,7 +41,7 @@ class Ends:
         self._events: list[Mapping[str, Any]] = []
 
     def add(self, job: JobRow, before: JobState, event: Mapping[str, Any]) -> None:
-        """Add a job whose state was `before`."""
+        """Add a job that has ended, whose state was `before`."""
         self._jobs.append((job, before))
         self._events.append(event)
 
@@ -85,7 +85,7 @@ def move(
     """Move the job, unless it is no longer in the state and attempt of `job`.
 
     `values` are other columns to change. Returns False, and changes nothing, if another change was
-    faster. Raises IllegalTransition if the table has no such move or reason. Afterwards `job` has
+    faster. Raises IllegalTransition if the table has no such move or reason. Afterwards, `job` has
     the new values. If the job ends, it is added to `ends`, whose caller settles several ends.
     """
     before = job.state
@@ -108,7 +108,7 @@ def move(
 
 
 def _is_still(session: Session, job: JobRow, state: JobState, attempt: int) -> bool:
-    """Whether the job is in this state and attempt, and stays so until this transaction ends."""
+    """Whether the job is in this state and attempt, and remains so until this transaction ends."""
     if repository.is_locked(session, job.id):
         return True
     locked = repository.lock(session, job.id)
@@ -118,7 +118,7 @@ def _is_still(session: Session, job: JobRow, state: JobState, attempt: int) -> b
 def changes_of(
     job: JobRow | Row[Any], after: JobState, code: str, message: str, now: datetime
 ) -> dict[str, Any]:
-    """Return the changed columns of a job that gets another state."""
+    """Return the changed columns of a job that enters another state."""
     changes: dict[str, Any] = {
         "state": after,
         "event_seq": job.event_seq + 1,
@@ -156,7 +156,7 @@ def state_event(
 
 
 def announce(session: Session, job: JobRow | Row[Any]) -> None:
-    """Wake all subscribers that wait for a move of this job."""
+    """Wake all subscribers that wait for a change of this job."""
     notify(session, job.id, events_of(job.id), QUEUE)
     if job.state is JobState.CANCELLING:
         notify(session, ATTEMPTS)
@@ -245,7 +245,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
 
 
 def _add_stopped_events(session: Session, messages: Mapping[str, str], now: datetime) -> None:
-    """Add an event to each of these waiting jobs: the budget of its queue is used up."""
+    """Add an event to each of these waiting jobs, because the budget of its queue is used up."""
     event = {
         "time": now,
         "type": "budget",

@@ -1,1 +1,1 @@
-"""Metrics and logs as chunks: writing them as they arrive, and reading them for the API."""
+"""Metrics and logs as chunks: writes them as they arrive, and reads them for the API."""

@@ -13,7 +13,7 @@ from service.domain.series import Summary
 
 
 def summary_of(chunk: OpenChunk | MetricChunkRow | MetricChunk) -> Summary:
-    """The summary in the columns of a chunk."""
+    """Return the summary in the columns of a chunk."""
     return Summary(
         count=chunk.count,
         first=(chunk.first_step, _or_nan(chunk.first_value)),
@@ -54,7 +54,7 @@ def _unless_nan(value: float) -> float | None:
 
 
 def by_name(value: float) -> MetricValue:
-    """A number in the form of JSON: NaN and the infinities by name."""
+    """Return a number in the form of JSON, with NaN and infinities as their names."""
     if math.isfinite(value):
         return value
     return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

@@ -1,4 +1,4 @@
-"""A cache of stored facts about live attempts, so that replies are stored without reading first."""
+"""A cache of stored facts about live attempts, so that replies can be stored without reading."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from service.db.repositories.telemetry import chunks, open_chunks, recent_metric
 from service.domain.series import TIMES, Series, Summary, summarise, unpack_row
 
 SUMMARISE_AFTER = timedelta(seconds=20)
-"""Summaries are stored at this interval: with each reply, they would cost more than the points."""
+"""Interval at which summaries are stored: with each reply, they would cost more than the points."""
 MAX_STREAMS = 400_000
-"""The most series and logs in the cache; the attempts that were stored longest ago are removed."""
+"""Maximum number of series and logs in the cache; the least recently stored are removed."""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class OpenLog:
     """The open end of a rank's log: one or more consecutive chunks in SQL."""
 
     next_line: int
-    """The line number after them."""
+    """The number of the next line."""
     size_bytes: int
     num_chunks: int
     incarnation: int
@@ -43,9 +43,9 @@ class KnownAttempt:
     num_lone_samples: int = 0
     """Samples of system metrics in rows with a single sample."""
     mean_of: int = 1
-    """The number of samples that are averaged into one joined sample, as far as known."""
+    """The number of samples that are averaged into one, as far as known."""
     summaries: dict[str, Summary] = field(default_factory=dict)
-    """Summaries, by key, of rank 0's points that the stored summaries may lack."""
+    """Summaries, by key, of those points of rank 0 that the stored summaries may lack."""
     summarised_at: datetime | None = None
     """When this process last stored the summaries."""
 
@@ -64,8 +64,8 @@ class KnownAttempt:
 class KnownAttempts:
     """The attempts that this process follows.
 
-    An attempt's cursor shows whether the facts here are current: any process that changes them
-    changes the cursor in the same transaction.
+    An attempt's cursor shows whether these facts are current: any process that changes them changes
+    the cursor in the same transaction.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class KnownAttempts:
     def take(
         self, session: Session, job_id: str, attempt: int, cursor: Mapping[str, int]
     ) -> KnownAttempt:
-        """Take out the facts of an attempt with this stored cursor; `keep` puts them back."""
+        """Remove and return the facts of an attempt with this stored cursor; `keep` stores them."""
         with self._lock:
             at, known = self._known.pop((job_id, attempt), ({}, KnownAttempt()))
             self._num_streams -= known.num_streams

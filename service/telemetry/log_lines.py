@@ -1,4 +1,4 @@
-"""The form of log lines in a chunk, and the key of a chunk in the storage."""
+"""The format of log lines in a chunk, and the storage key of a chunk."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ray_workers.shared.names import attempt_prefix
 from service.db.models import LogChunkRow
 
 Line = tuple[float, str]
-"""Unix seconds by the node's clock, and the text."""
+"""The Unix time by the node's clock, and the text."""
 MAX_TIME_S = 253_402_300_799
-"""The last second of the year 9999, the latest time that an answer can hold."""
+"""The last second of the year 9999, the latest time that an answer can contain."""
 
 
 def encode_line(seconds: float, text: str, *lost: int) -> str:
-    """lost: for a note, the number of lines that were lost."""
+    """Encode a line. lost: for a note, the number of lines that were lost."""
     return json.dumps([seconds, text, *lost], ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def decode_lines(text: str) -> list[Line]:
-    """Split at newlines only: the text of a line may contain other separators."""
+    """Split the text only at newlines: a line can contain other separators."""
     return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
 
 

@@ -1,8 +1,8 @@
-"""Reading logs: the order within a rank is exact, and ranks are merged by time.
+"""Reads logs. The order within a rank is exact, and ranks are merged by time.
 
-A cursor holds the number of the next line for each attempt and rank. Line numbers only grow, and
-skip lines that are left out. So a line that arrives late, from a rank on a slow node, still appears
-on a later page, and no line appears twice.
+A cursor holds the number of the next line for each attempt and rank. Line numbers only increase,
+and skip lines that are left out. So a line that arrives late, from a rank on a slow node, still
+appears on a later page, and no line appears twice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> dict[Stream, list[Chunk]]:
-    """The chunks with the next `limit` lines of each stream; chunks in SQL have their text."""
+    """Return the chunks with the next `limit` lines of each stream, with the text of SQL chunks."""
     wanted: list[LogChunkRow] = []
     num_lines: Counter[Stream] = Counter()
     for row in repository.log_chunks(session, job_id, attempt=attempt, rank=rank):
@@ -101,7 +101,7 @@ def _num_lines(chunks: Sequence[Chunk], begin: int) -> int:
 def _lines(
     storage: Storage, stream: Stream, begin: int, chunks: Sequence[Chunk]
 ) -> Iterator[tuple[tuple[int, float, int], int, Line]]:
-    """Yield the merge key, line number and line of each of the stream's lines from `begin` on.
+    """Yield the merge key, line number and line for each line of the stream from `begin`.
 
     The key's time never decreases, even if a node's clock does: merging needs sorted streams.
     """
@@ -121,7 +121,7 @@ def _lines(
 
 
 def _lines_of(storage: Storage, chunk: Chunk) -> list[Line] | None:
-    """Return the chunk's lines; None if another program that can write there damaged its file."""
+    """Return the chunk's lines, or None if another program with write access damaged it."""
     if chunk.storage_key is None:
         return decode_lines(chunk.text or "")
     try:

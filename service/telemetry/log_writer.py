@@ -1,11 +1,12 @@
-"""Writing log lines into chunks.
+"""Writes log lines into chunks.
 
-The last chunks of each rank are in SQL. A full chunk is written to the storage before its row is
+The last chunks of each rank are in SQL. A full chunk is written to storage before its row is
 changed (`service.storage.staged_files`). A chunk that the storage refuses because the job's own
-folder is spoilt stays in SQL (`service.telemetry.refused_logs`).
+folder is damaged remains in SQL (`service.telemetry.refused_logs`).
 
-Once a job's log has reached its limit, each rank also keeps its newest lines, in a chunk that stays
-in SQL and drops its oldest lines. The chunk's first line states how many lines are left out.
+Once a job's log has reached its limit, each rank also keeps its newest lines, in a chunk that
+remains in SQL and drops its oldest lines. The chunk's first line states how many lines are left
+out.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from service.telemetry.log_lines import chunk_key, encode_line
 
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 128 * 1024
-"""The most bytes of its newest lines that a rank keeps beyond the limit."""
+"""Maximum size of the newest lines that a rank keeps beyond the limit."""
 MAX_CHUNKS = 32
-"""The most consecutive open chunks; more are joined."""
+"""Maximum number of consecutive open chunks; more chunks are joined."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class LogStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: the facts of the attempt, which are updated."""
+        """known: facts about the attempt, which are kept up to date."""
         self._session = session
         self._storage = storage
         self._job = job
@@ -71,7 +72,7 @@ class LogStore:
         self._known = known.logs
         self._lines: dict[int, list[LogLine]] = {}
         self._refusal: StorageUnavailable | None = None
-        """The error that kept a chunk in SQL; later chunks are then not tried."""
+        """The error that kept a chunk in SQL; later chunks are not written to storage."""
 
     def add(self, line: LogLine) -> None:
         self._lines.setdefault(line.rank, []).append(line)
@@ -86,7 +87,7 @@ class LogStore:
         self._bound_refused()
 
     def close(self, lost: Mapping[int, int | None]) -> None:
-        """Join the open chunks of each rank, and add a note of missing lines to its log's end.
+        """Join the open chunks of each rank, and add a note about missing lines to its log's end.
 
         lost: the number of lines that never arrived, by rank; None if the number is unknown.
         """
@@ -95,7 +96,7 @@ class LogStore:
         has_silos = bool((self._job.spec.get("federated") or {}).get("silos"))
         for rank, number in lost.items():
             if has_silos and rank and number is None and rank not in last:
-                continue  # the lines of a silo stay on its node, unless its owner opens them
+                continue  # a silo's lines stay on its node unless its owner releases them
             note = f"{number} lines were lost here: the disk of the node was full"
             if number is None:
                 note = (
@@ -113,7 +114,7 @@ class LogStore:
         refused_logs.report_dropped(self._session, self._job, self._now)
 
     def _last_chunks(self, ranks: Collection[int]) -> dict[int, LogChunkRow]:
-        """The newest chunk of each of the ranks, joined with the open chunks before it."""
+        """Return the newest chunk of each of the ranks, joined with the open chunks before it."""
         if not ranks:
             return {}
         attempt = self._attempt.attempt
@@ -134,7 +135,7 @@ class LogStore:
         return first
 
     def _add(self, rank: int, lines: Sequence[LogLine]) -> bool:
-        """Add the lines as a new chunk. Returns False, and does nothing, if that is not enough."""
+        """Add the lines as a new chunk. Returns False, and does nothing, if it can't."""
         log, job = self._known.get(rank), self._job
         if log is None or log.num_chunks >= MAX_CHUNKS:
             return False
@@ -178,9 +179,7 @@ class LogStore:
             lost = _count(chunk, line)
             if lost > 0:
                 self._job.log_lines_dropped += lost
-                note = (
-                    f"[dray] {lost} lines were lost here: they came faster than they were fetched"
-                )
+                note = f"[dray] {lost} lines were lost here: they came too fast to be fetched"
                 new.insert(0, encode_line(line.seconds, note, lost))
             entries += new
             chunk.size_bytes += sum(len(entry.encode()) for entry in new)
@@ -191,7 +190,7 @@ class LogStore:
         self._know(rank, chunk)
 
     def _know(self, rank: int, chunk: LogChunkRow | None) -> None:
-        """Remember the newest chunk of a rank's log, if another chunk may continue it."""
+        """Remember the newest chunk of a rank's log, if another chunk can continue it."""
         self._known.pop(rank, None)
         if chunk is not None and _takes(chunk, is_tail=False):
             self._known[rank] = OpenLog(
@@ -219,7 +218,7 @@ class LogStore:
                 job,
                 type_="log_limit",
                 code="log_limit",
-                message=f"{self._limit_sentence}; each rank's newest lines are kept, too",
+                message=f"{self._limit_sentence}; each rank's newest lines are also kept",
                 now=self._now,
             )
         return True
@@ -301,7 +300,7 @@ class LogStore:
 
 
 def _entries_of(chunk: LogChunkRow) -> list[str]:
-    """The lines of an open chunk, without the first line that states how many are left out."""
+    """Return the lines of an open chunk, without the first line, which counts omitted lines."""
     lines = (chunk.text or "").split("\n")[:-1]
     return [line + "\n" for line in lines[0 if chunk.left_out is None else 1 :]]
 
@@ -316,7 +315,7 @@ def _takes(chunk: LogChunkRow, *, is_tail: bool) -> bool:
 
 def _count(chunk: LogChunkRow, line: LogLine) -> int:
     """Count a line, and return how many lines before it were lost."""
-    # The last lines of a replaced process may arrive after the first lines of its successor.
+    # The last lines of a replaced process can arrive after the first lines of its successor.
     if line.incarnation < chunk.incarnation:
         return 0
     expected = chunk.next_number if line.incarnation == chunk.incarnation else 0

@@ -1,4 +1,4 @@
-"""Reading series: the steps of all attempts that still count, each once, downsampled."""
+"""Reads series: the steps of all attempts that still count, each step once, downsampled."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 Piece = tuple[MetricChunk, int]
 """A chunk, and its last step that counts."""
 Recent = Mapping[int, tuple[MetricChunk, bytes]]
-"""Points that are not yet in chunks: an artificial chunk per series and attempt, by negative id."""
+"""Points not yet in chunks: one artificial chunk per series and attempt, by negative id."""
 
 
 def asked_keys(session: Session, job_id: str, texts: Sequence[str]) -> list[str]:
-    """The keys in texts, each of which is a key, maybe with commas, or keys separated by commas."""
+    """Return the keys in `texts`. Each text is a key, with or without commas, or a list of keys."""
     has_commas = any("," in text for text in texts)
     known = repository.metric_keys(session, job_id) if has_commas else frozenset()
     keys = [key for text in texts for key in ([text] if text in known else text.split(",")) if key]
@@ -60,7 +60,7 @@ def read(
     until_step: int = NO_END,
     max_points: int,
 ) -> dict[str, Points]:
-    """Read at most `max_points` of each series, with steps above `after_step` up to `until_step`.
+    """Read at most `max_points` of each series, from the steps after `after_step` to `until_step`.
 
     `TIMES` is read only if `keys` contains it.
     """
@@ -92,8 +92,8 @@ def read_in_order(
     """Read every point of each series after `after_step`, up to a common last step.
 
     The last step is chosen so that no series has more than `max_points`. Returns the series and
-    this step, or None for the step if no points are left up to `until_step`. No more chunks are
-    read than needed, however long the series are.
+    this step, or None for the step if there are no more points up to `until_step`. No more chunks
+    are read than needed, however long the series are.
     """
     pieces, recent = _pieces(session, job_id, rank, keys, after_step, until_step)
     needed = {key: _first(found, after_step, max_points) for key, found in pieces.items()}
@@ -117,27 +117,27 @@ def read_in_order(
 
 
 def _first(pieces: Sequence[Piece], after_step: int, max_points: int) -> list[Piece]:
-    """The first pieces, enough for `max_points`."""
+    """Return the first pieces, as many as `max_points` requires."""
     count, found = 0, []
     for piece in pieces:
         if count >= max_points:
             break
         found.append(piece)
         chunk, end = piece
-        # The number of points that are left of a cut chunk is unknown.
+        # The number of points that remain of a cut chunk is unknown.
         is_whole = chunk.first_step > after_step and chunk.last_step <= end
         count += chunk.count if is_whole else 0
     return found
 
 
 def _points(session: Session, chosen: set[int], recent: Recent) -> dict[int, bytes]:
-    """The points of the chosen chunks, and all recent points."""
+    """Return the points of the chosen chunks, and all recent points."""
     points = repository.metric_points(session, chosen - recent.keys())
     return points | {number: packed for number, (_, packed) in recent.items()}
 
 
 def summaries(session: Session, job_id: str) -> dict[str, Summary]:
-    """The summary of each series of rank 0, over the steps that count."""
+    """Return the summary of each series of rank 0, over the steps that count."""
     pieces, recent = _pieces(session, job_id, 0, None, -1)
     cut = {chunk.id for found in pieces.values() for chunk, end in found if chunk.last_step > end}
     points = _points(session, cut, recent)
@@ -216,7 +216,7 @@ def _in_order(chunk: MetricChunk) -> tuple[str, int, int]:
 def read_times(
     session: Session, job_id: str, series: Mapping[str, Points], *, max_points: int
 ) -> dict[str, list[float]] | None:
-    """The Unix time of each point; None for a job of an older dray, which did not store times.
+    """Return the Unix time of each point; None for a job from an older dray, which stored no times.
 
     Times are exact if there are at most `max_points` steps between the first and the last point.
     """
@@ -245,7 +245,7 @@ def as_view(
     end: int | None,
     live: bool,
 ) -> views.Metrics:
-    """Make the answer. For a live job `next_step` repeats the newest step, which may be incomplete.
+    """Build the answer. For a live job, `next_step` repeats the newest step: it may be incomplete.
 
     end: the step up to which the answer is complete, if there are more points.
     """
@@ -269,10 +269,10 @@ def _counting(
     first: Mapping[tuple[str, int], int],
     until_step: int,
 ) -> list[Piece]:
-    """The chunks of a series with steps that count, in the order of steps.
+    """Return the chunks of a series with steps that count, ordered by step.
 
     first: the first step of each series in each attempt except the first attempt. An attempt that
-    reports the step at which it resumed replaces this step, too.
+    reports the step at which it resumed also replaces this step.
     """
     took_over: dict[int, int | None] = {}
     for attempt, start in starts.items():

@@ -1,7 +1,7 @@
-"""Writing metrics into rows of recent points, and from there into chunks.
+"""Writes metrics into rows of recent points, and moves them from there into chunks.
 
-The steps of a series rise. A step that an attempt reports again is not stored: the first value
-stays, which after an in-place recovery equals the second value anyway.
+The steps of a series increase. If an attempt reports a step again, the first value is kept; after
+an in-place recovery, the second value is the same anyway.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
 MAX_KEYS = 1000
-"""The most metric names of one job; further names are refused with an event."""
+"""Maximum number of metric names of one job; further names are refused with an event."""
 MAX_ROWS, MAX_ROWS_BYTES = 64, 64 * 1024
-"""The most rows and bytes of one attempt in `recent_metrics`; then their points move to chunks."""
+"""Maximum rows and bytes of an attempt in `recent_metrics`; then their points move to chunks."""
 
 
 class MetricStore:
     """Collects the points of one reply, then stores them.
 
     Points of known series become one row. Many rows move to chunks together, because appending to a
-    chunk writes all of it again. Points that begin a series, or are many, go to chunks directly.
+    chunk rewrites all of it. Points that begin a series, or are many, go to chunks directly.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MetricStore:
         now: datetime,
         known: KnownAttempt,
     ) -> None:
-        """known: the facts of the attempt, which are updated."""
+        """known: facts about the attempt, which are kept up to date."""
         self._session = session
         self._job = job
         self._attempt = attempt
@@ -70,7 +70,7 @@ class MetricStore:
     def extend(
         self, key: str, rank: int, steps: Sequence[int], values: Sequence[float], *, repeats: bool
     ) -> None:
-        """Add points. repeats: whether the rank was restarted, and so may report steps again."""
+        """Add points. repeats: whether the rank was restarted, and can therefore repeat steps."""
         name = (key, rank)
         points = self._points.get(name)
         if points is None:
@@ -81,7 +81,7 @@ class MetricStore:
             self._may_repeat.add(name)
 
     def store(self) -> Mapping[Series, Points]:
-        """Store the collected points, and return those stored, by metric and rank."""
+        """Store the collected points. Return the points that were stored, by metric and rank."""
         if not self._points:
             return {}
         known = self._known
@@ -124,7 +124,7 @@ class MetricStore:
         return self._job.id, self._attempt.attempt
 
     def _new_points(self, points: Mapping[Series, Points]) -> dict[Series, Points]:
-        """Return the points to store, and update the last steps and the job's summary by them."""
+        """Return the points to store, and update the last steps and the job's summary."""
         stored: dict[Series, Points] = {}
         summary = dict(self._job.summary)
         for (key, rank), reported in points.items():
@@ -155,7 +155,7 @@ class MetricStore:
         open_chunks.store(session, *self._key, changed)
 
     def _allowed(self) -> dict[Series, Points]:
-        """The reported points whose names are admitted."""
+        """Return the reported points whose names are allowed."""
         known = {key for key, _ in self._known.last_steps}
         allowed = self._allowed_keys({key for key, _ in self._points}, known)
         return {series: points for series, points in self._points.items() if series[0] in allowed}
@@ -177,7 +177,7 @@ class MetricStore:
         return (reported & (known | {TIMES})) | admitted
 
     def _rising(self, key: str, rank: int, points: Points) -> Points:
-        """The points whose step is above all earlier steps."""
+        """Return the points whose step is above all earlier steps."""
         last = self._known.last_steps.get((key, rank), -1)
         if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
             return points
@@ -192,7 +192,7 @@ class MetricStore:
             self._remark_once(
                 "metric_steps_repeated",
                 f"{key!r} was reported for a step that is not above its last step; the first "
-                "value stays (steps must rise within an attempt)",
+                "value is kept (steps must increase within an attempt)",
             )
         return steps, values
 

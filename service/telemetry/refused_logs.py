@@ -1,8 +1,8 @@
-"""Log chunks that the storage refuses, for example because a job has spoilt its folder there.
+"""Log chunks that the storage refuses, for example because a job has damaged its folder there.
 
-They stay in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage accepts them.
-Beyond `MAX_BYTES` the oldest are dropped. A line in the log and an event at the attempt's end state
-how many bytes of which rank were dropped.
+They remain in SQL, closed, up to `MAX_BYTES` of a job, and are moved once the storage accepts them.
+Beyond `MAX_BYTES`, the oldest are dropped. A line in the log and an event at the attempt's end
+state how many bytes of which rank were dropped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from service.storage.staged_files import StagedFiles
 from service.telemetry.log_lines import chunk_key, encode_line
 
 MAX_BYTES = 4 << 20
-"""The most bytes of a job's refused chunks in SQL."""
+"""Maximum size of a job's refused chunks in SQL."""
 MOVED_AT_ONCE = 16
-"""The most chunks that one transaction moves."""
+"""Maximum number of chunks that one transaction moves."""
 REFUSED, DROPPED = "log_refused", "log_dropped"
 """Types of the events."""
 
@@ -55,12 +55,12 @@ def bound(session: Session, job: JobRow, refusal: StorageUnavailable, now: datet
 
 
 def _end(chunk: LogChunkRow) -> tuple[int, int, int]:
-    """The position where the next chunk of the log begins."""
+    """Return the position where the next chunk of the log begins."""
     return chunk.attempt, chunk.rank, chunk.first_line + chunk.num_lines
 
 
 def _drop(chunk: LogChunkRow, dropped_before: int) -> None:
-    """Replace the chunk's lines by a note of the bytes dropped here and before it."""
+    """Replace the chunk's lines with a note about the bytes dropped here and before it."""
     assert chunk.text is not None
     seconds = json.loads(chunk.text[: chunk.text.index("\n")])[0]
     chunk.dropped_bytes = dropped_before + chunk.size_bytes
@@ -89,8 +89,8 @@ def report_dropped(session: Session, job: JobRow, now: datetime) -> None:
 
 
 def store(session: Session, files: StagedFiles, job_id: str) -> int:
-    """Move some of the job's refused chunks to the storage, and return their number; 0 if none is
-    left. Raises FilesMissing until they are written, and StorageUnavailable if the storage still
+    """Move some of the job's refused chunks to the storage, and return their number; 0 if there are
+    no more. Raises FilesMissing until they are written, and StorageUnavailable if the storage still
     refuses them."""
     job = jobs_repository.lock(session, job_id)
     if job is None or job.deleted_at is not None:

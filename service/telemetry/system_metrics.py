@@ -1,7 +1,7 @@
-"""System metrics of jobs: samples as they arrive, later averaged, and series read from both.
+"""System metrics of jobs: stores samples, averages them later, and reads series from both.
 
-They are stored apart from the metrics that ranks report: their axis is time and not steps, so that
-no attempt replaces steps of another; and their number is bounded, however long a job runs.
+They are stored separately from the metrics that ranks report. Their axis is time instead of steps,
+so no attempt replaces steps of another, and their number is bounded, however long a job runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from service.telemetry.known_attempts import KnownAttempt
 def store(
     session: Session, job_id: str, time: int, report: SystemMetricsReport, known: KnownAttempt
 ) -> None:
-    """time: the sample's time. known: the facts of the attempt, which are updated."""
+    """Store a sample taken at `time`. known: facts about the attempt, which are kept up to date."""
     columns = ((part.ranks, part.values) for part in report.columns)
     for rank, samples in of_report(time, columns).items():
         repository.add(session, _row(job_id, rank, samples, is_lone=True, mean_of=1))
@@ -93,7 +93,7 @@ def read(
     after_time: int,
     max_points: int,
 ) -> views.SystemMetrics:
-    """The series of a rank, and of its node if it is the node's lowest rank."""
+    """Return the series of a rank, and of its node if the rank is the lowest on its node."""
     rows = repository.points_after(session, job_id, first_rank(rank), after_time)
     samples = joined(unpack(row, rank) for row in rows)
     series = {}
@@ -112,7 +112,7 @@ def read(
 
 
 def newest(session: Session, job_id: str) -> views.SystemSample:
-    """The newest sample of every rank."""
+    """Return the newest sample of every rank."""
     times: list[int] = []
     ranks: dict[int, dict[str, float]] = {}
     for samples in map(unpack, repository.newest_points(session, job_id)):

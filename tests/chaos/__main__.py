@@ -116,7 +116,7 @@ def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
 
 def _tell(played: Played) -> None:
     result, turn = played.result, played.result.turn
-    print(f"{played.took_s:6.0f} s  turn {turn.number}: {turn.victim} and {turn.bystander}")
+    print(f"{played.took_s:6.0f} s  turn {turn.number}: {turn.victim}, with {turn.bystander}")
     for blown in result.blown:
         took = "" if blown.recovery_s is None else f" in {blown.recovery_s:.2f} s"
         lost = "" if not blown.steps_lost else f", {blown.steps_lost} steps lost"

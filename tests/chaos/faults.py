@@ -1,4 +1,4 @@
-"""How each fault is injected, by its name in the plan."""
+"""The functions that inject each fault of the plan."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.chaos.stopping import STOPPABLE, stop, stop_briefly
 from tests.integration.harness import eventually, training_pids
 
 FULL_AT_BYTES = 96 << 10
-"""What a file of a rank may grow to on a full disk: less than a checkpoint of the digits, more
-than what its metrics need."""
+"""Maximum size of a rank's files on a full disk: smaller than a checkpoint of the digits, but large
+enough for its metrics."""
 REPLACED_WITHIN_S = 40.0
-"""A rank that was stopped is killed first, by the watchdog."""
+"""Includes the time until the watchdog kills a stopped rank."""
 CLIENT_STOPPED_S = 1.5 * OUTSIDE_DEADLINE_S
 BUSY_PER_CPU, OVERLOADED_S = 30, 40.0
-"""Processes that want to run all the time, and for how long a machine has them."""
+"""Number of busy processes per CPU, and how long they run."""
 BUSY = """
 import os, sys, time
 ends_at = time.monotonic() + float(sys.argv[2])
@@ -52,7 +52,7 @@ def out_of_memory(scene: Scene) -> None:
     try:
         memory.exhaust(pid_of(scene, scene.any()))
     except OSError as error:
-        raise Missed(f"this machine lets us make no memory cgroup: {error}") from None
+        raise Missed(f"can't create a memory cgroup on this machine: {error}") from None
     except AssertionError as error:
         raise Missed(str(error)) from None
 
@@ -69,14 +69,14 @@ def kill_worker_parent(scene: Scene) -> None:
 
 
 def kill_replacement(scene: Scene) -> None:
-    """Of whoever is replaced now, once it runs."""
+    """Kill a rank, and then its replacement as soon as it runs."""
     seat, dead = killed(scene)
     replacement = await_replacement(scene, seat, dead)
     os.kill(replacement, signal.SIGKILL)
 
 
 def kill_survivor(scene: Scene) -> None:
-    """Another rank than the one that is replaced now, once the replacement runs."""
+    """Kill a rank, and then a different rank as soon as the first one's replacement runs."""
     seat, dead = killed(scene)
     await_replacement(scene, seat, dead)
     survivors = [one for one in scene.seats() if one != seat]
@@ -84,7 +84,7 @@ def kill_survivor(scene: Scene) -> None:
 
 
 def killed(scene: Scene) -> tuple[int, int]:
-    """Kill a rank; which, and its pid."""
+    """Kill a rank. Return its seat and its pid."""
     seat = scene.other()
     pid = pid_of(scene, seat)
     os.kill(pid, signal.SIGKILL)
@@ -107,32 +107,34 @@ def await_replacement(scene: Scene, seat: int, dead: int) -> int:
 
 
 def kill_client(scene: Scene) -> None:
-    """Of those outside of the cluster; it is started again."""
+    """Kill and restart a client outside of the cluster."""
     clients, number = scene.client_outside()
     clients.replace(number)
 
 
 def stop_client(scene: Scene) -> None:
-    """For longer than a round has, which then waits for it."""
+    """Stop a client for longer than the deadline of a round, which then waits for it."""
     clients, number = scene.client_outside()
     with clients.stopped(number):
         time.sleep(CLIENT_STOPPED_S)
 
 
 def overload(scene: Scene) -> None:
-    """Far more wants to run than there are CPUs, for a while that goes on beside what comes next.
+    """Run far more busy processes than there are CPUs, for a while and in the background.
 
-    A session each: Linux gives each of them as much of a CPU as all of Ray (sched_autogroup).
+    Each has its own session, so that Linux gives each as much CPU time as all of Ray
+    (sched_autogroup).
     """
     num = BUSY_PER_CPU * (os.cpu_count() or 1)
     subprocess.run([sys.executable, "-c", BUSY, str(num), str(OVERLOADED_S)], check=True)
 
 
 def damage_newest_and_kill_supervisor(scene: Scene) -> None:
-    """Flip a bit of the newest committed checkpoint, told or not, once nobody writes any more."""
+    """Flip a bit in the newest committed checkpoint, reported or not, after all ranks have
+    exited."""
     listed = patiently(lambda: scene.client.checkpoints(scene.job_id))
     if len(listed) < 2:
-        raise Missed("there are no two checkpoints, one of which could be passed over")
+        raise Missed("there are fewer than two checkpoints, so none can be skipped")
     bases = {each.url.rpartition("/")[0] for each in listed}
     kill_actor(scene, "supervisor")
     with contextlib.suppress(AssertionError):
@@ -159,12 +161,16 @@ def flip_bit(path: Path, rng: random.Random) -> None:
 
 
 def fill_disk(scene: Scene) -> None:
-    """The rank that saves finds no room for a checkpoint, until it has said so."""
+    """Leave no space for checkpoints of the saving rank until it reports a failure."""
     pid = pid_of(scene, scene.first())
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_AT_BYTES, most))
     try:
-        eventually(lambda: _said_no_room(scene), within_s=30, why="no save met the full disk")
+        eventually(
+            lambda: _said_no_room(scene),
+            within_s=30,
+            why="no checkpoint failed because of the full disk",
+        )
     finally:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
@@ -179,7 +185,7 @@ def drill(scene: Scene, kind: str, rank: int) -> None:
     try:
         scene.client.drill(scene.job_id, kind=kind, rank=rank, wait=False)
     except (errors.JobNotRunning, errors.DrillImpossible, *PASSING) as error:
-        raise Missed(str(error)) from None  # a group that has shrunk may lack the rank
+        raise Missed(str(error)) from None  # the rank may be missing in a smaller group
 
 
 def cancel(scene: Scene) -> None:
@@ -190,7 +196,7 @@ def cancel(scene: Scene) -> None:
 
 
 def preempt(scene: Scene) -> None:
-    """As somebody does who needs the slots."""
+    """Preempt the job like a user who needs the slots."""
     try:
         scene.client.preempt(scene.job_id)
     except (errors.JobNotRunning, *PASSING) as error:
@@ -198,7 +204,8 @@ def preempt(scene: Scene) -> None:
 
 
 def stop_service(scene: Scene) -> None:
-    """SIGTERM, and start it again. It takes its embedded Ray along; another one trains on."""
+    """Send SIGTERM and restart the service. Its embedded Ray stops with it; a new one continues
+    training."""
     scene.ground.service.stop()
     scene.ground.service.start()
 
@@ -208,14 +215,14 @@ def kill_cluster(scene: Scene) -> None:
 
 
 def kill_node(scene: Scene) -> None:
-    """One that trains; another joins in its place."""
+    """Kill a node that trains, and add another in its place."""
     assert scene.ground.raylets is not None
     scene.ground.raylets.kill_node(scene.job_id)
     scene.ground.raylets.add_node()
 
 
 def drain_node(scene: Scene) -> None:
-    """As a spot notice does, of one that trains; another joins in its place."""
+    """Drain a node that trains, as after a spot notice, and add another in its place."""
     assert scene.ground.raylets is not None
     scene.ground.raylets.drain_node(scene.job_id)
     scene.ground.raylets.add_node()
@@ -262,11 +269,11 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     **{f"{kind} stopped briefly": partial(stop_briefly, kind=kind) for kind in STOPPABLE},
 }
 ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
-"""They strike the rank themselves whose loss they come after, so that they know which."""
+"""Faults that first kill a rank themselves, because they need to know which one."""
 CROWDED = frozenset({"outranked", "quota claimed", "slots recalled"})
-"""Others come and take the slots."""
+"""Other jobs arrive and take the slots."""
 HARMLESS = frozenset(f"{kind} stopped briefly" for kind in STOPPABLE)
-"""Nothing may come of them."""
+"""Faults that must have no effect."""
 UNDISTURBED = frozenset(
     {
         *("gateway killed", "service killed", "service restarted", "database restarted"),
@@ -275,14 +282,14 @@ UNDISTURBED = frozenset(
         *HARMLESS,
     }
 )
-"""Training goes on meanwhile."""
+"""Faults during which training continues."""
 
 
 def strike(scene: Scene, blow: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
-    """Inject these faults one right after the other; Unix seconds of the first, and which of them
-    found something to strike.
+    """Inject these faults in quick succession. Return the Unix time of the first and the faults
+    that found a target.
 
-    Missed if the first found nothing.
+    Raises Missed if the first found none.
     """
     last = blow[-1]
     faults = (last,) if last in ONE_AFTER_THE_OTHER else blow

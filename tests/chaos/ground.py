@@ -1,4 +1,5 @@
-"""What the faults strike: a service and its Ray, the embedded one or a cluster of several nodes."""
+"""The targets of the faults: a service and its Ray, either embedded or a cluster of several
+nodes."""
 
 from __future__ import annotations
 
@@ -34,20 +35,22 @@ from tests.postgres import new_postgres
 
 DRAINED_WITHIN_S = 60
 SILENCE_LIMIT_S = 16.0
-"""Of the service: small, so that what is stopped is noticed within a turn."""
+"""DRAY_SILENCE_LIMIT_S of the service. It is short, so that stopped processes are noticed within a
+turn."""
 SILENCE = {"DRAY_SILENCE_LIMIT_S": f"{SILENCE_LIMIT_S:g}"}
 MIN_RUN_S = 1.0
-"""For which a job holds its slots before it may be asked for them: small, for the same reason."""
+"""Minimum time for which a job holds its slots before it can be preempted, short for the same
+reason."""
 RULES = {**SILENCE, "DRAY_MIN_RUN_S": f"{MIN_RUN_S:g}"}
 PASSING = (errors.TransportError, errors.Unavailable)
-"""What a client meets while the service or its database is away."""
+"""Errors that a client gets while the service or its database is unavailable."""
 SILO_NAMES = ("north", "south")
-"""Silos that a cluster has a node for each of, and one node more, where they are aggregated."""
+"""Silos that each have their own node in the cluster. One more node aggregates them."""
 T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], *, within_s: float = 90.0) -> T:
-    """The answer, once there is somebody to answer."""
+    """Repeat a request until the service is available, and return the answer."""
     answers: list[T] = []
 
     def asked() -> bool:
@@ -61,7 +64,7 @@ def patiently(ask: Callable[[], T], *, within_s: float = 90.0) -> T:
 
 @dataclass
 class Ground:
-    """A service that takes jobs, and what there is around it to break."""
+    """A service that accepts jobs, and the parts of its surroundings that can be broken."""
 
     name: str
     service: Service
@@ -69,19 +72,19 @@ class Ground:
     postgres: PostgresServer | None = None
 
     def restart_service(self) -> None:
-        """SIGKILL, and start it again; returns when it takes jobs."""
+        """Kill the service with SIGKILL and restart it. Return when it accepts jobs."""
         self.service.kill()
         self.service.start()
 
     def await_nodes(self) -> None:
-        """Return when every node takes jobs."""
+        """Wait until every node accepts jobs."""
 
         def accepted() -> int:
             with self.service.client as client:
                 return sum(node.accepted for node in client.cluster().nodes)
 
         num_nodes = 1 if self.raylets is None else RayCluster.NUM_NODES
-        eventually(lambda: patiently(accepted) == num_nodes, why="a node takes no jobs")
+        eventually(lambda: patiently(accepted) == num_nodes, why="a node accepts no jobs")
 
     def ensure_service(self) -> None:
         process = self.service.process
@@ -89,7 +92,7 @@ class Ground:
             self.service.start()
 
     def restart_postgres(self) -> None:
-        """As a crash of the server would: nobody is asked, and every connection breaks."""
+        """Restart the server as after a crash: all connections break without warning."""
         assert self.postgres is not None
         pgexec(
             "pg_ctl",
@@ -100,12 +103,15 @@ class Ground:
             bin_path=self.postgres.bin_path,
             user=self.postgres.system_user,
         )
-        self.postgres.ensure_postgres_running()  # it is to know the process that it ends at last
+        # The server object must know the process that it has to stop later.
+        self.postgres.ensure_postgres_running()
 
     def forkserver_of(self, job_id: str) -> int:
-        """Of a node that has a rank of the job."""
+        """Return the pid of the forkserver on a node with a rank of the job."""
         pids = [pid for rank, pid in training_pids(job_id).items() if rank >= 0]
-        init = parent_of(pids[-1], "ray_workers.node.forkserver")  # a fork of it, with its name
+        init = parent_of(
+            pids[-1], "ray_workers.node.forkserver"
+        )  # a fork of the forkserver, with its name
         return parent_of(init, "ray_workers.node.forkserver")
 
     def placement_groups(self, job_id: str) -> list[str]:
@@ -119,7 +125,7 @@ class Ground:
 
 
 def parent_of(pid: int, named: str) -> int:
-    """Pid of the parent, which must be what it is taken for."""
+    """Return the pid of a process's parent. Raises ProcessLookupError unless it is `named`."""
     fields = stat_fields(pid)
     parent = int(fields[1]) if fields else 0
     if named not in command_line(parent):
@@ -128,7 +134,7 @@ def parent_of(pid: int, named: str) -> int:
 
 
 class JoinedService(Service):
-    """One that joined a cluster which is not its own."""
+    """A service connected to a separate Ray cluster."""
 
     dashboard_address = ""
     token = ""
@@ -142,8 +148,8 @@ class JoinedService(Service):
 
 
 class RayCluster:
-    """Several raylets on this machine: a head, where the supervisors are, and three nodes that
-    train, any of which may be killed."""
+    """Several raylets on this machine: a head that runs the supervisors, and three nodes that
+    train, any of which can be killed."""
 
     SLOTS_PER_NODE = 2
     NUM_NODES = 4
@@ -152,8 +158,10 @@ class RayCluster:
         self.token_file = folder / "token"
         self.token_file.write_text("a-token-of-this-chaos-cluster-0123456789")
         self._temp_dir = Path(tempfile.mkdtemp(prefix="dray-chaos-"))
-        (self._temp_dir / "ray").mkdir()  # where `Cluster` writes its address without asking
-        # Ray's own children inherit it, and ray reads some of it when it is imported.
+        (
+            self._temp_dir / "ray"
+        ).mkdir()  # `Cluster` writes its address there without creating the folder
+        # Ray's processes inherit the environment, and ray reads some of it on import.
         os.environ |= {
             "RAY_TMPDIR": str(self._temp_dir),
             "PYTHONPATH": str(ROOT),
@@ -184,7 +192,7 @@ class RayCluster:
         )
         self._drained: list[Any] = []
         self._silo_of: dict[Any, str] = {}
-        """By node."""
+        """Name of the silo on each node."""
         for _ in range(self.NUM_NODES - 1):
             self.add_node()
 
@@ -194,7 +202,7 @@ class RayCluster:
 
     @property
     def logs(self) -> Path:
-        """The folder of the logs of Ray on this machine."""
+        """Folder with Ray's logs on this machine."""
         return self._temp_dir / "ray" / "session_latest" / "logs"
 
     @property
@@ -202,7 +210,7 @@ class RayCluster:
         return str(self._cluster.webui_url)
 
     def add_node(self) -> None:
-        """One for a silo that has none, if there is such a silo."""
+        """Add a node. If a silo has no node, it becomes the node of that silo."""
         there = [node for node in self._cluster.worker_nodes if node not in self._drained]
         served = [self._silo_of[node] for node in there if node in self._silo_of]
         silo = next((name for name in SILO_NAMES if name not in served), None)
@@ -212,11 +220,12 @@ class RayCluster:
             self._silo_of[node] = silo
 
     def kill_node(self, job_id: str) -> None:
-        """SIGKILL all of a node that has a rank of the job."""
+        """Kill all processes of a node with a rank of the job, using SIGKILL."""
         self._cluster.remove_node(self._node_of(job_id), allow_graceful=False)
 
     def drain_node(self, job_id: str) -> None:
-        """Tell Ray that a node goes which has a rank of the job. It ends when nobody uses it."""
+        """Drain a node with a rank of the job in Ray. The node exits when it is no longer in
+        use."""
         node = self._node_of(job_id)
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
@@ -239,7 +248,7 @@ class RayCluster:
 
 
 def _jobs_on(node_id: str) -> set[str]:
-    """Ids of the jobs with spools on a node."""
+    """Return the IDs of the jobs with spools on a node."""
     return {path.name for path in paths.machine_root().glob(f"*/{node_id[-16:]}/spool/*")}
 
 
@@ -256,7 +265,7 @@ def embedded(folder: Path) -> Iterator[Ground]:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Ground]:
-    """A service on PostgreSQL that joined a cluster of four nodes."""
+    """A service on PostgreSQL, connected to a cluster of four nodes."""
     with contextlib.ExitStack() as stack:
         postgres = new_postgres()
         stack.callback(postgres.cleanup)

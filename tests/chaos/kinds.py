@@ -1,4 +1,4 @@
-"""The jobs that are run while faults strike, and what each has to come to."""
+"""The jobs that run while faults are injected, and their expected results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.integration.harness import digits, script
 from tests.unit.api.federated_rounds import tables
 
 ALL, SOME = "takes all", "takes some"
-"""Kinds of jobs that come while others hold the slots: as many as there are, and as an elastic
-group can spare."""
+"""Kinds of jobs that arrive while others hold the slots. One needs all slots, the other as many as
+an elastic group can release."""
 TICKS = """\
 import time
 from dray import train
@@ -72,7 +72,7 @@ EPOCHS_OF_TWO = 60
 
 @dataclass(frozen=True)
 class Kind:
-    """A job, and what is known of it beforehand."""
+    """A job and its expected results."""
 
     name: str
     spec: dict[str, Any]
@@ -80,19 +80,20 @@ class Kind:
     ends_as: JobState = JobState.SUCCEEDED
     is_recipe: bool = True
     keeps_weights: bool = True
-    """The weights must be those of a run without faults, to the bit, if it has some."""
+    """Whether the weights, if any, must be bit-identical to the weights of a run without faults."""
     saves_model: bool = False
-    """A script whose result is `model.safetensors`, as a recipe's."""
+    """Whether it is a script that saves `model.safetensors` as recipes do."""
     reports_all: bool = True
-    """Each step has a `train/loss`; else those that one of several workers took."""
+    """Whether every step has a `train/loss`. If not, only the steps of one of several workers have
+    one."""
     repeats: tuple[str, ...] = ()
-    """Series, or how their names begin, that must be those of a run without faults, to the bit."""
+    """Series, or prefixes of their names, that must be bit-identical to a run without faults."""
     tables: tuple[Path, ...] = ()
-    """Data of clients outside of the cluster."""
+    """Data files of the clients outside of the cluster."""
     cancel: bool = False
-    """It is cancelled when all faults have struck."""
+    """Whether it is cancelled after the last fault."""
     is_trial: bool = False
-    """Others may be so much better that it is stopped."""
+    """Whether it is a trial, which may be stopped early because others are better."""
 
     @property
     def num_ranks(self) -> int:
@@ -102,13 +103,13 @@ class Kind:
 
     @property
     def federated(self) -> Mapping[str, Any]:
-        """Empty where the job is none."""
+        """The federated section of the document. Empty for other jobs."""
         found: Mapping[str, Any] = self.spec.get("federated", {})
         return found
 
     @property
     def silos(self) -> Sequence[str]:
-        """Their names."""
+        """Names of the silos."""
         return [silo["name"] for silo in self.federated.get("silos", ())]
 
     @property
@@ -116,12 +117,12 @@ class Kind:
         return "sweep" in self.spec
 
     def trial(self, index: int) -> Kind:
-        """What is known of a trial of a sweep."""
+        """Return the kind of one trial of a sweep."""
         return replace(self, name=f"{self.name}, trial {index}", is_trial=True)
 
 
 STEPS_PER_EPOCH = 45
-"""Of the digits: 1,438 samples to train on, 32 in a batch."""
+"""For the digits: 1,438 training samples in batches of 32."""
 
 
 def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: Any) -> Kind:
@@ -130,7 +131,8 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
         train={"epochs": epochs, "global_batch_size": 32},
         resources={"num_workers": num_workers},
         checkpoint={"every_steps": every_steps},
-        # What Ray or a kernel does to a rank is not the user's error, but a SIGSEGV counts as it.
+        # Retries aren't charged for faults of Ray or the kernel, but a SIGSEGV counts as a user
+        # error.
         max_retries=20,
     )
     return Kind(name, spec, epochs * STEPS_PER_EPOCH, **more)
@@ -141,15 +143,16 @@ SILO_ROUNDS = 400
 OUTSIDE_ROUNDS = 60
 NUM_OUTSIDE = 2
 OUTSIDE_DEADLINE_S = 8.0
-"""Less than a client of `tests.chaos.faults` is stopped for."""
+"""Shorter than the time for which `tests.chaos.faults` stops a client."""
 NUM_LARGE = 18_000
 LARGE_SHAPE = (64, 64)
 LARGE_STEPS = 900
-"""As float32 some 290 MB: more than `ray_workers.training.data.device_dataset` keeps in memory."""
+"""The samples take about 290 MB as float32, more than `ray_workers.training.data.device_dataset`
+keeps in memory."""
 
 
 def _read_by_loaders(folder: Path) -> Kind:
-    """Two ranks, each with a process that reads its samples from a file."""
+    """A job of two ranks, each with a process that reads its samples from a file."""
     rng = np.random.default_rng(1)
     pixels = rng.integers(0, 256, (NUM_LARGE, *LARGE_SHAPE), dtype=np.uint8)
     np.savez(folder / "large.npz", x=pixels, y=rng.integers(0, 10, NUM_LARGE))
@@ -162,7 +165,7 @@ def _read_by_loaders(folder: Path) -> Kind:
 
 
 def _clients() -> Kind:
-    """Rounds of a federated job, with state of each client."""
+    """A federated job with state for each client."""
     kind = _digits("clients", 2, epochs=1, every_steps=25)
     kind.spec["train"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
     kind.spec["federated"] = {
@@ -178,11 +181,12 @@ def _clients() -> Kind:
 
 
 OF_ROUNDS = ("train/loss", "val/", "federated/", "silo/", "silos/")
-"""Series of a federated job in which a round waits for all clients."""
+"""Series that must be reproducible if every round waits for all clients."""
 
 
 def _silos(name: str, sources: Mapping[str, str]) -> Kind:
-    """With `SILOS[0]` each round waits for all silos, else for those that are there."""
+    """A job with silos. With `SILOS[0]` each round waits for all silos, otherwise for the available
+    ones."""
     waits_for_all = name == SILOS[0]
     federated = {
         "rounds": SILO_ROUNDS,
@@ -197,7 +201,7 @@ def _silos(name: str, sources: Mapping[str, str]) -> Kind:
 
 
 def _outside(folder: Path) -> Kind:
-    """Clients over HTTP, all of which a round waits for, also beyond its deadline."""
+    """A job with clients over HTTP. Each round waits for all of them, even beyond its deadline."""
     spec = {
         "name": OUTSIDE,
         "recipe": "tabular_classification",
@@ -229,8 +233,8 @@ def _gossip(mode: str) -> Kind:
 
 
 def _served(mode: str) -> Kind:
-    """Two workers, and two ranks that are parameter servers: synchronous ones have replicas of each
-    other's shards."""
+    """A job of two workers and two parameter servers. Synchronous servers replicate each other's
+    shards."""
     is_synchronous = mode == "synchronous"
     kept_by = "replica" if is_synchronous else "snapshot"
     promised = {"keeps_weights": is_synchronous, "reports_all": is_synchronous}
@@ -242,7 +246,7 @@ def _served(mode: str) -> Kind:
 
 
 def _sweep() -> Kind:
-    """Trials of one rank, two at a time, which leave the victim its slots."""
+    """A sweep of trials with one rank, two at a time, which leave the victim enough slots."""
     kind = _digits("sweep", 1, 6, 25)
     rates = [0.03, 3e-3, 1e-3, 1e-5]
     kind.spec["sweep"] = {
@@ -261,7 +265,7 @@ def _comes(name: str, path: Path, num_workers: int) -> Kind:
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
-    """All of them by name; their scripts are written into `folder`."""
+    """Return all kinds by name. Their scripts are written to `folder`."""
     of_two = TWO_OPTIMIZERS.replace("NUM_EPOCHS", str(EPOCHS_OF_TWO))
     programs = {"ticks": SHORT, "long_ticks": LONG, "raises": RAISES, "of_two": of_two}
     for name, text in programs.items():
@@ -279,7 +283,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         Kind(
             "two optimizers",
             script(folder / "of_two.py", resources={"num_workers": 2}, max_retries=20),
-            EPOCHS_OF_TWO * 10 * 2,  # batches of an epoch, and steps of a batch
+            EPOCHS_OF_TWO * 10 * 2,  # batches per epoch, and steps per batch
             is_recipe=False,
             saves_model=True,
             reports_all=False,
@@ -297,7 +301,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _outside(folder),
         *(_gossip(mode) for mode in GOSSIP),
         *(_served(name.removesuffix(" servers")) for name in SERVERS),
-        # So long that what is stopped is noticed, and replaced, before its end.
+        # Long enough for stopped processes to be noticed and replaced before its end.
         _digits("long", 2, 90, 100),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),

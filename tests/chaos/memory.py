@@ -1,4 +1,4 @@
-"""A process that runs out of memory, for the kernel to end: really, by a memory cgroup."""
+"""Let the kernel kill a process because it really runs out of memory, using a memory cgroup."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from tests.integration.harness import eventually
 
 CGROUPS = Path("/sys/fs/cgroup")
 ENDED_WITHIN_S = 20.0
-"""A process at work touches a page that is new to it in far less."""
+"""An active process touches a new page much sooner."""
 
 
 def exhaust(pid: int) -> None:
-    """Grant a process no page of memory more; returns when the kernel has ended it for that.
+    """Deny a process any more memory. Return when the kernel has killed it for that.
 
-    PermissionError or OSError where this machine lets us make no memory cgroup. See cgroups(7):
-    what the process had is not charged to its new cgroup, so only what it takes from now on counts.
+    Raises PermissionError or OSError if a memory cgroup can't be created on this machine. See
+    cgroups(7): memory that the process already has is not charged to its new cgroup, so only new
+    allocations count.
     """
     with _cgroup_without_memory() as members:
         started = started_ticks(pid)
         members.write_text(str(pid))
         eventually(
-            lambda: started_ticks(pid) != started, within_s=ENDED_WITHIN_S, why="it needs no memory"
+            lambda: started_ticks(pid) != started,
+            within_s=ENDED_WITHIN_S,
+            why="the process allocates no memory",
         )
 
 
 @contextlib.contextmanager
 def _cgroup_without_memory() -> Iterator[Path]:
-    """The file that takes the pids of its members."""
+    """Return the file to which the pids of its members are written."""
     parent, limit = CGROUPS, "memory.max"
-    if (CGROUPS / "memory").is_dir():  # cgroups of version 1
+    if (CGROUPS / "memory").is_dir():  # cgroups v1
         parent, limit = CGROUPS / "memory", "memory.limit_in_bytes"
     group = parent / f"dray-chaos-{secrets.token_hex(4)}"
     group.mkdir()

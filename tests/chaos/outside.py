@@ -1,4 +1,4 @@
-"""Clients of a federated job outside of the cluster: processes of `dray federate join`."""
+"""Clients of a federated job outside of the cluster: `dray federate join` processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tests.chaos.ground import patiently
 from tests.integration.harness import ROOT
 
 ENDS_WITHIN_S = 60.0
-"""After its job: a long poll may be under way, or a service that was killed be asked again."""
+"""Time to exit after the job: a long poll may be in progress, or a request to a killed service may
+be retried."""
 
 
 class OutsideClients:
-    """One for each table of a job; they are ended with the block."""
+    """One client for each table of a job. All are killed at the end of the block."""
 
     def __init__(self, client: Client, job_id: str, tables: Sequence[Path]) -> None:
         invited = patiently(lambda: client.invite_clients(job_id, len(tables)))
@@ -54,11 +55,11 @@ class OutsideClients:
             )
 
     def one_at_work(self, rng: random.Random) -> int:
-        """The number of one that runs, by chance; IndexError if none does."""
+        """Return the number of a random running client. Raises IndexError if none is running."""
         return rng.choice([n for n, one in enumerate(self._processes) if one.poll() is None])
 
     def replace(self, number: int) -> None:
-        """Kill a client, and start it again."""
+        """Kill a client and restart it."""
         self._processes[number].kill()
         self._processes[number].wait()
         self._processes[number] = self._start(number)
@@ -72,7 +73,8 @@ class OutsideClients:
             self._processes[number].send_signal(signal.SIGCONT)
 
     def exit_codes(self) -> list[int | None]:
-        """Of all, which are waited for; None of one that does not end."""
+        """Wait for all clients and return their exit codes. The code is None for a client that
+        doesn't exit."""
         codes: list[int | None] = []
         for process in self._processes:
             try:
@@ -83,7 +85,7 @@ class OutsideClients:
 
 
 def of_exits(codes: Sequence[int | None], ended: JobState) -> Iterator[str]:
-    """A client ends with its job, and says how that ended."""
+    """Check that each client exits with its job, and with the exit code for the job's result."""
     wanted = Exit.OK if ended is JobState.SUCCEEDED else Exit.JOB_ENDED_BADLY
     for number, code in enumerate(codes):
         if code != wanted:

@@ -1,4 +1,5 @@
-"""Which jobs run and what strikes them, drawn by a seed: pure, so that a turn replays alone."""
+"""The jobs and the faults that hit them, drawn from a seed by pure functions, so that a single turn
+can be replayed."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ EMBEDDED = "embedded"
 CLUSTER = "cluster"
 
 Blow = tuple[str, ...]
-"""Names of the faults that strike together."""
+"""Names of the faults that are injected together."""
 
 READ_BY_LOADERS = frozenset({"read by loaders"})
 LONG_RECIPE = frozenset({"long"})
 LONG = LONG_RECIPE | {"long script"}
-"""What lasts until a process that is stopped has been replaced."""
+"""Jobs long enough for a stopped process to be replaced."""
 GOSSIP = ("d_psgd", "sgp", "ad_psgd")
 SERVERS = ("synchronous servers", "asynchronous servers")
 SILOS = ("silos", "silos of a quorum")
@@ -26,7 +27,7 @@ RECIPES = READ_BY_LOADERS | {
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 PREPARED = frozenset({"two optimizers"})
-"""A script with two exchanges a batch, whose ranks are replaced in place."""
+"""A script with two gradient exchanges per batch, whose ranks are replaced in place."""
 ANY = RECIPES | PREPARED | {"script"}
 GROUPS = RECIPES - {"one rank", OUTSIDE}
 
@@ -72,7 +73,7 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("client killed", "service killed"): frozenset({OUTSIDE}),
     ("client killed", "rank killed"): frozenset({OUTSIDE}),
 }
-"""What may strike, and whom, on either ground."""
+"""Blows on either ground, and the jobs that each may hit."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
     ("machine shut down",): RECIPES,
     ("cluster killed",): ANY,
@@ -114,11 +115,12 @@ STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
     EMBEDDED: {**STOPPABLE_ON_BOTH, "worker parent": LONG, "raylet": LONG, "GCS": LONG},
     CLUSTER: {**STOPPABLE_ON_BOTH, "silo": frozenset(SILOS), "aggregator": frozenset(SILOS)},
 }
-"""Processes that may be stopped (SIGSTOP), and of whom, on each ground. Those of Ray itself come
-last: while they stand, nothing else of it is found; nor is an agent whose forkserver stands."""
+"""Processes that may be stopped (SIGSTOP) on each ground, and for which jobs. Ray's own processes
+come last, because other processes of Ray can't be found while they are stopped. The same applies to
+an agent and its forkserver."""
 TWO: Blow = ("two processes stopped",)
 BRIEFLY: Blow = ("a process stopped briefly",)
-"""Cards for which the plan draws which."""
+"""Cards for which the plan draws the processes."""
 DRAWN: Mapping[Blow, frozenset[str]] = {TWO: LONG, BRIEFLY: LONG}
 LAST: Mapping[Blow, frozenset[str]] = {
     ("rank killed", "cancelled meanwhile"): GROUPS,
@@ -128,7 +130,7 @@ LAST: Mapping[Blow, frozenset[str]] = {
     ("gateway stopped", "cancelled meanwhile"): LONG,
     ("rank actor stopped", "cancelled meanwhile"): LONG,
 }
-"""What leaves nothing to be struck, and so comes last in its turn."""
+"""Blows that leave no target and therefore come last in their turn."""
 
 BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
     ground: {
@@ -143,40 +145,41 @@ VICTIMS_ON_BOTH = (
     *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
     *(OUTSIDE, *GOSSIP, *SERVERS),
 )
-"""Jobs that are long come at odd numbers, at which a turn may end early (`LAST`)."""
+"""Long jobs have odd indexes, where a turn may end early (`LAST`)."""
 VICTIMS: Mapping[str, Sequence[str]] = {
     EMBEDDED: VICTIMS_ON_BOTH,
     CLUSTER: (*VICTIMS_ON_BOTH, *SILOS),
 }
-"""On each ground, in turn. Silos have nodes of their own."""
+"""The victims on each ground, in order. Silos have their own nodes."""
 BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
 TURNS = 24
-"""Of a whole run, on each ground."""
+"""Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5
-"""Share of a long job within which it is struck: the rest is for the last blow to be noticed."""
+"""Fraction of a long job during which blows are struck. The rest gives the last blow time to be
+noticed."""
 
 
 @dataclass(frozen=True)
 class Strike:
     blow: Blow
     at: float
-    """Share of the victim's steps that are done when it strikes."""
+    """Fraction of the victim's steps completed when the blow strikes."""
 
 
 @dataclass(frozen=True)
 class Turn:
     number: int
     victim: str
-    """Kind of the job that is struck; what strikes the whole service strikes both."""
+    """Kind of the targeted job. Faults of the whole service hit both jobs."""
     bystander: str
     strikes: tuple[Strike, ...]
     seed: int
-    """Of what is left to chance within the turn, such as the rank."""
+    """Seed for random choices within the turn, such as the rank."""
 
 
 class Deck:
-    """Deals each card about as often as any other."""
+    """Deals all cards about equally often."""
 
     def __init__(self, cards: Sequence[Blow], rng: random.Random) -> None:
         self.cards = list(cards)
@@ -184,11 +187,11 @@ class Deck:
         self._num_dealt = Counter[Blow]()
 
     def deal(self, fits: Mapping[Blow, frozenset[str]], victim: str) -> Blow:
-        """Of the cards that fit the victim one of those that were dealt least; of these one that
-        fits few others, since it has few chances."""
+        """Deal one of the least dealt cards that fit the victim. Among these prefer a card that
+        fits few other victims, because it has fewer chances."""
         fitting = [card for card in self.cards if victim in fits[card]]
         if not fitting:
-            raise ValueError(f"nothing strikes {victim!r}")
+            raise ValueError(f"no blow fits {victim!r}")
         self._rng.shuffle(fitting)
         card = min(fitting, key=lambda each: (self._num_dealt[each], len(fits[each])))
         self._num_dealt[card] += 1
@@ -196,7 +199,7 @@ class Deck:
 
 
 def drawn(card: Blow, ground: str, victim: str, rng: random.Random) -> Blow:
-    """The blow itself, where the card leaves open which process is stopped."""
+    """Return the blow for a card. Some cards leave open which processes are stopped."""
     kinds = [kind for kind, fits in STOPPABLE[ground].items() if victim in fits]
     if card == BRIEFLY:
         return (f"{rng.choice(kinds)} stopped briefly",)
@@ -207,14 +210,14 @@ def drawn(card: Blow, ground: str, victim: str, rng: random.Random) -> Blow:
 
 
 def turns(seed: int, ground: str, only: str = "") -> Iterator[Turn]:
-    """Without end, unless nothing fits; the same for the same seed. only: a word that each blow has
-    to have."""
+    """Generate turns without end, unless nothing fits. They depend only on the arguments. only: a
+    word that every blow must contain."""
     rng = random.Random(f"{seed} {ground}")
     blows = {**BLOWS[ground], **DRAWN}
     cards = [blow for blow in blows if only in " ".join(blow)]
     deck = Deck(cards, rng)
     last = Deck([blow for blow in LAST if only in " ".join(blow)], rng)
-    # Of a few blows, whom most of them fit.
+    # If there are only a few blows, use victims that most of them fit.
     victims = [
         victim
         for victim in VICTIMS[ground]

@@ -1,4 +1,4 @@
-"""What must hold of every job, whatever struck it: each breach is a sentence."""
+"""Checks of the promises for every job, whatever faults hit it. Each breach is a sentence."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ NOTHING_LEFT_WITHIN_S = 60.0
 LOSS = "train/loss"
 PUSH_WEIGHT_ERROR = 1e-4
 WEIGHT_ERROR = 1e-4
-"""Of a mean of weights of about 1, in float32."""
+"""Tolerance for a float32 mean of weights of about 1."""
 DECLARED = frozenset({"unavailable", "database_unavailable", "storage_unavailable"})
-"""Codes of the 503s that the API says it may answer."""
+"""Codes of the 503 responses that the API declares."""
 PAUSE_S = 0.25
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 
@@ -49,7 +49,8 @@ HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 def breaches(
     ground: Ground, client: Client, job_id: str, kind: Kind, *, let_go_at: float = 0.0
 ) -> Iterator[str]:
-    """Of a job that has ended. let_go_at: Unix seconds, of the last process that was stopped."""
+    """Find breaches for a job that has ended. let_go_at: Unix time when the last stopped process
+    was continued."""
     job = patiently(lambda: client.get(job_id))
     if job.id not in {each.id for each in patiently(lambda: list(client.jobs()))}:
         yield "I1: the job is not in the list"
@@ -66,7 +67,7 @@ def breaches(
 
 
 def of_attempts(attempts: list[Attempt]) -> Iterator[str]:
-    """I2, as far as the books say; the live processes are watched meanwhile (`Onlooker`)."""
+    """I2, according to the database. `Onlooker` checks the running processes."""
     if [each.attempt for each in attempts] != list(range(1, len(attempts) + 1)):
         yield f"I2: the attempts are numbered {[each.attempt for each in attempts]}"
     for before, after in itertools.pairwise(attempts):
@@ -86,7 +87,7 @@ def of_events(events: list[Event]) -> Iterator[str]:
 def of_series(series: Mapping[str, Series], job: Job, kind: Kind) -> Iterator[str]:
     for key, one in series.items():
         if one.steps != sorted(set(one.steps)):
-            yield f"I5: {key} has steps twice, or out of order"
+            yield f"I5: {key} has repeated or unordered steps"
     if job.state is JobState.SUCCEEDED:
         steps = series[LOSS].steps if LOSS in series else []
         if kind.reports_all and steps != list(range(1, kind.num_steps + 1)):
@@ -107,7 +108,8 @@ def of_newest_checkpoint(client: Client, job_id: str, num_steps: int) -> Iterato
 
 
 def of_copies(state: Mapping[str, Any]) -> Iterator[str]:
-    """I13: the model of gossip is the mean of all copies, and none weighs more than it holds."""
+    """I13: the model of a gossip job is the mean of all copies, and the push weights sum to their
+    number."""
     if "gossip" not in state:
         return
     copies = state["gossip"]["copies"]
@@ -123,10 +125,10 @@ def of_copies(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_batches(state: Mapping[str, Any], step: int, *, is_last: bool) -> Iterator[str]:
-    """I13: what parameter servers have counted are so many batches as there were steps, and at the
-    end each of them."""
+    """I13: parameter servers have counted as many batches as there were steps, and every batch at
+    the end."""
     for number, (all_up_to, above) in enumerate(state.get("servers", {}).get("done", ())):
-        # Each server has a state of one moment, and server 0 says which step it is.
+        # Each server's state is from one point in time, and server 0 defines the step.
         if number == 0 and all_up_to + len(above) != step:
             yield f"I13: {all_up_to} and {above} are not {step} batches"
         if is_last and (all_up_to, list(above)) != (step, []):
@@ -154,17 +156,17 @@ def of_what_is_left(ground: Ground, job: Job, let_go_at: float) -> Iterator[str]
 def _seen(look: Callable[[], object]) -> object:
     try:
         return look()
-    except OSError as error:  # the dashboard of a Ray that is only starting
+    except OSError as error:  # the dashboard of a Ray that is still starting
         return f"not seen: {error}"
 
 
 def of_sweep(client: Client, sweep_id: str) -> Iterator[str]:
-    """Of a sweep whose trials have ended."""
+    """Find breaches for a sweep whose trials have ended."""
     trials = patiently(lambda: list(client.trials(sweep_id)))
     best = patiently(lambda: client.sweep(sweep_id)).best
     values = {trial.job_id: trial.value for trial in trials if trial.state is JobState.SUCCEEDED}
     if None in values.values():
-        yield f"a trial of {sweep_id} has succeeded without a value: {values}"
+        yield f"a trial of {sweep_id} succeeded without a value: {values}"
     elif best is None or best.value != min(values.values(), default=None):
         yield f"the best trial of {sweep_id} is {best}, of {values}"
     for trial in trials:
@@ -174,12 +176,12 @@ def of_sweep(client: Client, sweep_id: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a job has learned, and how it came there."""
+    """The result of a job's training, and its history."""
 
     weights: str
-    """Their hash."""
+    """Hash of the weights."""
     series: Mapping[str, tuple[Sequence[int], Sequence[float | str]]]
-    """Steps and values of those that `Kind.repeats` names."""
+    """Steps and values of the series selected by `Kind.repeats`."""
 
 
 def learned(client: Client, job_id: str, kind: Kind) -> Learned:
@@ -193,16 +195,16 @@ def learned(client: Client, job_id: str, kind: Kind) -> Learned:
 
 
 def of_learned(found: Learned, undisturbed: Learned) -> Iterator[str]:
-    """Same numbers: whatever struck the job changed how fast it learned, and not what."""
+    """The numbers are the same: faults only changed how long training took."""
     if found.weights != undisturbed.weights:
-        yield "the weights are not those of a run without faults"
+        yield "the weights differ from a run without faults"
     for key in sorted(found.series.keys() | undisturbed.series.keys()):
         if found.series.get(key) != undisturbed.series.get(key):
-            yield f"{key} is not that of a run without faults"
+            yield f"{key} differs from a run without faults"
 
 
 class Onlooker:
-    """Looks at the service and the processes all the while: what is only true now and then."""
+    """Continuously checks the service and the processes for temporary breaches."""
 
     def __init__(self, service: Service) -> None:
         self.breaches: list[str] = []
@@ -236,7 +238,7 @@ class Onlooker:
         try:
             answer = http.get(path)
         except httpx.TransportError:
-            return  # nobody is there to answer
+            return  # the service is down
         if answer.status_code >= 500 and not _is_declared(answer):
             self.breaches.append(f"I9: {path} was answered by {answer.status_code} {answer.text}")
         elif path == "/v1/cluster" and answer.status_code == 200:
@@ -246,10 +248,10 @@ class Onlooker:
 
 
 def live_attempts() -> set[tuple[str, int]]:
-    """(job, attempt) of every training process of this machine."""
+    """Return (job, attempt) of every training process on this machine."""
     found = set()
     for path in fork_sockets():
-        # A forkserver that is going or gone, or is stopped.
+        # The forkserver may be exiting, dead or stopped.
         with contextlib.suppress(ForkFailed, OSError, TimeoutError):
             tasks = asyncio.run(asyncio.wait_for(list_tasks(str(path)), FORKSERVER_S))
             found |= {(task["job_id"], task["attempt"]) for task in tasks}
@@ -257,11 +259,11 @@ def live_attempts() -> set[tuple[str, int]]:
 
 
 def of_processes(live: set[tuple[str, int]]) -> Iterator[str]:
-    """I2: what two attempts of a job have at once."""
+    """I2: two attempts of a job don't have processes at the same time."""
     jobs = Counter(job_id for job_id, _ in live)
     for job_id, num_attempts in jobs.items():
         if num_attempts > 1:
-            yield f"I2: {num_attempts} attempts of {job_id} have processes at once"
+            yield f"I2: {num_attempts} attempts of {job_id} have processes at the same time"
 
 
 def _is_declared(answer: httpx.Response) -> bool:
@@ -274,15 +276,15 @@ def _is_declared(answer: httpx.Response) -> bool:
 
 
 def of_running_trials(sweep: dict[str, Any]) -> Iterator[str]:
-    """I3: no more trials run than may."""
+    """I3: no more trials are running than allowed."""
     most, counts = sweep["max_running"], sweep["counts"]
     num_running = sum(counts.get(state, 0) for state in HOLDING)
     if most is not None and num_running > most:
-        yield f"I3: {num_running} trials run of {sweep['id']}, which may have {most}"
+        yield f"I3: {num_running} trials of {sweep['id']} are running, but only {most} may"
 
 
 def of_books(nodes: list[dict[str, dict[str, float]]]) -> Iterator[str]:
-    """I3: no more is given than there is."""
+    """I3: nodes don't allocate more than they have."""
     for node in nodes:
         for name, held in node["held"].items():
             if node["alive"] and held > node["resources"].get(name, 0.0):

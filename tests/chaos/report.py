@@ -56,7 +56,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_s: float) -> str:
-    """docs/explanation/chaos.md"""
+    """Return the text of docs/explanation/chaos.md."""
     breaches = [breach for result in results for breach in result.breaches]
     facts = ", ".join(f"{name} {value}" for name, value in machine.items())
     return (

@@ -1,4 +1,4 @@
-"""One job on one ground, about to be struck, and where its processes are."""
+"""A job that is about to be hit by faults, and its processes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.chaos.outside import OutsideClients
 from tests.integration.harness import children_of, training_pids
 
 STORE = -1
-"""What the rendezvous store is called among the processes of a job."""
+"""Number of the rendezvous store among the processes of a job."""
 
 
 class Missed(Exception):
-    """There was nothing to strike: the job is between two attempts, or has ended."""
+    """Raised if a fault has no target: the job is between two attempts or has ended."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process to which SIGSTOP was sent."""
+    """A process that was stopped with SIGSTOP."""
 
     kind: str
     pid: int
     started: int | None
-    """In ticks: a pid alone may be another's by now."""
+    """Start time in ticks, because pids are reused."""
 
     @property
     def is_still(self) -> bool:
@@ -45,7 +45,7 @@ class Stopped:
 
 @dataclass
 class Scene:
-    """One job on one ground, about to be struck."""
+    """A job on a ground that is about to be hit by faults."""
 
     ground: Ground
     client: Client
@@ -53,29 +53,31 @@ class Scene:
     kind: Kind
     rng: random.Random
     known: Mapping[str, Kind]
-    """Kinds of jobs that may come, by name."""
+    """Kinds of jobs that can be submitted, by name."""
     came: list[tuple[str, Kind]] = field(default_factory=list)
-    """Ids of jobs that came since, with their kinds."""
+    """IDs of jobs submitted since the start, with their kinds."""
     damaged_step: int = 0
-    """Of a checkpoint that was damaged: whoever resumes must pass over it."""
+    """Step of a damaged checkpoint, which must be skipped on resume."""
     stopped: list[Stopped] = field(default_factory=list)
-    """What was stopped, and not let go."""
+    """Processes that are stopped and not yet continued."""
     outside: OutsideClients | None = None
-    """Clients of the job outside of the cluster, if it has any."""
+    """The job's clients outside of the cluster, if it has any."""
 
     def seats(self) -> list[int]:
-        """What the ranks that run now are called, in order of their ranks."""
+        """Return the seats of the running ranks, in order of rank."""
         found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
         if not found:
             raise Missed("no rank has a process")
         return found
 
     def first(self) -> int:
-        """Rank 0, which saves and tells, and aggregates what silos and other clients send."""
+        """Return the seat of rank 0, which saves, reports, and aggregates the updates of silos and
+        clients."""
         return self.seats()[0]
 
     def other(self) -> int:
-        """One that is not rank 0, where there are several: of silos, one of them."""
+        """Return the seat of a rank other than 0 if there are several. For a job with silos, this
+        is a silo."""
         seats = self.seats()
         return self.rng.choice(seats[1:] or seats)
 
@@ -83,27 +85,27 @@ class Scene:
         return self.rng.choice(self.seats())
 
     def node_agent(self) -> int:
-        """Of a node that has a rank of the job."""
-        # A forkserver that is stopped does not tell its ranks.
+        """Return the pid of the agent on a node with a rank of the job."""
+        # A stopped forkserver can't list its ranks.
         still = [one.pid for one in self.stopped if one.kind == "forkserver" and one.is_still]
         forkserver = still[-1] if still else self.ground.forkserver_of(self.job_id)
         return parent_of(forkserver, "ray::NodeAgent")
 
     def client_outside(self) -> tuple[OutsideClients, int]:
-        """The clients, and the number of one that runs."""
+        """Return the clients and the number of a running one."""
         if self.outside is None:
             raise Missed("the job has no clients outside of the cluster")
         return self.outside, self.outside.one_at_work(self.rng)
 
     def loader(self) -> int:
-        """Pid of a process that reads for a rank."""
+        """Return the pid of a rank's loader process."""
         loaders = list(children_of(pid_of(self, self.any())))
         if not loaders:
             raise Missed("the rank has no loader process")
         return self.rng.choice(loaders)
 
     def actor(self, role: str) -> int:
-        """Pid of an actor of the job."""
+        """Return the pid of an actor of the job."""
         try:
             return self.ground.service.actor_pid(self.job_id, role)
         except (IndexError, OSError):

@@ -1,4 +1,4 @@
-"""Processes that are stopped, and not dead: which may be, for how long, and who lets them go."""
+"""Stopping processes with SIGSTOP: which ones, for how long, and when they are continued."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.chaos.ground import SILENCE_LIMIT_S, parent_of
 from tests.chaos.scene import STORE, Missed, Scene, Stopped, pid_of
 
 BRIEFLY_S = SILENCE_LIMIT_S / 8
-"""Half of what passes before anybody is told."""
+"""Half of the time after which users are notified."""
 LONG_S = 1.25 * SILENCE_LIMIT_S
-"""For which the service is stopped, whom nobody replaces here: longer than others may be silent."""
+"""How long the service is stopped, which is not replaced here: longer than the silence limit."""
 
 STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
     "rank": lambda s: pid_of(s, s.any()),
@@ -34,7 +34,7 @@ STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
     "raylet": lambda s: s.ground.service.ray_child("raylet/raylet"),
     "GCS": lambda s: s.ground.service.ray_child("gcs_server"),
 }
-"""The pid of each kind of process."""
+"""Functions that return the pid of each kind of process."""
 TOLD_AS: Mapping[str, str] = {
     "supervisor stopped": "supervisor",
     "node agent stopped": "node_agent",
@@ -42,27 +42,29 @@ TOLD_AS: Mapping[str, str] = {
     "rank actor stopped": "rank_actor",
     "store stopped": "store",
 }
-"""`data.process` of the event by which users are told."""
+"""`data.process` of the event that notifies users."""
 TELLERS = frozenset(
     {
         *("service stopped", "service killed", "gateway stopped", "gateway killed"),
         *("raylet stopped", "GCS stopped"),
     }
 )
-"""While these are away nobody asks the others, which may be replaced before anybody is told."""
+"""Faults during which other processes are not checked, so these may be replaced without notice."""
 TELLER_OF = {"forkserver stopped": frozenset({"node agent killed", "node agent stopped"})}
-"""The forkserver is asked by its node's agent alone, whose successor starts another at once."""
+"""Only the node's agent checks the forkserver, and a new agent immediately starts a new
+forkserver."""
 NOT_REPLACED = frozenset({"service", "rank's init", "worker parent"})
-"""Nobody does: of one service there is no other, an init has nothing to do before its end, and a
-worker parent is asked only when a worker is to start, which may be in a later turn."""
+"""These are not replaced: there is only one service, an init has nothing to do until it exits, and
+a worker parent is needed only to start a worker, which may be in a later turn."""
 REPLACED_WITHIN_S = {"raylet": 240.0}
-"""Where `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute to call a node dead, and
-dray waits for two more until it starts another Ray (docs/explanation/faults.md)."""
+"""Limits for processes for which `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute
+to declare a node dead, and dray waits two more minutes before it starts another Ray
+(docs/explanation/faults.md)."""
 assert set().union(*plan.STOPPABLE.values()) == set(STOPPABLE)
 
 
 def stop(scene: Scene, *, kind: str) -> None:
-    """SIGSTOP. Only the service is let go again, after a while."""
+    """Stop a process with SIGSTOP. Only the service is continued after a while."""
     stopped = _stop(scene, kind)
     if kind == "service":
         time.sleep(LONG_S)
@@ -82,7 +84,7 @@ def stop_briefly(scene: Scene, *, kind: str) -> None:
 def _stop(scene: Scene, kind: str) -> Stopped:
     try:
         pid = STOPPABLE[kind](scene)
-    except ValueError:  # none, or one that is ending beside its successor
+    except ValueError:  # none, or one that is exiting while its successor runs
         raise Missed(f"there is no {kind}") from None
     stopped = Stopped(kind, pid, started_ticks(pid))
     os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A short run of what `make chaos` does at length."""
+"""A short version of `make chaos`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_jobs_come_through_faults_and_no_promise_is_broken(
     with embedded.client as client:
         victims = [job.id for job in client.jobs() if job.name == TURNS[0].victim]
         told = [hang for job_id in victims for hang in client.hangs(job_id) if hang.culprits]
-    assert told, "nobody told of the rank that was stopped"
+    assert told, "users were not notified of the stopped rank"
     assert all(rank.stack and rank.phase for hang in told for rank in hang.ranks)
 
 

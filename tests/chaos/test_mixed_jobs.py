@@ -1,4 +1,4 @@
-"""Fifty jobs of every fate, after which nothing of them is left."""
+"""Fifty jobs with all kinds of results leave nothing behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 
 def open_files(service: Service) -> Counter[str]:
-    """Open descriptors of the service, its gateway, and the node's agent and forkserver."""
+    """Count the open descriptors of the service, its gateway, and the node's agent and
+    forkserver."""
     assert service.process is not None
     pids = {"service": service.process.pid, "gateway": service.gateway_pid()}
     pids["agent"] = agent_of(service.ray_daemon()["instance"])
@@ -66,7 +67,7 @@ def placement_groups(service: Service) -> list[str]:
 def test_fifty_jobs_of_every_fate_leave_nothing_behind(
     embedded: Service, client: Client, job: Callable[..., dict[str, Any]]
 ) -> None:
-    # One of each first, so that what is made once and kept does not count as left over.
+    # Run one of each first, so that descriptors opened once and kept don't count as leaks.
     warm_up = [client.submit(digits(train={"epochs": 1})), client.submit(job("works"))]
     for submitted in warm_up:
         assert client.wait(submitted.id, timeout_s=60).state is JobState.SUCCEEDED
@@ -90,7 +91,7 @@ def test_fifty_jobs_of_every_fate_leave_nothing_behind(
     for job_id in expected:
         assert_promises(embedded, client, job_id)
     eventually(lambda: not placement_groups(embedded), within_s=60, why="placement groups are left")
-    # A long poll or a connection of this test may just be closing.
+    # A long poll or connection of this test may still be closing.
     eventually(
         lambda: not (open_files(embedded) - files_before - ALLOWANCE),
         within_s=60,
@@ -100,14 +101,14 @@ def test_fifty_jobs_of_every_fate_leave_nothing_behind(
 
 
 ALLOWANCE = Counter({"service": 6, "gateway": 6, "agent": 6, "forkserver": 0})
-"""Connections that come and go: pools of the database, HTTP and Ray's gRPC channels. A leak of
-one descriptor for each job would be seven times as many."""
+"""Allowance for temporary connections: the database pool, HTTP, and Ray's gRPC channels. A leak of
+one descriptor per job would be seven times as many."""
 
 
 def submit_one(
     client: Client, job: Callable[..., dict[str, Any]], number: int
 ) -> dict[str, JobState]:
-    """Submit the job of this number, and cancel it where that is its fate."""
+    """Submit the job with this number, and cancel it if it is meant to be cancelled."""
     fates: list[tuple[dict[str, Any], JobState, bool]] = [
         (job("works"), JobState.SUCCEEDED, False),
         (job("raises"), JobState.FAILED, False),
@@ -123,7 +124,7 @@ def submit_one(
     ]
     spec, state, cancel = fates[number % len(fates)]
     submitted = client.submit(spec)
-    # Most are cancelled while they wait; every second stubborn one when it runs.
+    # Jobs with odd numbers are cancelled when they run, the others while they wait.
     if cancel and number % 2:
         client.wait(submitted.id, states=[JobState.RUNNING], timeout_s=120)
     if cancel:

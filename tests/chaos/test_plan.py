@@ -1,4 +1,4 @@
-"""Turns are drawn so that a seed replays them, and that every fault comes."""
+"""Turns can be replayed from a seed, and every fault occurs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_blow_comes_on_each_ground_whatever_the_seed(ground: str) -> None:
 
 
 def fits(blow: plan.Blow, ground: str) -> frozenset[str]:
-    """Whom a blow may strike, also one of which the plan drew the processes."""
+    """Return the kinds that a blow fits, including blows whose processes the plan drew."""
     if blow in plan.BLOWS[ground] or blow in plan.LAST:
         return {**plan.BLOWS[ground], **plan.LAST}[blow]
     kinds = [name.removesuffix(" briefly").removesuffix(" stopped") for name in blow]

@@ -1,4 +1,4 @@
-"""Rounds that are not as they must be are found."""
+"""Incorrect rounds are detected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTSIDE = Kind(
 
 
 def series(**changes: dict[int, float]) -> dict[str, Series]:
-    """Those of four rounds of two clients, with changes of values; NaN takes a step away."""
+    """Return the series of four rounds of two clients, with changed values. NaN removes a step."""
     names = ("federated/updates", "silo/north/train/loss", "silo/south/train/loss")
     found = {}
     for name in names:
@@ -52,10 +52,10 @@ def test_rounds_in_which_nothing_is_wrong_are_no_breach() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"federated/updates": {3: 3.0}}, "round 3 counts 3 updates, and not 2 to 2"),
-        ({"federated/updates": {3: 1.0}}, "round 3 counts 1 updates, and not 2 to 2"),
-        ({"federated/updates": {2: GONE}}, "3 of 4 rounds are there; missing [2]"),
-        ({"silo/north/train/loss": {2: GONE}}, "round 2 counts 2 updates, and 1 silos"),
+        ({"federated/updates": {3: 3.0}}, "round 3 counts 3 updates, not 2 to 2"),
+        ({"federated/updates": {3: 1.0}}, "round 3 counts 1 updates, not 2 to 2"),
+        ({"federated/updates": {2: GONE}}, "3 of 4 rounds exist; missing [2]"),
+        ({"silo/north/train/loss": {2: GONE}}, "round 2 counts 2 updates, but 1 silos"),
     ],
 )
 def test_a_round_that_counts_an_update_twice_or_lacks_one_is_a_breach(
@@ -75,10 +75,10 @@ def page(*num_sent: int, newest: int = NUM_ROUNDS, is_open: bool = False) -> Fed
 
 
 def test_more_updates_than_were_sent_are_a_breach() -> None:
-    for sent in (page(4, 4), page(9, 4)):  # one was asked again, whose round was played again
+    for sent in (page(4, 4), page(9, 4)):  # an update may be sent again when a round is repeated
         assert not list(of_sent(series(), sent, OUTSIDE, is_done=True))
     (breach,) = of_sent(series(), page(4, 3), OUTSIDE, is_done=True)
-    assert "8 updates count, and the clients have sent {0: 4, 1: 3}" in breach
+    assert "8 updates are counted, but the clients sent {0: 4, 1: 3}" in breach
     for ended in (page(4, 4, newest=3), page(4, 4, is_open=True)):
         assert len(list(of_sent(series(), ended, OUTSIDE, is_done=True))) == 1
         assert not list(of_sent(series(), ended, OUTSIDE, is_done=False))
@@ -113,7 +113,7 @@ def test_another_series_than_that_of_a_run_without_faults_is_a_breach() -> None:
     others: list[Any] = [{"train/loss": ([1, 2], [0.5, 0.2])}, {"train/loss": ([1], [0.5])}, {}]
     for other in others:
         (breach,) = of_learned(Learned("a", other), undisturbed)
-        assert breach == "train/loss is not that of a run without faults"
+        assert breach == "train/loss differs from a run without faults"
     assert len(list(of_learned(Learned("b", undisturbed.series), undisturbed))) == 1
 
 

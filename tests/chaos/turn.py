@@ -1,4 +1,5 @@
-"""One turn: two jobs, one of which is struck again and again; then every promise is looked at."""
+"""One turn: two jobs, one of which is hit by several faults, followed by checks of every
+promise."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ ENDED = "ended meanwhile"
 
 @dataclass(frozen=True)
 class Blown:
-    """A blow that struck, and how the job took it."""
+    """A blow that found a target, and its effect on the job."""
 
     ground: str
     blow: Blow
@@ -50,14 +51,14 @@ class Blown:
     how: str
     """One of the constants above."""
     recovery_s: float | None = None
-    """From the blow to the next step, by the service's events; or, where training went on, until
-    the service took jobs again."""
+    """Seconds from the blow to the next step, according to the service's events. If training went
+    on, seconds until the service accepted jobs again."""
     steps_lost: int | None = None
 
 
 @dataclass
 class Result:
-    """What a turn showed."""
+    """The results of a turn."""
 
     turn: Turn
     blown: list[Blown] = field(default_factory=list)
@@ -67,13 +68,13 @@ class Result:
 
 
 class Runner:
-    """Plays turns on one ground."""
+    """Runs turns on one ground."""
 
     def __init__(
         self, ground: Ground, kinds: Mapping[str, Kind], learned: dict[str, Learned | None]
     ) -> None:
-        """learned: in runs without faults, by kind; what is missing is found out. None of a kind
-        whose trials alone have learned something."""
+        """learned: results of runs without faults, by kind. Missing ones are added by running the
+        kind. None for a kind whose results come only from its trials."""
         self._ground = ground
         self._kinds = kinds
         self._learned = learned
@@ -148,7 +149,7 @@ class Runner:
     def _strike(
         self, scene: Scene, blow: Blow, at_step: int, result: Result
     ) -> tuple[Blown, Mark] | None:
-        """None if the job ended before, or there never was anything to strike."""
+        """Strike the job. Return None if the job ended first or the blow never found a target."""
         for _ in range(STRIKE_TRIES):
             if not await_step(scene, at_step):
                 return None
@@ -157,7 +158,7 @@ class Runner:
                 struck_at, blow = strike(scene, blow)
             except Missed as missed:
                 print(f"  missed: {missed}", flush=True)
-                time.sleep(1.0)  # whatever was not there may be on its way
+                time.sleep(1.0)  # the target may still be starting
                 continue
             blown = follow(scene, blow, before, struck_at)
             result.breaches += of_blow(scene, blown, before)
@@ -165,7 +166,7 @@ class Runner:
         return None
 
     def _await_end(self, client: Client, job_id: str, kind: Kind) -> JobState:
-        """Of a job that is cancelled, if that is its fate."""
+        """Wait for the end of a job, after cancelling it if its kind is meant to be cancelled."""
         if kind.cancel and not patiently(lambda: client.get(job_id)).state.is_terminal:
             patiently(lambda: client.cancel(job_id))
         return await_end(client, job_id)
@@ -173,7 +174,7 @@ class Runner:
     def _of_end(
         self, client: Client, job_id: str, kind: Kind, ended: JobState, let_go_at: float
     ) -> list[str]:
-        """Breaches of a job that has ended."""
+        """Find breaches for a job that has ended."""
         found = list(promises.breaches(self._ground, client, job_id, kind, let_go_at=let_go_at))
         found += crowding.breaches(client, job_id)
         undisturbed = self._learned.get(kind.name)
@@ -182,7 +183,7 @@ class Runner:
         return [f"{job_id} ({kind.name}): {breach}" for breach in found]
 
     def _of_damage(self, scene: Scene) -> list[str]:
-        """A damaged checkpoint is passed over by whoever resumes."""
+        """I6: a damaged checkpoint is skipped on resume."""
         damaged, scene.damaged_step = scene.damaged_step, 0
         if not damaged:
             return []
@@ -205,7 +206,7 @@ class Runner:
         self._learned.setdefault(name, None)
 
     def _clear(self, client: Client) -> None:
-        """What failed must not hold the slots of the next turn, nor leave it without a service."""
+        """Clean up after a failure, so that the next turn has its slots and a service."""
         self._ground.ensure_service()
         for job in patiently(lambda: list(client.jobs())):
             if not job.state.is_terminal:
@@ -214,7 +215,7 @@ class Runner:
 
 
 def submit(client: Client, kind: Kind) -> list[tuple[str, Kind]]:
-    """The job and its kind; of a sweep its trials."""
+    """Submit a job. Return its ID and kind, or the IDs and kinds of a sweep's trials."""
     job = client.submit(kind.spec)
     if not kind.is_sweep:
         return [(job.id, kind)]
@@ -225,20 +226,20 @@ def submit(client: Client, kind: Kind) -> list[tuple[str, Kind]]:
 def outside_clients(
     client: Client, job_id: str, kind: Kind
 ) -> contextlib.AbstractContextManager[OutsideClients | None]:
-    """Those of the job, as long as it lasts."""
+    """Run the job's clients, if it has any, inside a `with` block."""
     if not kind.tables:
         return contextlib.nullcontext()
     return OutsideClients(client, job_id, kind.tables)
 
 
 def arrays_of(client: Client, job_ids: list[str]) -> list[str]:
-    """Without those of which there is one."""
+    """Return the arrays that the jobs belong to, without duplicates."""
     found = [patiently(lambda id_=id_: client.get(id_)).array_id for id_ in job_ids]
     return [array for array in dict.fromkeys(found) if array is not None]
 
 
 def to_the_end(kind: Kind) -> Kind:
-    """As it is, without a reason to stop a trial of it."""
+    """Return the kind without early stopping of trials."""
     if not kind.is_sweep:
         return kind
     sweep = {key: value for key, value in kind.spec["sweep"].items() if key != "early_stopping"}
@@ -246,7 +247,7 @@ def to_the_end(kind: Kind) -> Kind:
 
 
 def of_stopped(scene: Scene) -> list[str]:
-    """I11: when the jobs have ended, nothing that is replaced is still stopped."""
+    """I11: after the jobs have ended, no replaced process is still stopped."""
     replaced = [one for one in scene.stopped if one.kind not in NOT_REPLACED]
     limits = (REPLACED_WITHIN_S.get(one.kind, promises.NOTHING_LEFT_WITHIN_S) for one in replaced)
     try:
@@ -260,15 +261,15 @@ def of_stopped(scene: Scene) -> list[str]:
 
 
 def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
-    """I12: users paid neither for what did not answer, nor for others who came, and noticed nothing
-    of what was away briefly."""
+    """I12: users are not charged for processes that didn't respond or for preemption, and brief
+    stops have no effect."""
     if blown.how == ENDED or not any("stopped" in n or n in CROWDED for n in blown.blow):
         return []
     found = []
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
     since = [event for event in events if event.seq > before.seq and not is_late(event, blown)]
     if set(blown.blow) <= HARMLESS and (blown.how != UNTOUCHED or since):
-        found.append(f"{blown.blow} was no harmless: {[event.message for event in since]}")
+        found.append(f"{blown.blow} was not harmless: {[event.message for event in since]}")
     attempts = patiently(lambda: scene.client.attempts(scene.job_id))
     for each in attempts[before.attempt - 1 :]:
         if each.reason is not None and each.reason.code == "user_error":
@@ -277,16 +278,16 @@ def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
 
 
 def is_late(event: Event, blown: Blown) -> bool:
-    """Whether an event is about a process that an earlier blow stopped."""
+    """Whether an event is about a process stopped by an earlier blow."""
     told_of = {TOLD_AS.get(name.removesuffix(" briefly")) for name in blown.blow}
     return event.type == "silence" and event.data.get("process") not in told_of
 
 
 def of_telling(scene: Scene, blows: list[tuple[Blown, Mark]]) -> Iterator[str]:
-    """I11: users were told what did not answer.
+    """I11: users were notified of processes that didn't respond.
 
-    Looked at when the job has ended: a rank may be replaced before anybody is told of the process
-    that was stopped beside it. blows: all of the turn, in order.
+    Checked after the job has ended, because a rank may be replaced before users are notified of the
+    process that was stopped at the same time. blows: all blows of the turn, in order.
     """
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
     for number, (blown, before) in enumerate(blows):
@@ -305,26 +306,26 @@ def of_telling(scene: Scene, blows: list[tuple[Blown, Mark]]) -> Iterator[str]:
             if event.seq > before.seq and event.code == "not_answering"
         }
         if expected and not told & expected:
-            yield f"I11: after {blow} nobody was told, but of {told}"
+            yield f"I11: after {blow} users were only notified of {told}"
 
 
 def cancelled_kind(kind: Kind, ended: JobState) -> Kind:
-    """What a job that was cancelled may come to: its end may have come first."""
+    """Return the expected result of a cancelled job, which may have ended first."""
     as_cancelled = JobState.SUCCEEDED if ended is JobState.SUCCEEDED else JobState.CANCELLED
     return replace(kind, ends_as=as_cancelled)
 
 
 @dataclass
 class Mark:
-    """Where a job stood before a blow."""
+    """The state of a job before a blow."""
 
     seq: int
     attempt: int
     step: int
     furthest_step: int
-    """Of that attempt, as far as it was told: what it had done when it was struck."""
+    """The last step that the attempt reported: its progress when the blow struck."""
     gateway: int
-    """Its pid; a blow may kill it, and another must take its place."""
+    """Pid of the gateway. A blow may kill it, and another one must replace it."""
 
     def __init__(self, scene: Scene) -> None:
         self.gateway = eventually(partial(gateway_of, scene), why="there is no gateway")
@@ -335,15 +336,15 @@ class Mark:
 
 
 def gateway_of(scene: Scene) -> int:
-    """Its pid, 0 while there is none."""
+    """Return the gateway's pid, or 0 while there is none."""
     try:
         return scene.ground.service.gateway_pid()
-    except ValueError:  # none, or one that is ending beside its successor
+    except ValueError:  # none, or one that is exiting while its successor runs
         return 0
 
 
 def await_step(scene: Scene, step: int) -> bool:
-    """Whether the job came so far, and trains."""
+    """Wait until the job has reached a step and is training. Return False if it ended first."""
 
     def there() -> str:
         job = patiently(lambda: scene.client.get(scene.job_id))
@@ -352,11 +353,14 @@ def await_step(scene: Scene, step: int) -> bool:
         done = job.progress.step if job.progress else 0
         return "there" if job.state is JobState.RUNNING and done >= step else ""
 
-    return eventually(there, within_s=ENDS_WITHIN_S, why=f"step {step} never came") == "there"
+    return (
+        eventually(there, within_s=ENDS_WITHIN_S, why=f"step {step} was never reached") == "there"
+    )
 
 
 def await_end(client: Client, job_id: str) -> JobState:
-    """How it ended. It may take as long as it likes while it comes further: machines differ."""
+    """Wait for the end of a job and return its state. There is no time limit while it makes
+    progress, because machines differ in speed."""
     step = -1
 
     def further() -> Job | None:
@@ -365,7 +369,7 @@ def await_end(client: Client, job_id: str) -> JobState:
         return job if job.state.is_terminal or done > step else None
 
     while True:
-        job = eventually(further, within_s=ENDS_WITHIN_S, why=f"{job_id} stays at step {step}")
+        job = eventually(further, within_s=ENDS_WITHIN_S, why=f"{job_id} is stuck at step {step}")
         assert job is not None
         if job.state.is_terminal:
             return job.state
@@ -373,7 +377,7 @@ def await_end(client: Client, job_id: str) -> JobState:
 
 
 def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:
-    """Wait until the job and the service are over the blow."""
+    """Wait until the job and the service have recovered from the blow."""
     found: list[Blown] = []
 
     def over() -> bool:
@@ -385,12 +389,14 @@ def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:
             found.append(blown)
         return bool(found)
 
-    eventually(over, within_s=MENDED_WITHIN_S, why=f"not over {blow} within {MENDED_WITHIN_S} s")
+    eventually(
+        over, within_s=MENDED_WITHIN_S, why=f"no recovery from {blow} within {MENDED_WITHIN_S} s"
+    )
     return found[0]
 
 
 def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | None:
-    """How the job took the blow, once that shows."""
+    """Return the blow's effect on the job, or None while that is unknown."""
     made = partial(Blown, scene.ground.name, blow, scene.kind.name)
     job = patiently(lambda: scene.client.get(scene.job_id))
     step = job.progress.step if job.progress else 0
@@ -400,7 +406,7 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
     since = [event for event in events if event.seq > before.seq]
     back = [event for event in since if trains_again(event, before, blow)]
-    # A job that was mended, and lost again meanwhile, is over it only when it trains.
+    # A job that was lost again after a recovery has recovered only when it trains.
     if back and (job.state is JobState.RUNNING or job.state.is_terminal):
         first, last = back[0], back[-1]
         if last.attempt == before.attempt:
@@ -421,9 +427,10 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
 
 
 def seconds_of(first: Event, last: Event, struck_at: float, blow: Blow) -> float:
-    """The supervisor's own figure if one repair was all, else the time until the last one.
+    """Return the time measured by the supervisor if there was a single recovery, else the time
+    until the last one.
 
-    Its figure begins where it sees the loss, which of a rank that is only stopped comes late.
+    The supervisor measures from when it detects the loss, which is late if a rank is only stopped.
     """
     told = first.data.get("recovery_s")
     was_stopped = any(name.endswith(" stopped") for name in blow)

@@ -34,7 +34,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def _real_ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """The gateway over an embedded Ray of its own."""
+    """The gateway over its own embedded Ray."""
     home = tmp_path_factory.mktemp("real")
     storage = home / "storage"
     storage.mkdir()

@@ -1,7 +1,7 @@
 """The clusters that the conformance suite runs against, and the scripts that run on them.
 
 A script is a Python file, which real ranks run, a coroutine, which the fake's ranks run and which
-reports the same, and a plan of the simulated cluster.
+reports the same values, and a plan for the simulated cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SLOTS = 4
 SILENCE_LIMIT_S = 12.0
-"""Shorter than a service's own, since tests wait for it."""
+"""Shorter than a service's limit, because tests wait for it."""
 PATIENCE_S = 150.0
 PAUSE_S = 0.05
 STEPS = 5
@@ -88,7 +88,7 @@ NOT_SIMULATED = {
         "its ranks are no processes, so that none can leave while its peers go on"
     ),
 }
-"""The tests that the simulated cluster does not take, and the reason."""
+"""Tests that do not apply to the simulated cluster, and the reason."""
 
 
 async def play(rank: FakeRank) -> None:
@@ -117,7 +117,7 @@ from ray.experimental.internal_kv import _internal_kv_list
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print(len(_internal_kv_list(b"ActorClass", namespace=b"fun")))
 """
-"""A driver of its own: the table of functions has no other reader."""
+"""Drives the cluster through its own driver process, which has the only table of functions."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Failure:
 
 
 class Ground:
-    """A running cluster with one node of four slots, and what the tests do with it."""
+    """A running cluster with one node of four slots, and operations for tests."""
 
     failure = Failure(1, "ValueError", "the sky is red")
 
@@ -144,7 +144,7 @@ class Ground:
     async def spec(
         self, script: str, num_workers: int = 1, *, attempt: int = 1, **more: Any
     ) -> AttemptSpec:
-        """An attempt of another job each time, on the one node."""
+        """Return an attempt, each time of another job, on the one node."""
         document = JobSpec.model_validate(
             {
                 "script": {"entrypoint": str(self._home / f"{script}.py")},
@@ -165,11 +165,11 @@ class Ground:
         )
 
     def steps(self, rank: int) -> list[tuple[int, float]]:
-        """The steps and losses that a rank of the script `steps` reports."""
+        """Return the steps and losses that a rank of the script `steps` reports."""
         return [(step, 1.0 / step) for step in range(1, STEPS + 1)]
 
     def lines(self, rank: int) -> list[tuple[int, str]]:
-        """The numbers and texts of the lines that it prints."""
+        """Return the numbers and texts of the lines that it prints."""
         return [(n, f"rank {rank} is at {n + 1}") for n in range(STEPS)]
 
     async def node_id(self) -> str:
@@ -177,7 +177,7 @@ class Ground:
         return node.node_id
 
     async def kill_agent(self) -> None:
-        """SIGKILL of the node's agent, as a crash would; Ray starts it again."""
+        """Kill the node's agent with SIGKILL, like a crash; Ray restarts it."""
         self.signal_actor("NodeAgent", signal.SIGKILL)
 
     def signal_actor(self, kind: str, number: int) -> None:
@@ -186,7 +186,7 @@ class Ground:
         os.kill(actor_of(daemon["instance"], kind), number)
 
     def exported_classes(self) -> int:
-        """How many times a real Ray keeps the code of some actor class."""
+        """Return how many times a real Ray stores the code of some actor class."""
         ray = EmbeddedRay(self._home, SLOTS, self._deployment_id)
         address = json.loads((self._home / "ray" / "daemon.json").read_text())["address"]
         command = [sys.executable, "-c", COUNT_CLASSES, address]
@@ -219,7 +219,7 @@ class Ground:
         until: Callable[[PollReply], bool] = lambda reply: reply.outcome is not None,
         **how: Any,
     ) -> list[PollReply]:
-        """Poll along the cursor, each reply's being the next question's, until one satisfies."""
+        """Poll, each time with the cursor of the last reply, until a reply satisfies the test."""
         replies: list[PollReply] = []
         deadline = time.monotonic() + PATIENCE_S
         while not replies or not until(replies[-1]):
@@ -227,7 +227,7 @@ class Ground:
             cursor = replies[-1].cursor if replies else {}
             replies.append(await self.poll(ref, cursor, **how))
             if not replies[-1].frames:
-                await asyncio.sleep(PAUSE_S / 10)  # an orphan's poll does not wait
+                await asyncio.sleep(PAUSE_S / 10)  # the poll of an orphan returns at once
         return replies
 
     async def settle(self, ref: AttemptRef) -> PollReply:
@@ -237,7 +237,7 @@ class Ground:
         return replies[-1]
 
     async def clear(self) -> None:
-        """End what a test left running."""
+        """End what a test has left running."""
         for ref in await self.cluster.attempts():
             await self.cluster.send(ref, Stop())
             await self.settle(ref)
@@ -263,7 +263,7 @@ class FakeGround(Ground):
 
 
 class Hurry(random.Random):
-    """Chance without long waits: the suite runs in real time."""
+    """Randomness without long waits: the suite runs in real time."""
 
     def uniform(self, a: float, b: float) -> float:
         return a / 6
@@ -273,7 +273,7 @@ class Hurry(random.Random):
 
 
 class SimGround(Ground):
-    """The simulated cluster on an ordinary event loop. Of the ranks of a node one reports."""
+    """The simulated cluster on an ordinary event loop. One rank of each node reports."""
 
     failure = Failure(0, "Error", "by plan")
 
@@ -303,7 +303,7 @@ class SimGround(Ground):
 
 
 async def eventually(probe: Callable[[], Awaitable[T]], why: str) -> T:
-    """What `probe` answers once that is truthy; AssertionError when the time is up."""
+    """Return what `probe` returns once that is truthy; AssertionError after the time limit."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := await probe()):
         assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"

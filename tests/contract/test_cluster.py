@@ -71,7 +71,7 @@ async def test_the_same_cursor_is_answered_by_the_same_frames(ground: Ground) ->
         return (await ground.poll(ref)).phase is Phase.ENDED
 
     await eventually(has_ended, "the attempt never ended")
-    reply = await ground.poll(ref)  # the one before may have been read when it had not ended yet
+    reply = await ground.poll(ref)  # the last reply may be from before the end
     assert steps_of([*reply.frames], 0) == ground.steps(0)
     assert reply.outcome is not None  # it comes with the last frames
     assert await ground.poll(ref) == reply
@@ -110,7 +110,7 @@ async def test_ray_keeps_no_code_of_attempts_that_have_ended(ground: Ground) -> 
 async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered(
     ground: Ground,
 ) -> None:
-    """The agent is ended for its silence, and the next one has all of it."""
+    """The silent agent is ended, and the next agent takes over all its work."""
     ref = await ground.launch("steps", 2)
 
     async def has_ended() -> bool:
@@ -185,7 +185,7 @@ async def test_a_poll_waits_for_something_to_happen_but_no_longer_than_told(
 ) -> None:
     ref = await ground.launch("waits")
     (*_, reply) = await ground.follow(ref, until=lambda r: any(lines_of([*r.frames], 0)))
-    while reply.frames:  # the supervisor has something of its own to tell now and then
+    while reply.frames:  # the supervisor reports something from time to time
         asked_at = time.monotonic()
         reply = await ground.poll(ref, reply.cursor, wait_s=0.4)
         took_s = time.monotonic() - asked_at
@@ -244,7 +244,7 @@ async def test_an_attempt_that_ran_too_long_is_ended(ground: Ground) -> None:
 
 
 async def test_gangs_never_hold_more_slots_than_there_are(ground: Ground) -> None:
-    """I3: of three gangs of two on four slots two run, and the third gives up in its time."""
+    """I3: of three gangs of two workers on four slots, two run, and the third gives up in time."""
     two = [await ground.launch("waits", 2) for _ in range(2)]
     for ref in two:
         await ground.follow(ref, until=runs)
@@ -318,7 +318,7 @@ async def test_a_live_attempt_is_never_launched_twice(ground: Ground) -> None:
 
 
 async def test_an_attempt_that_was_given_up_can_no_longer_be_launched(ground: Ground) -> None:
-    """Its launch may come from a service that was stopped meanwhile, and late."""
+    """A launch can arrive late, from a service that was stopped in the meantime."""
     spec = await ground.spec("waits")
     ref = await ground.ref(spec)
     await ground.cluster.give_up(ref)
@@ -364,7 +364,7 @@ async def test_acknowledging_a_running_attempt_ends_it_whole(ground: Ground) -> 
 
 
 async def test_a_request_for_nodes_that_never_come_changes_nothing(ground: Ground) -> None:
-    """None of these clusters has an autoscaler, and the only node of Ray's is its head."""
+    """None of these clusters has an autoscaler, and the only node of the real Ray is its head."""
     bundles = [({"CPU": 1.0, "label:zone=b": 0.001}, 2), ({"CPU": float(SLOTS)}, 1)]
     for asked in (bundles, []):
         await ground.cluster.request_nodes(asked, [])

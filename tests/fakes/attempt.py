@@ -1,4 +1,4 @@
-"""Attempts on the fake cluster: what all have, and attempts whose ranks are coroutines."""
+"""Attempts on the fake cluster: the base class, and attempts whose ranks are coroutines."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tests.fakes.cluster import FakeCluster
 
 ECHO_S = 0.05
-"""How long the peers of a failed rank may take to fail by themselves."""
+"""Grace period in which the peers of a failed rank may fail by themselves."""
 
 
 class Failed(Exception):
-    """A rank's script raises it to fail for a reason that dray knows a name for."""
+    """Raised by a rank's script to fail with a cause that dray knows."""
 
     def __init__(self, cause: Cause, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,8 @@ class Failed(Exception):
 
 
 class Exited(Exception):
-    """A rank's script raises it to end without a word, by a code or (negative) a signal."""
+    """Raised by a rank's script to exit silently, with an exit code or a (negative) signal
+    number."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -53,7 +54,7 @@ class Exited(Exception):
 
 @dataclass
 class FakeRank:
-    """What a rank's script may use."""
+    """The interface available to a rank's script."""
 
     spec: AttemptSpec
     rank: int
@@ -62,7 +63,7 @@ class FakeRank:
     pulse: Pulse
     now: Callable[[], float]
     exit_code: int | None = None
-    """What a kill makes it exit with."""
+    """Exit code after a kill."""
     _lines: int = 0
 
     @property
@@ -74,12 +75,12 @@ class FakeRank:
         return self.spec.attempt
 
     def report(self, step: int, **values: float) -> None:
-        """Metrics of one step; `train_loss=1.0` is reported as `train/loss`."""
+        """Report the metrics of one step; `train_loss=1.0` is reported as `train/loss`."""
         named = {key.replace("_", "/", 1): value for key, value in values.items()}
         self.emit(FrameKind.METRICS, {"step": step, "values": named})
 
     def print(self, text: str) -> None:
-        """A line of the log."""
+        """Write a line to the log."""
         self._append("log", FrameKind.LOG, {"line": self._lines, "text": text})
         self._lines += 1
 
@@ -94,12 +95,12 @@ class FakeRank:
 
 
 Play = Callable[[FakeRank], Awaitable[None]]
-"""A rank's script. It ends well by returning, and badly by raising; a stop or kill cancels it,
-and it is seen gone when it has really ended."""
+"""A rank's script. It succeeds by returning and fails by raising. A stop or kill cancels it; it
+counts as gone once it has really finished."""
 
 
 class Attempt(ABC):
-    """One attempt: a supervisor while `supervised`, and processes that hold slots."""
+    """An attempt: a supervisor, as long as `supervised` is true, and processes that hold slots."""
 
     def __init__(self, cluster: FakeCluster, spec: AttemptSpec) -> None:
         self.cluster = cluster
@@ -112,27 +113,27 @@ class Attempt(ABC):
         self.nodes = {part.node_id: cluster.nodes[part.node_id] for part in spec.slices}
         self.held: list[Slice] = []
         self.grants = 0
-        """Number of the newest grant that it knows."""
+        """Number of the newest grant it knows of."""
 
     @property
     @abstractmethod
     def num_processes(self) -> int:
-        """Processes that are not seen gone."""
+        """Processes that have not yet been seen to exit."""
 
     @abstractmethod
     def carry_out(self, command: Command) -> None:
-        """Do what its supervisor was sent."""
+        """Execute a command sent to its supervisor."""
 
     @abstractmethod
     def lose_node(self, node_id: str) -> None:
-        """A node goes, with its ranks and spools."""
+        """Lose a node with its ranks and spools."""
 
     @abstractmethod
     def lose_supervisor(self) -> None:
-        """Its supervisor dies, and then its processes; the spools stay."""
+        """Lose its supervisor, then its processes. The spools remain."""
 
     def vanish(self) -> None:
-        """The whole cluster dies."""
+        """Disappear with the whole cluster."""
         self.lose_supervisor()
 
     @property
@@ -140,7 +141,7 @@ class Attempt(ABC):
         return bool(self.held) or self.num_processes > 0
 
     def read(self, cursor: Mapping[str, int], max_bytes: int) -> dict[str, tuple[bytes, int]]:
-        """New frames of each spool, and where they end."""
+        """Return new frames from each spool and the offset where they end."""
         share = max_bytes // len(self.nodes)
         found: dict[str, tuple[bytes, int]] = {}
         for node in self.nodes.values():
@@ -185,13 +186,13 @@ class FakeAttempt(Attempt):
         self._leave_asked = False
         self._drills: set[str] = set()
         self._taken: list[tuple[Slice, Mapping[str, float]]] = []
-        """What it holds, with the resources of each of the workers."""
+        """Slices it holds, with the resources of each worker."""
         self._ranks: dict[int, FakeRank] = {}
         self._processes: dict[int, asyncio.Task[int | None]] = {}
         self._task = asyncio.create_task(self._run())
         self._ending: asyncio.Task[None] | None = None
 
-    # What the cluster asks of it.
+    # Calls from the cluster.
 
     @property
     def num_processes(self) -> int:
@@ -231,7 +232,7 @@ class FakeAttempt(Attempt):
             self.kill(drill.rank, exit_code=-9)
 
     def grow(self, grant: Grant) -> None:
-        """Take more slots as they are, without a process for them: the fake's ranks stay."""
+        """Take more slots without starting processes for them: the fake's ranks don't change."""
         if grant.number <= self.grants or self.phase is Phase.ENDED:
             return
         self.grants = grant.number
@@ -244,7 +245,7 @@ class FakeAttempt(Attempt):
         self.resized()
 
     def recall(self, recall: Recall) -> None:
-        """Give slots back, and end ranks for which none are left."""
+        """Release slots and end the ranks that have none left."""
         if recall.number <= self.grants or self.phase is Phase.ENDED:
             return
         self.grants = recall.number
@@ -259,7 +260,7 @@ class FakeAttempt(Attempt):
         self.resized()
 
     def resized(self, lacking: int = 0) -> None:
-        """Tell what it holds now."""
+        """Report the slots that it holds now."""
         world_size = sum(part.num_workers for part in self.held)
         body = {
             "world_size": world_size,
@@ -271,20 +272,20 @@ class FakeAttempt(Attempt):
         self.tell(FrameKind.RESIZED, body)
 
     def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
-        """What a supervisor tells, in a spool of its own on the first node."""
+        """Write a supervisor's report to its own spool on the first node."""
         key = spool_reader.spool_key(SUPERVISOR_RANK, 0, "metrics")
         node = next(iter(self.nodes.values()))
         node.spool_of(*self.key, key).append(kind, body, self.cluster.now())
         self._pulse.beat()
 
     def kill(self, rank: int, exit_code: int | None) -> None:
-        """End a training process; None also takes the rank actor that stands for it."""
+        """End a training process. An exit code of None removes its rank actor as well."""
         self._ranks[rank].exit_code = exit_code
         self._processes[rank].cancel()
 
     def lose_node(self, node_id: str) -> None:
         if node_id in self.nodes:
-            self.nodes[node_id] = FakeNode({})  # its slots and its spools are no more
+            self.nodes[node_id] = FakeNode({})  # its slots and spools no longer exist
             self.held = [part for part in self.held if part.node_id != node_id]
             self._taken = [each for each in self._taken if each[0].node_id != node_id]
             for rank in [r for r in self._ranks.values() if r.node_id == node_id]:
@@ -298,14 +299,14 @@ class FakeAttempt(Attempt):
             self._pulse.beat()
 
     async def destroy(self) -> None:
-        """End it, though its ranks may resist."""
+        """End it even if its ranks resist."""
         self.lose_supervisor()
         while self.holds_anything:
             for process in self._processes.values():
                 process.cancel()
             await asyncio.sleep(0)
 
-    # Its own life.
+    # Lifecycle.
 
     async def _run(self) -> None:
         outcome = await self._train()
@@ -328,7 +329,7 @@ class FakeAttempt(Attempt):
         return outcome or judge(ended, self._errors())
 
     async def _acquire(self) -> Outcome | None:
-        """Hold every slice; an Outcome if that was not to be."""
+        """Acquire every slice. Return an Outcome if that failed."""
         deadline = asyncio.get_running_loop().time() + self.spec.start_timeout_s
         wanted = by_bundle(self.spec.slices, self.spec.bundle, self.spec.roles)
         while True:
@@ -359,7 +360,7 @@ class FakeAttempt(Attempt):
         self.cluster.count_crowd(self.spec.job_id)
 
     async def _process(self, rank: FakeRank) -> int | None:
-        """A training process; its exit code, None if its actor vanished with it."""
+        """Run a training process. Return its exit code, or None if its actor vanished with it."""
         try:
             await self._play(rank)
         except asyncio.CancelledError:
@@ -378,7 +379,7 @@ class FakeAttempt(Attempt):
         return 0
 
     def _exits(self) -> list[RankExit]:
-        """Of the processes that are gone; one killed before its first line has no result."""
+        """Exits of finished processes. A process killed before its first line has no result."""
         return [
             RankExit.of(
                 number, self._ranks[number].exit_code if done.cancelled() else done.result()
@@ -388,7 +389,7 @@ class FakeAttempt(Attempt):
         ]
 
     async def _watch(self) -> Outcome | None:
-        """Wait for the end; an Outcome if it was the supervisor that ended it."""
+        """Wait for the end. Return an Outcome if the supervisor ended it."""
         runtime_s = self.spec.max_runtime_s
         deadline = None if runtime_s is None else asyncio.get_running_loop().time() + runtime_s
         while True:
@@ -416,7 +417,7 @@ class FakeAttempt(Attempt):
             await asyncio.wait(self._processes.values())
 
     async def _end_group(self, exit_code: int) -> None:
-        """End the processes, then give the slots back: never before."""
+        """End the processes, and only then release the slots."""
         await self._end_processes(exit_code)
         for part, bundle in self._taken:
             self.nodes[part.node_id].give_back(bundle, part.num_workers)
@@ -424,7 +425,7 @@ class FakeAttempt(Attempt):
         self._pulse.beat()
 
     def _errors(self) -> dict[int, Frame]:
-        """The last words of each rank that had any."""
+        """Return the error frame of each rank that has one."""
         spools = [node.spools.get(self.key, {}) for node in self.nodes.values()]
         return {
             frame.rank: frame

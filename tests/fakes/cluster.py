@@ -1,9 +1,9 @@
-"""A cluster in memory that passes the same conformance suite as the real one.
+"""An in-memory cluster that passes the same conformance suite as the real one.
 
-Its ranks are coroutines, played by the `play` that it is given; what they report lies in spools of
-bytes on its nodes; an attempt holds its slots until its ranks are seen gone. On top of the port it
-has what only a test may do: break things, and wait until something is so. It goes by the time of
-its event loop: `tests/simulation` has a loop whose time is simulated, and attempts of its own.
+Its ranks are coroutines that run the given `play`. Their reports are stored in byte spools on its
+nodes, and an attempt holds its slots until its ranks are seen to be gone. In addition to the port
+it has methods for tests only: to break things and to wait for conditions. It uses the time of its
+event loop; `tests/simulation` has a loop with simulated time and its own attempts.
 """
 
 from __future__ import annotations
@@ -33,82 +33,83 @@ from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
 STARTS = "its node agent is starting"
-"""The problem of a node that nothing speaks against."""
+"""The problem reported for a node that is otherwise fine."""
 READY = NodeEnvironment(
     JobNeed.ENVIRONMENT, BuildState.READY, "", packages=("hello==1.0",), replaced=(), log=""
 )
 PATIENCE_S = 60.0
-"""Longest wait of a test for something that must come."""
+"""How long a test waits for something that must happen."""
 
 
 @dataclass
 class LostLaunch:
-    """One launch whose answer gets lost."""
+    """A launch whose answer gets lost."""
 
     arrives: bool
-    """Whether the cluster got the call."""
+    """Whether the call reaches the cluster."""
 
 
 @dataclass
 class FakeCluster:
-    """See the module's docstring. For one event loop; several services may share it."""
+    """See the module docstring. It belongs to one event loop; several services may share it."""
 
     resources: Mapping[str, Mapping[str, float]]
     """Its nodes, by id."""
     play: Play | None = None
-    """What each rank of each attempt does."""
+    """Script that every rank of every attempt runs."""
     now: Callable[[], float] = time.time
     """Unix seconds."""
     shows_free: bool = True
-    """Whether a snapshot shows which slots are free."""
+    """Whether snapshots show which slots are free."""
     shared: bool = False
     unavailable: str | None = None
-    """While set, every call fails with it, also those that wait; what trains goes on."""
+    """While set, every call fails with this message, including calls that are waiting. Training
+    continues."""
     lost_launches: list[LostLaunch] = field(default_factory=list)
-    """The next launches that get no answer."""
+    """The next launches whose answers get lost."""
     grants: list[Grant] = field(default_factory=list)
-    """Those that came to an attempt."""
+    """Grants that reached an attempt."""
     loses_grants: bool = False
-    """While set, no grant of slots comes to an attempt."""
+    """While set, no grant of slots reaches an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
     requests: list[tuple[list[tuple[dict[str, float], int]], list[str]]] = field(
         default_factory=list
     )
-    """What was asked of its autoscaler: bundles with their numbers, and the released nodes."""
+    """Requests to its autoscaler: bundles with their counts, and the released nodes."""
     environments: dict[str, NodeEnvironment | None] = field(default_factory=dict)
-    """What its nodes answer on every environment, by node; None: the node does not answer. A node
-    that is not named is ready."""
+    """Answers of its nodes about every environment, by node. With None the node doesn't answer. A
+    node that is not listed is ready."""
     preparations: list[tuple[str, NodeNeeds]] = field(default_factory=list)
-    """Every question for an environment: the node, the environment, and the job's owner."""
+    """Every request for an environment: the node, the environment and the job's owner."""
     dropped: list[tuple[str, NodeNeeds]] = field(default_factory=list)
-    """The same of those that no job needs any more."""
+    """Every request to drop an environment that no job needs anymore."""
     num_polls: int = 0
-    """How often it was asked what became of an attempt."""
+    """Number of polls for attempts."""
     crowds: dict[str, int] = field(default_factory=dict)
-    """Most attempts of a job that ever had processes at once, by job (I2)."""
+    """The maximum number of attempts with processes at the same time, by job (I2)."""
 
     def __post_init__(self) -> None:
         self.pulse = Pulse()
         self._sessions = 1
         self.known: dict[tuple[str, int], Attempt] = {}
         self.gone: list[Attempt] = []
-        """Forgotten, but perhaps with processes that are not seen gone."""
+        """Forgotten attempts that may still have processes."""
         self.closed: dict[tuple[str, int], None] = {}
-        """Given up: none of these may come any more."""
+        """Attempts that were given up: they may no longer be launched."""
         self.nodes = {node_id: FakeNode(dict(has)) for node_id, has in self.resources.items()}
 
     @property
     def session(self) -> str:
         return f"session-{self._sessions}"
 
-    # The port.
+    # Methods of the port.
 
     async def start(self) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is nothing to connect to."""
 
     async def stop(self) -> None:
-        """What trains goes on."""
+        """Do nothing: training continues."""
 
     async def snapshot(self) -> ClusterSnapshot:
         self._check()
@@ -199,7 +200,8 @@ class FakeCluster:
     def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
-        """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        """Answer for an attempt without a supervisor: the remaining frames, and its end once
+        everything is seen to be gone."""
         if self._is_left(ref.job_id, ref.attempt):
             return PollReply(
                 dict(cursor), Phase.STOPPING, {}, (), more=False, outcome=None, silent=()
@@ -288,7 +290,7 @@ class FakeCluster:
         return any(a.key == (job_id, attempt) and a.holds_anything for a in self.everyone())
 
     def everyone(self) -> list[Attempt]:
-        """The attempts, also those that are forgotten and may have processes."""
+        """All attempts, including forgotten ones that may still have processes."""
         return [*self.known.values(), *self.gone]
 
     def _check(self) -> None:
@@ -299,15 +301,16 @@ class FakeCluster:
         crowd = sum(a.spec.job_id == job_id and a.num_processes > 0 for a in self.everyone())
         self.crowds[job_id] = max(self.crowds.get(job_id, 0), crowd)
 
-    # What a test does to it.
+    # Methods for tests.
 
     def be_unavailable(self, why: str | None) -> None:
-        """Every call fails from now on, and those under way; with None it answers again."""
+        """Make every call fail from now on, including calls in progress. With None it answers
+        again."""
         self.unavailable = why
         self.pulse.beat()
 
     def lose_supervisor(self, job_id: str, attempt: int = 1) -> None:
-        """Its supervisor dies, and its ranks with it; the spools stay."""
+        """Kill an attempt's supervisor and its ranks. The spools remain."""
         self.known[job_id, attempt].lose_supervisor()
 
     def kill_rank(self, job_id: str, rank: int, attempt: int = 1) -> None:
@@ -315,7 +318,7 @@ class FakeCluster:
         self._fake(job_id, attempt).kill(rank, exit_code=-9)
 
     def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
-        """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
+        """Let an attempt's supervisor report a loss, a hang, a drill or its slots."""
         self._fake(job_id, attempt).tell(kind, body)
 
     def _fake(self, job_id: str, attempt: int) -> FakeAttempt:
@@ -328,21 +331,20 @@ class FakeCluster:
         self.pulse.beat()
 
     def drain_node(self, node_id: str, by: float) -> None:
-        """It is told to go at the Unix time `by`; until then what is there goes on."""
+        """Drain a node that leaves at the Unix time `by`. Until then its processes continue."""
         self.nodes[node_id].drained_by = by
         self.pulse.beat()
 
     def lose_node(self, node_id: str) -> None:
-        """A node goes, with its ranks and spools; supervisors live elsewhere."""
+        """Lose a node with its ranks and spools. Supervisors run elsewhere."""
         del self.nodes[node_id]
         for attempt in self.everyone():
             attempt.lose_node(node_id)
         self.pulse.beat()
 
     def restart(self) -> None:
-        """The whole cluster dies, and another one of the same shape answers at its address.
-
-        Its nodes have other ids, as Ray's would.
+        """Replace the whole cluster by a new one of the same shape at the same address. Its nodes
+        have different ids, as with Ray.
         """
         for attempt in self.everyone():
             attempt.vanish()
@@ -356,16 +358,15 @@ class FakeCluster:
         self.pulse.beat()
 
     def use_elsewhere(self, node_id: str, resources: Mapping[str, float]) -> None:
-        """Others than dray hold this much of a node from now on."""
+        """Let other users of the cluster hold this much of a node from now on."""
         self.nodes[node_id].others = dict(resources)
         self.pulse.beat()
 
     async def until(
         self, probe: Callable[[], T], why: str = "it never came true", within_s: float = PATIENCE_S
     ) -> T:
-        """What `probe` answers once that is truthy; AssertionError when the time is up.
-
-        Looked at whenever something happens on the cluster.
+        """Wait for `probe` to return a truthy value and return it. Calls `probe` whenever something
+        happens on the cluster. Raises AssertionError after `within_s`.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         while not (answer := probe()):
@@ -374,7 +375,7 @@ class FakeCluster:
         return answer
 
     async def launched(self, job_id: str, attempt: int = 1) -> AttemptSpec:
-        """The launch of an attempt, as soon as it comes."""
+        """Wait for the launch of an attempt."""
 
         def found() -> AttemptSpec | None:
             mine = (s for s in self.launches if (s.job_id, s.attempt) == (job_id, attempt))
@@ -385,16 +386,16 @@ class FakeCluster:
         return spec
 
     async def reached(self, job_id: str, phase: Phase, attempt: int = 1) -> None:
-        """Waits until an attempt has entered a phase."""
+        """Wait until an attempt has entered a phase."""
 
         def entered() -> bool:
             known = self.known.get((job_id, attempt))
             return known is not None and phase.value in known.phase_times
 
-        await self.until(entered, f"attempt {attempt} of {job_id} never came to {phase}")
+        await self.until(entered, f"attempt {attempt} of {job_id} never reached {phase}")
 
     async def forgotten(self, job_id: str, attempt: int = 1) -> None:
-        """Waits until nothing of an attempt is left: no supervisor, process, slot or spool (I7)."""
+        """Wait until nothing of an attempt is left: no supervisor, process, slot or spool (I7)."""
 
         def is_gone() -> bool:
             key = (job_id, attempt)
@@ -404,7 +405,7 @@ class FakeCluster:
         await self.until(is_gone, f"something of attempt {attempt} of {job_id} is left")
 
     async def shut_down(self) -> None:
-        """End everything: for the end of a test."""
+        """End everything, when a test ends."""
         self.restart()
         for attempt in self.gone:
             if isinstance(attempt, FakeAttempt):

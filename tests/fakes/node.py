@@ -1,4 +1,4 @@
-"""A node of the fake cluster: what it has, who holds it, and the spools on its disk."""
+"""A node of the fake cluster: its resources, who holds them, and the spools on its disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPSILON = 1e-6
 
 
 class Pulse:
-    """Wakes whoever waits whenever something happens."""
+    """Wakes all waiting tasks whenever something happens."""
 
     def __init__(self) -> None:
         self._beat = asyncio.Event()
@@ -26,7 +26,8 @@ class Pulse:
         self._beat = asyncio.Event()
 
     async def wait(self, deadline: float | None) -> bool:
-        """False when the time of the event loop is up."""
+        """Wait for the next event. Return False once the deadline (in the event loop's time) has
+        passed."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._beat.wait()
@@ -36,7 +37,7 @@ class Pulse:
 
 
 class Spool:
-    """Lines of JSON after one another, addressed by byte; what was delivered is forgotten."""
+    """A sequence of JSON lines, addressed by byte offset. Delivered lines are forgotten."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -57,7 +58,8 @@ class Spool:
             self._start = before
 
     def read(self, offset: int, max_bytes: int) -> tuple[bytes, int]:
-        """Whole frames from `offset` on, at least one if there is one, and where they end."""
+        """Return whole frames from `offset` on, at least one if there is any, and the offset where
+        they end."""
         begin = max(offset - self._start, 0)
         data = self._data[begin : begin + max_bytes]
         cut = data.rfind(b"\n") + 1 or self._data.find(b"\n", begin) + 1 - begin
@@ -65,37 +67,37 @@ class Spool:
         return chunk, self._start + begin + len(chunk)
 
     def has_more(self, offset: int) -> bool:
-        """Whether it has frames from `offset` on, of those that are not forgotten."""
+        """Whether it has frames from `offset` on that are not forgotten."""
         return max(offset - self._start, 0) < len(self._data)
 
     def errors(self, key: str) -> list[Frame]:
-        """Last words, also those that were delivered."""
+        """Return the error frames, including delivered ones."""
         return list(spool_reader.decode(key, self._errors))
 
 
 @dataclass
 class FakeNode:
-    """A node: what it has, who holds it, and the spools on its disk."""
+    """A node: its resources, who holds them, and the spools on its disk."""
 
     resources: dict[str, float]
     problem: str | None = None
-    """Why it may not carry ranks."""
+    """Why it may not run ranks."""
     full: str | None = None
-    """Why its disk takes no files."""
+    """Why its disk accepts no files."""
     others: dict[str, float] = field(default_factory=dict)
-    """What others than dray hold."""
+    """Resources held by other users of the cluster."""
     held: dict[str, float] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
     drained_by: float | None = None
-    """Unix time when it goes, if it is to go."""
+    """Unix time at which it leaves the cluster, if it is draining."""
     is_released: bool = False
-    """It is left to the autoscaler."""
+    """Whether it was released to the autoscaler."""
     is_never_released: bool = False
-    """It is the head."""
+    """Whether it is the head node."""
     spools: dict[tuple[str, int], dict[str, Spool]] = field(default_factory=dict)
 
     work_dirs: set[str] = field(default_factory=set)
-    """Jobs whose working directory lies here."""
+    """Jobs with a working directory on this node."""
 
     def free(self) -> dict[str, float]:
         return {
@@ -104,7 +106,7 @@ class FakeNode:
         }
 
     def take(self, bundle: Mapping[str, float], times: int) -> bool:
-        """Hold `times` bundles, or nothing and False if they are not free."""
+        """Hold `times` bundles. Hold nothing and return False if they are not free."""
         free = self.free()
         if any(free.get(name, 0.0) + EPSILON < times * need for name, need in bundle.items()):
             return False
@@ -122,7 +124,8 @@ class FakeNode:
     def read(
         self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
     ) -> dict[str, tuple[bytes, int]]:
-        """New frames of each spool of an attempt, and where they end; forgets what was stored."""
+        """Return new frames from each spool of an attempt and the offsets where they end. Forget
+        stored frames."""
         spools = self.spools.get((job_id, attempt), {})
         found = {}
         for key in sorted(spools):
@@ -133,7 +136,7 @@ class FakeNode:
         return found
 
     def has_more(self, job_id: str, attempt: int, cursor: Mapping[str, int]) -> bool:
-        """Whether a spool of an attempt has frames after the cursor."""
+        """Whether any spool of an attempt has frames after the cursor."""
         spools = self.spools.get((job_id, attempt), {})
         return any(spool.has_more(cursor.get(key, 0)) for key, spool in spools.items())
 

@@ -1,14 +1,14 @@
-"""A GPU that a CPU plays, to find what trains on a CPU alone.
+"""A pretended GPU that computes on the CPU, to find code that only works on CPUs.
 
-Its tensors hold a tensor of the CPU's. As on a GPU,
+Its tensors hold CPU tensors. As on a GPU:
 
-- operands on different devices are refused, but for a CPU's scalar where CUDA takes one;
-- a copy to the host that does not block is there once an event behind it, or the device, was
-  waited for; in a stream of its own it reads its source as late as that allows;
-- when a communicator has failed, the device never gets on: whoever waits for it waits for ever.
+- operands on different devices are an error, except for CPU scalars where CUDA accepts them;
+- a non-blocking copy to the host is complete only after synchronizing with a later event or the
+  device; on a separate stream it reads its source as late as possible;
+- after a communicator has failed, the device is stuck: any wait for it never returns.
 
-`install` makes it torch's device `pretend` in this process, for good: call it in a process of its
-own. torch.utils.backend_registration says what a device in Python needs.
+`install` registers it as torch's device `pretend` in this process, permanently, so call it in a
+separate process. See torch.utils.backend_registration for the requirements of a device in Python.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CROSSING = {*_COPIES, aten._to_copy.default}
 _TAKING_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 _UNCHANGED = torch._C._disabled_torch_function_impl
 BUS_S = 0.05
-"""How long a copy takes in a stream of its own, unless the one that computes waits for it."""
+"""Duration of a copy on a separate stream, unless the compute stream waits for it."""
 _library: list[torch.library.Library] = []
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of the device, by the tensor of the CPU that holds its numbers."""
+    """A tensor on the device, backed by a CPU tensor that holds its values."""
 
     held: Tensor
     __torch_function__ = _UNCHANGED
@@ -66,7 +66,7 @@ class PretendTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def record_stream(self, stream: Any) -> None:  # type: ignore[override]
-        """What is still to be read of it is held by the stream."""
+        """Do nothing: the stream holds whatever is still to be read."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raw = bytearray(self.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -104,7 +104,7 @@ def _restored(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Pre
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], *, leaves: bool = False) -> Any:
-    """An operator, on what holds the tensors. leaves: its result is the host's."""
+    """Run an operator on the backing tensors. leaves: whether the result is on the host."""
     known: dict[int, Tensor] = {}
 
     def held(tensor: Tensor) -> Tensor:
@@ -146,23 +146,24 @@ def _may_be_elsewhere(func: Any, tensor: Tensor) -> bool:
 
 
 def collective(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation among processes; see `pretend_nccl`."""
+    """Run a collective operation; see `pretend_nccl`."""
     raise RuntimeError(f"{NAME} has no process group")
 
 
-# Streams. Work of the stream that computes is done at once, but what it gives the host is delivered
-# late; a copy in another stream is not even begun before somebody waits for it.
+# Streams. The compute stream works immediately but delivers its copies to the host late. A copy on
+# another stream doesn't even start until something waits for it.
 
 
 class Stream:
-    """What was launched and is not done."""
+    """Copies that were launched but not yet done."""
 
     def __init__(self, device: Any = None, *, priority: int = 0) -> None:
         self.waiting: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
     def catch_up(self, until: Sequence[Callable[[], None]] | None = None) -> None:
-        """Do what waits, or of it what `until` has. Never returns from a device that is stuck."""
+        """Complete the waiting copies, or only the ones in `until`. Never returns if the device is
+        stuck."""
         while stuck.is_set():
             time.sleep(0.01)
         with self._lock:
@@ -205,13 +206,13 @@ class Event:
         return not any(each in self.stream.waiting for each in self.behind)
 
     def elapsed_time(self, later: Event) -> float:
-        """Milliseconds."""
+        """Return the time between the events in milliseconds."""
         return (later._at - self._at) * 1e3
 
 
 COMPUTING = Stream()
 stuck = threading.Event()
-"""Whether the device never gets on."""
+"""Whether the device is stuck."""
 _current = threading.local()
 
 
@@ -220,7 +221,7 @@ def _here() -> Stream:
 
 
 def _is_deferred(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a copy was only launched: one to the host that does not block."""
+    """Whether a copy was only launched, because it is a non-blocking copy to the host."""
     targets, sources = args[:2]
     at = 2 if len(args) > 2 else None
     if not (args[2] if at else kwargs.get("non_blocking", False)):
@@ -237,7 +238,7 @@ def _is_deferred(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 class _Module:
-    """What `torch.pretend` is, as `torch.cuda` is of CUDA."""
+    """The module `torch.pretend`, the counterpart of `torch.cuda`."""
 
     Stream, Event = Stream, Event
 
@@ -257,7 +258,7 @@ class _Module:
         return 0
 
     def set_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is only one."""
 
     def manual_seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
@@ -289,12 +290,12 @@ class _Module:
 
 
 def install(_: object = None) -> None:
-    """Make it a device of this process."""
+    """Register the device in this process."""
     if _library:
         return
     _setup_privateuseone_for_python_backend(NAME, _Module())
     library = torch.library.Library("aten", "IMPL")
-    _library.append(library)  # what is registered lasts as long as it
+    _library.append(library)  # keeps the registrations alive
     for factory in _FACTORIES:
         library.impl(factory, _making(factory), "PrivateUse1")
     library.impl(aten._copy_from.default, _copy_from, "PrivateUse1")
@@ -303,7 +304,7 @@ def install(_: object = None) -> None:
     _keep_storage()
 
 
-# A wrapper's shape is fixed when it is made, and `arange` would resize one that is empty.
+# A wrapper's shape is fixed at creation, and `arange` would resize an empty one.
 _FACTORIES = (
     aten.empty.memory_format,
     aten.empty_strided.default,
@@ -331,7 +332,7 @@ _IN_LOWER_PRECISION = (
     "linear matmul mm bmm addmm baddbmm conv2d conv_transpose2d scaled_dot_product_attention"
 )
 _IN_FP32 = "cross_entropy_loss mse_loss"
-"""Of the operators that CPU and CUDA both compute so under autocast, those of our recipes."""
+"""Operators of our recipes that run in float32 under autocast on both CPU and CUDA."""
 
 
 def _install_autocast() -> None:
@@ -359,16 +360,17 @@ def _install_autocast() -> None:
 
 
 def _keep_storage() -> None:
-    """FSDP frees and takes again the storage of parameters; here they stay where they are."""
+    """FSDP frees and reallocates the storage of parameters. Here they stay in place."""
     for module in (_fsdp_param, _fsdp_param_group):
         module.alloc_storage = lambda tensor: None  # type: ignore[attr-defined]
     _fsdp_param.free_storage = lambda tensor: None
 
 
 def _install_pinning() -> None:
-    """torch has no pinned memory for a device in Python: here it is memory that says so."""
+    """torch has no pinned memory for a device in Python. Here it is ordinary memory that claims to
+    be pinned."""
     empty = torch.empty
-    _device_constructors()  # `with torch.device(...)` goes by the functions that it sees first
+    _device_constructors()  # `with torch.device(...)` caches the functions it sees first
 
     def pinned(tensor: Tensor) -> Tensor:
         tensor.is_pinned = lambda *_: True  # type: ignore[method-assign]

@@ -1,11 +1,11 @@
-"""NCCL's part, played by gloo between ranks on pretended GPUs.
+"""A pretended NCCL: gloo between ranks on pretended GPUs.
 
-It keeps NCCL's rules, which gloo does not:
+It follows the rules of NCCL that gloo doesn't have:
 
-- tensors are the device's alone, and there is no receiving from any source;
-- an operation whose peer is gone raises nothing: it never ends on the device, until the watchdog
-  aborts the process;
-- `abort` wakes whoever waits in an operation, and the communicator is dead after it.
+- only tensors on the device are accepted, and receiving from any source is not supported;
+- an operation whose peer is gone doesn't raise: it never completes on the device, until the
+  watchdog aborts the process;
+- `abort` wakes all threads that wait in an operation, and the communicator is unusable afterwards.
 
 `install` makes it the default backend of the pretended device in this process.
 """
@@ -31,13 +31,13 @@ from tests.fakes.pretend_gpu import PretendTensor
 
 NAME = "pretend_nccl"
 WATCHDOG_S = 0.3
-"""After which it aborts a process that lost a peer."""
+"""How long after the loss of a peer it aborts the process."""
 LOOK_S = 0.05
 _POINT_TO_POINT = {"send", "recv_"}
 
 
 class Communicator:
-    """A gloo group of the host's, and whether it may still be used."""
+    """A gloo group on the host, and whether it may still be used."""
 
     def __init__(self, gloo: Any, rank: int, size: int) -> None:
         self.gloo = gloo
@@ -46,7 +46,7 @@ class Communicator:
         self.is_aborted = False
 
     def wait(self, work: Any) -> None:
-        """Until it is done. Nothing is raised for a peer that is gone."""
+        """Wait until it is done. Doesn't raise if a peer is gone."""
         waiting = threading.Thread(target=self._wait, args=(work,), daemon=True)
         waiting.start()
         while waiting.is_alive() and not self.is_aborted:
@@ -65,14 +65,14 @@ class Communicator:
 
 
 def _lose_peer() -> None:
-    """The device gets no further, and the watchdog ends the process."""
+    """Stop the device's progress and let the watchdog end the process."""
     if not pretend_gpu.stuck.is_set():
         pretend_gpu.stuck.set()
         threading.Timer(WATCHDOG_S, os.abort).start()
 
 
 _communicators: list[Communicator] = []
-"""Of the groups of this process, in the order in which they were formed."""
+"""Communicators of this process, in the order of creation."""
 _by_group: dict[Any, Communicator] = {}
 _named: set[str] = set()
 
@@ -104,7 +104,7 @@ def _abort(group: Any) -> None:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation of c10d, on tensors of the device."""
+    """Run a c10d operation on tensors of the device."""
     if func.namespace == "_c10d_functional":
         return _run_functional(func, args, kwargs)
     name = func._schema.name.removeprefix("c10d::")
@@ -137,7 +137,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation that names its group, of DTensors."""
+    """Run a functional collective (used by DTensors), which names its group."""
 
     def inner(leaf: Any) -> Any:
         if leaf.upper() in dist.ReduceOp.RedOpType.__members__ or leaf.startswith(f"{NAME}:"):
@@ -162,7 +162,7 @@ def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _launched(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What gloo answers. Where it raises for a peer that is gone, this never returns."""
+    """Return gloo's result. Where gloo raises because a peer is gone, this never returns."""
     try:
         return operation(*args, **kwargs)
     except RuntimeError as error:

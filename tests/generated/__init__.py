@@ -1,6 +1,6 @@
-"""Cases that nobody chose, judged by programs that share no code with what they judge.
+"""Generated cases, judged by programs that share no code with the code under test.
 
-A folder for each generator. `make test` draws the same few cases each time, and `make soak` draws
-new ones; `tests/seeds.py` prints the first seed and the commit. A case that fails is made smaller
-before it is printed. Then add a small test of its own next to the code that was wrong.
+There is a folder for each generator. `make test` generates the same few cases each time, and `make
+soak` generates new ones; `tests/seeds.py` prints the first seed and the commit. A failing case is
+reduced before it is printed. Then add a small test for it next to the code that was wrong.
 """

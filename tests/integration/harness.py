@@ -1,4 +1,4 @@
-"""A whole dray as its users run it: the server, a real Ray, and what to break in them."""
+"""A complete dray as its users run it: the server, a real Ray, and functions to break them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATIENCE_S = 90.0
 START_S = 240.0
 """A start of Ray that takes more than 60 s is given up, and the next one has twice as long."""
 FORKSERVER_S = 3.0
-"""How long a forkserver may take to list what it runs; one that is stopped never does."""
+"""Time limit for a forkserver to list what it runs; a stopped one never answers."""
 T = TypeVar("T")
 
 
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 @dataclass
 class Service:
-    """`python -m api` with a home of its own."""
+    """`python -m api` with its own home."""
 
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Service:
         return Client(self.url)
 
     def start(self) -> None:
-        """Returns when the cluster takes jobs; a service that never does is ended."""
+        """Wait until the cluster accepts jobs; a service that never does is ended."""
         self.process = self.spawn()
         try:
             eventually(self.takes_jobs, within_s=START_S, why="the service never took jobs")
@@ -118,13 +118,13 @@ class Service:
             return False
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the service with SIGKILL, like a crash."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
@@ -132,7 +132,7 @@ class Service:
     def log(self) -> str:
         return (self.home / "service.log").read_text(errors="replace")
 
-    # What to break, and what to look at.
+    # Functions to break and observe the service.
 
     def gateway_pid(self) -> int:
         assert self.process is not None
@@ -161,7 +161,7 @@ class Service:
         return min(named, key=lambda pid: started_ticks(pid) or math.inf)
 
     def ray_child(self, program: str) -> int:
-        """Pid of a program of the embedded Ray, such as `gcs_server`."""
+        """Return the pid of a program of the embedded Ray, such as `gcs_server`."""
         return one(
             pid
             for pid in children_of(self.ray_daemon()["pid"])
@@ -169,7 +169,7 @@ class Service:
         )
 
     def dashboard(self, path: str) -> Any:
-        """The JSON answer of the Ray dashboard's own HTTP API."""
+        """Return the JSON answer of the Ray dashboard's HTTP API."""
         with self.ask_dashboard(path) as answer:
             return json.loads(answer.read())
 
@@ -182,7 +182,7 @@ class Service:
         return urllib.request.urlopen(request, timeout=20)
 
     def actors(self, job_id: str, *, alive: bool = True) -> list[dict[str, Any]]:
-        """The job's actors, as the Ray dashboard lists them."""
+        """Return the job's actors, as the Ray dashboard lists them."""
         listed = self.dashboard("/api/v0/actors?detail=true&limit=10000")
         found = listed["data"]["result"]["result"]
         return [
@@ -199,7 +199,7 @@ class Service:
         return {key: actor for key, actor in listed.items() if actor["name"].startswith(prefix)}
 
     def num_known_idle_workers(self) -> int:
-        """Ray workers that the dashboard knows, and knows to hold no actor."""
+        """Return the Ray workers that the dashboard knows to hold no actor."""
         (node,) = self.dashboard("/nodes?view=summary")["data"]["summary"]
         detail = self.dashboard(f"/nodes/{node['raylet']['nodeId']}")["data"]["detail"]
         known = [stats for worker in detail["workers"] for stats in worker["coreWorkerStats"]]
@@ -208,7 +208,7 @@ class Service:
         )
 
     def actor_log(self, actor_id: str) -> str:
-        """The end of an actor's log, as the Ray dashboard shows it."""
+        """Return the end of an actor's log, as the Ray dashboard shows it."""
         with self.ask_dashboard(f"/api/v0/logs/file?actor_id={actor_id}&lines=100000") as answer:
             text: str = answer.read().decode(errors="replace")
             return text
@@ -231,7 +231,7 @@ class Service:
         }
 
     def actor_pid(self, job_id: str, role: str) -> int:
-        """Pid of the living actor whose name has this part, such as `supervisor` or `worker:0`."""
+        """Return the pid of the live actor whose name contains `supervisor`, `worker:0` or so."""
         actors = [a for a in self.actors(job_id) if f":{role}" in a["name"] and a["pid"]]
         return int(actors[-1]["pid"])
 
@@ -270,7 +270,7 @@ def processes_of(instance: str, words: str) -> Iterator[int]:
     mark = f"{RAY_INSTANCE}={instance}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and words in command_line(int(entry.name)):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended in the meantime
                 if mark in (entry / "environ").read_bytes():
                     yield int(entry.name)
 
@@ -294,7 +294,7 @@ def training_pids(job_id: str) -> dict[int, int]:
         try:
             tasks = asyncio.run(asyncio.wait_for(list_tasks(str(path)), FORKSERVER_S))
         except Exception:
-            continue  # a forkserver that is going or gone, or is stopped
+            continue  # a forkserver that is ending, gone or stopped
         found |= {task["rank"]: task["pid"] for task in tasks if task["job_id"] == job_id}
     return found
 
@@ -354,7 +354,7 @@ def wait_for_step(client: Client, job_id: str, step: int) -> None:
 
 
 def wait_for_checkpoint(client: Client, job_id: str, step: int) -> None:
-    """Until the service knows of one at this step or a later one."""
+    """Wait until the service knows a checkpoint at this step or a later one."""
     eventually(
         lambda: any(saved.step >= step for saved in client.checkpoints(job_id)),
         why=f"{job_id} never saved step {step}",
@@ -366,7 +366,7 @@ def all_metrics(client: Client, job_id: str) -> dict[str, views.Series]:
 
 
 def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 60.0) -> None:
-    """No process, actor or spool of the job (I7)."""
+    """Check that no process, actor or spool of the job remains (I7)."""
     eventually(lambda: not left_of(service, job_id), within_s=within_s, why="something is left")
 
 
@@ -377,7 +377,7 @@ def left_of(service: Service, job_id: str) -> list[Any]:
 
 
 def assert_events_are_whole(client: Client, job_id: str) -> None:
-    """I4 and I8: no gaps, and one end."""
+    """Check I4 and I8: no gaps, and one end."""
     events = list(client.events(job_id))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     endings = [e for e in events if e.to_state is not None and e.to_state.is_terminal]
@@ -385,7 +385,7 @@ def assert_events_are_whole(client: Client, job_id: str) -> None:
 
 
 def assert_promises(service: Service, client: Client, job_id: str) -> None:
-    """I1, I4, I5, I7, I8 of a job that has ended."""
+    """Check I1, I4, I5, I7 and I8 for a job that has ended."""
     job = client.get(job_id)
     assert job.state.is_terminal
     assert_events_are_whole(client, job_id)
@@ -395,7 +395,7 @@ def assert_promises(service: Service, client: Client, job_id: str) -> None:
 
 
 def assert_books_add_up(client: Client, job_id: str) -> None:
-    """The classes of a finished job's slot-seconds are what its attempts held, within 1%."""
+    """The categories of a finished job's slot-seconds add up to what it held, within 1%."""
     goodput = client.get(job_id).goodput
     assert goodput is not None
     classes = goodput.slot_seconds.model_dump()
@@ -416,12 +416,12 @@ class RayByHand:
     folder: Path
     slots_per_node: int = 2
     gpus_per_node: int | None = None
-    """GPUs that Ray counts, whether or not they are there; None: those that it finds."""
+    """Number of GPUs that Ray counts, real or not; None for the GPUs that it finds."""
     environment: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    """Labels of nodes by their names, as `ray start` takes them."""
+    """Labels of nodes by node name, in the form that `ray start` accepts."""
     environments: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Variables that single nodes have besides, by their names."""
+    """Additional variables of single nodes, by node name."""
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
 
@@ -434,17 +434,17 @@ class RayByHand:
         return self.folder / "token"
 
     def start(self, *names: str) -> None:
-        """A head, and nodes of these names."""
+        """Start a head, and nodes with these names."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.write_text("a-token-of-this-test-cluster-0123456789\n")
-        # Its dashboard is ten processes, at which no test of these looks.
+        # Its dashboard consists of ten processes, which none of these tests needs.
         self._spawn("head", "--head", f"--port={self.port}", "--include-dashboard=false")
         self._await("head")
         self.join(*names)
 
     def join(self, *names: str) -> None:
-        """More nodes, or the same ones again; returns when `ray start` says that they run."""
-        for name in names:  # one after the other: two at once may pick the same ports
+        """Add nodes, or start nodes again; returns when `ray start` reports that they run."""
+        for name in names:  # one at a time: two at once could pick the same ports
             self._spawn(name, f"--address={self.address}")
             self._await(name)
 
@@ -483,14 +483,14 @@ class RayByHand:
         self.nodes[name] = node
 
     def node_id(self, name: str) -> str:
-        """What Ray calls the node."""
+        """Return Ray's id of the node."""
         raylet = one(p for p in children_of(self.nodes[name].pid) if "raylet/raylet" in _name(p))
         arguments = Path(f"/proc/{raylet}/cmdline").read_bytes().decode().split("\0")
         (node_id,) = [a.removeprefix("--node_id=") for a in arguments if a.startswith("--node_id=")]
         return node_id
 
     def processes_of(self, name: str) -> list[int]:
-        """Every process of a node, whatever was started there."""
+        """Return every process of a node, whatever started it."""
         found, left = [], [self.nodes[name].pid]
         while left:
             found.append(left.pop())
@@ -498,19 +498,19 @@ class RayByHand:
         return found
 
     def signal_node(self, name: str, number: int) -> None:
-        # All are found before the first is struck: whose parent dies is nobody's child any more.
+        # Find all of them before the first is killed: orphans can't be found by their parent.
         for pid in self.processes_of(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def kill_node(self, name: str) -> None:
-        """As if its power failed."""
-        self.signal_node(name, signal.SIGSTOP)  # so that nobody starts anything meanwhile
+        """Stop the node as if its power failed."""
+        self.signal_node(name, signal.SIGSTOP)  # so that no process starts another one meanwhile
         self.signal_node(name, signal.SIGKILL)
         self.nodes.pop(name).wait()
 
     def drain_node(self, name: str, within_s: int) -> None:
-        """Tell Ray that the node goes, as an autoscaler or a spot notice would."""
+        """Tell Ray that the node will leave, like an autoscaler or a spot notice."""
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
             *("--address", self.address, "--node-id", self.node_id(name)),

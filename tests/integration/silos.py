@@ -1,4 +1,4 @@
-"""A job of silos on nodes of this machine, and what must not be seen of its data."""
+"""A job of silos on nodes of this machine, and the data that must not leave them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dray import Client
 from tests.integration.harness import all_metrics
 
 CANARY = "Kanarie"
-"""In the names of the files and folders of the silos' data."""
+"""A text in the names of the files and folders of the silos' data."""
 LABEL = "hospital"
-"""Of the nodes of silos; its value is the silo's name."""
+"""A label of the silos' nodes; its value is the silo's name."""
 
 
 def write_sources(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Digits for each silo, and a few `public` ones; their URLs by these names."""
+    """Write digits for each silo, and a few `public` ones; returns their URLs by name."""
     digits = load_digits()
     images = digits.images.astype(np.float32) / 16
     private = folder / CANARY
@@ -36,7 +36,7 @@ def write_sources(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def job_of(sources: Mapping[str, str | None], **federated: Any) -> dict[str, Any]:
-    """A job of these silos; of those without a source the owner of the node names it."""
+    """A job with these silos; the node's owner names the data of silos without a source."""
     silos = [
         {"name": name, "node_labels": {LABEL: name}, **({"source": source} if source else {})}
         for name, source in sources.items()
@@ -67,10 +67,12 @@ def everything_shown(client: Client, job_id: str) -> str:
 
 
 def files_with(paths: Iterable[Path], text: str) -> list[str]:
-    """Those of the files that have a text. AssertionError if there is no file."""
+    """Return the files that contain a text. AssertionError if there are no files."""
     has_it = {}
     for path in paths:
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a log that goes meanwhile
+        with contextlib.suppress(
+            FileNotFoundError, IsADirectoryError
+        ):  # a log that is deleted in the meantime
             has_it[str(path)] = text.encode() in path.read_bytes()
     assert has_it
     return [path for path, has in has_it.items() if has]

@@ -1,4 +1,4 @@
-"""A job that lacks nodes on a Ray with an autoscaler: they come, it runs, and they go again.
+"""A job lacks nodes on a Ray with an autoscaler: nodes are added, it runs, and they are removed.
 
 Ray's own cluster for such tests ends every other Ray of the machine when it starts, so all of this
 runs in namespaces of its own: processes, network, shared memory and mounts.
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
 ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc", "--mount")
 AS_INIT = ("sh", "-c", '"$@"; exit $?', "init")
-"""The first process, which takes the ends of those whose parents are gone."""
+"""The first process, which reaps orphaned processes."""
 STORE = {"object_store_memory": 100_000_000}
 NODE = {"CPU": 2}
 MOST = 3
 HEAD_PORT = 6379
 IDLE_MINUTES = 0.1
-"""After which Ray ends a node that it finds idle."""
+"""Time after which Ray ends an idle node."""
 PROVIDER = {
     "type": "fake_multinode",
     "use_node_id_as_ip": True,  # its nodes share an address
@@ -63,7 +63,7 @@ EXAMPLE = {
     "head_start_ray_commands": [],
     "worker_start_ray_commands": [],
 }
-"""The file of defaults that Ray's wheel lacks."""
+"""The defaults file that Ray's wheel lacks."""
 SAID = " s: "
 """In each line of this test among those of Ray."""
 WAITS = """
@@ -81,7 +81,7 @@ while not Path(sys.argv[1]).exists():
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """With a short name, as the paths of sockets are below it."""
+    """A folder with a short name, because the paths of sockets are inside it."""
     with tempfile.TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -109,7 +109,7 @@ def test_nodes_come_for_a_job_and_go_when_it_has_ended(version: str, place: Path
 
 
 def in_namespaces(place: Path, version: str) -> None:
-    """As the child of the first process of its namespaces."""
+    """Run as the child of the first process of its namespaces."""
     assert os.getppid() == 1, "Ray's start would end this machine's other Rays"
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     _give_ray_its_defaults(place)
@@ -214,7 +214,7 @@ def is_withdrawn(client: Client) -> bool:
 
 
 def _state(service: Service) -> str:
-    """The nodes, the jobs and their events, and the service's own log without requests."""
+    """Return the nodes, the jobs and their events, and the service's own log without requests."""
     with Client(service.url) as client:
         said = [*client.cluster().nodes]
         events = [event for job in client.jobs() for event in client.events(job.id)]

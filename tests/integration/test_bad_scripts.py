@@ -1,4 +1,4 @@
-"""Programs that behave badly, on a real Ray: each job ends plainly, and leaves nothing."""
+"""Badly behaved programs, on a real Ray: each job ends with a clear reason, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE_BYTES = 200 << 20
 
 
 def submitted(client: Client, folder: Path, program: str, **changes: Any) -> Job:
-    """The job of an uploaded program, of one rank unless the changes say otherwise."""
+    """A job with an uploaded program, of one rank unless the changes set more."""
     (folder / "train.py").write_text(program)
     script = {"entrypoint": "train.py", "code": client.upload_code(folder).id}
     script |= changes.pop("script", {})

@@ -1,4 +1,4 @@
-"""docs/guides/sdk.md and docs/guides/cli.md tell the truth: their blocks are run."""
+"""The blocks in docs/guides/sdk.md and docs/guides/cli.md work as documented."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The scaled deployment: PostgreSQL, and a Ray cluster that someone else started. Services come and
-go, and so do nodes."""
+"""The scaled deployment: PostgreSQL, and a Ray cluster that was started separately. Services and
+nodes are added and removed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ HEALTH_CHECKS = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""Of Ray's head: how long a silent node may be silent, here about 6 s."""
+"""Setting of Ray's head: how long a node can be silent, here about 6 s."""
 SILENCE_BOUND_S = 6.0 + 10.0
-"""As docs/explanation/faults.md has it: what Ray takes to give a node up, and 10 s."""
+"""The bound in docs/explanation/faults.md: Ray's time to give up a node, plus 10 s."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def assert_ended_well(client: Client, job: Job) -> None:
 
 
 def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
-    """A node that carries ranks of the job, but not the head."""
+    """Return a node that runs ranks of the job, but is not the head."""
     carriers = {node.node_id for node in client.cluster().nodes if job_id in node.jobs}
     return next(name for name in ("second", "third") if cluster.node_id(name) in carriers)
 
@@ -184,7 +184,7 @@ def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
 def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
-    """Six ranks take all three nodes, so that there are no other slots for the lost two."""
+    """Six ranks occupy all three nodes, so there are no other slots for the two lost ranks."""
     spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 60})
     job = client.submit(spec)
     wait_for_step(client, job.id, LOST_AT_STEP)
@@ -206,7 +206,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
 def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     ray_cluster: RayByHand, client: Client
 ) -> None:
-    """Its connections stay open. Ray's health checks find it; the bound is theirs and a little."""
+    """Its connections stay open. Ray's health checks find it, within slightly over their bound."""
     job = client.submit(gang())
     wait_for_step(client, job.id, LOST_AT_STEP)
     silent = one_of_its_nodes(ray_cluster, client, job.id)

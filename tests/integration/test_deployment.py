@@ -1,6 +1,6 @@
-"""The commands of docker/compose.yaml, run on this machine: they make a service that trains.
+"""The commands of docker/compose.yaml, run on this machine, start a service that trains.
 
-What differs from the containers: one machine has all ports, so each is replaced by a free one.
+The difference to the containers: one machine has all ports, so each is replaced by a free one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Containers:
         return {**clean, **given, **ours, "PATH": path, "PYTHONPATH": str(ROOT)}
 
     def up(self, *names: str) -> None:
-        """Start services together; returns when the health check of each says so."""
+        """Start services together; returns when each one's health check passes."""
         for name in names:
             service = self._services[name]
             words = self._words(compose.command(service), name)
@@ -126,7 +126,7 @@ class Containers:
         return (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def stop(self, name: str) -> int:
-        """SIGTERM, as Compose does; the exit code."""
+        """Send SIGTERM, like Compose; returns the exit code."""
         process = self._processes.pop(name)
         process.send_signal(signal.SIGTERM)
         return process.wait(timeout=40)

@@ -1,5 +1,5 @@
 """A script whose model `train.prepare` shards, on real workers: a killed rank ends the attempt, and
-the next one goes on from the newest checkpoint."""
+the next attempt resumes from the newest checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs with packages, variables and secrets of their own, on a real Ray. No network is needed."""
+"""Jobs with their own packages, variables and secrets, on a real Ray. No network is needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wheels(tmp_path: Path) -> Iterator[str]:
 
 
 def canary_in(folder: Path) -> list[str]:
-    """Files below a folder that have the canary, without what is installed or computed there."""
+    """Return files in a folder that contain the canary, except for installed or computed files."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [n for n in folders if n not in ("environments", "compiled", "data", "code")]

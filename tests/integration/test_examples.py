@@ -1,4 +1,4 @@
-"""Every document under examples/ is a job that works as it stands."""
+"""Every document in examples/ works as a job without changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_texts(document: Path, folder: Path) -> dict[str, Any]:
 
 
 def fault_of(client: Client, job: Job) -> str | None:
-    """What is wrong with a finished job, or None."""
+    """Return the error in a finished job, or None."""
     left = {artifact.path for artifact in client.artifacts(job.id)}
     if job.state is not JobState.SUCCEEDED:
         return f"it ended {job.state}: {job.reason}"

@@ -1,4 +1,4 @@
-"""Each process of the design is killed; each ends as the design says, and nothing is lost."""
+"""Each process is killed; the faults are handled as designed, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMINGS = "perf/"
 
 
 def result_of(client: Client, job: Job, folder: Path) -> dict[str, Any]:
-    """What a job has to show: metrics without timings, and the hash of its weights."""
+    """The results of a job: metrics without timings, and the hash of its weights."""
     files = {path.name: path for path in client.download(job.id, folder)}
     metrics = {
         key: (series.steps, series.values)
@@ -60,13 +60,13 @@ def log_of(client: Client, job_id: str) -> list[tuple[int, int, str]]:
 
 
 def long_digits() -> dict[str, Any]:
-    """Long enough to be killed in its middle."""
+    """Long enough to be killed in the middle."""
     return digits(train={"epochs": 24})
 
 
 @pytest.fixture(scope="module")
 def undisturbed(embedded: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of the job when it is left alone."""
+    """The result of the job when it is left undisturbed."""
     with embedded.client as client:
         job = client.wait(client.submit(long_digits()).id, timeout_s=120)
         assert job.state is JobState.SUCCEEDED, job.reason

@@ -1,4 +1,4 @@
-"""docs/first-steps.md tells the truth: its blocks are run in their order, as a new user would."""
+"""The blocks in docs/first-steps.md work in their order, as for a new user."""
 
 from __future__ import annotations
 

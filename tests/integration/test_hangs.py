@@ -1,4 +1,4 @@
-"""A rank stands still on a real Ray: it is found and told of, and the job goes on."""
+"""A rank hangs on a real Ray: it is detected and reported, and the job continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def strike(job_id: str, rank: int, number: int) -> None:
 
 
 def assert_tells_where_everyone_was(hang: Hang, *, culprit: int, num_ranks: int) -> None:
-    """As whoever asks by `GET /v1/jobs/{id}/hangs` learns it."""
+    """Return the hangs as `GET /v1/jobs/{id}/hangs` shows them."""
     assert hang.culprits == [culprit]
     assert [rank.rank for rank in hang.ranks] == list(range(num_ranks))
     assert hang.waited_s is not None
@@ -83,7 +83,7 @@ def test_a_stopped_rank_is_replaced_and_what_everyone_was_at_is_kept(
 def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_one_is_killed(
     embedded: Service, client: Client
 ) -> None:
-    """Nobody else has the parts of the one that is lost."""
+    """No other process has the parts of the lost server."""
     spec: dict[str, Any] = digits(train={"epochs": 20}, parallel={"shard": 2}, max_retries=0)
     job = client.submit(spec)
     wait_for_step(client, job.id, AT_STEP)
@@ -136,7 +136,7 @@ def test_a_drill_that_stalls_a_single_rank_says_what_the_way_back_costs(
 
 
 def trains_again(client: Client, job_id: str, *, attempt: int) -> None:
-    """Wait until this attempt has done a step, and more than was done before."""
+    """Wait until this attempt has completed a step beyond what was completed before."""
 
     def does() -> bool:
         job = client.get(job_id)

@@ -1,4 +1,4 @@
-"""docs/guides/http.md tells the truth: every block of it is run, in its order."""
+"""Every block in docs/guides/http.md works, in its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user does with a job, on a real Ray."""
+"""What users do with jobs, on a real Ray."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_ray_dashboard_links_every_actor_to_its_own_page_from_its_start_to_i
 
 
 def pages_open(service: Service, job_id: str, members: set[str], *, within_s: float) -> None:
-    """The dashboard's list links each of these actors to the page of its own, which has its log."""
+    """The dashboard's list links each of these actors to its own page, which has its log."""
 
     def are_own() -> bool:
         pages = service.actor_pages(job_id)

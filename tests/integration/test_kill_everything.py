@@ -1,4 +1,4 @@
-"""A script that kills all that it can: every job goes on, and none pays for it.
+"""A script kills everything that it can: every job continues, and none is charged for it.
 
 `kill(-1)` reaches all processes of the user, so the service and its Ray run in a PID namespace of
 their own here. Its first process, which such a signal spares, is this file run as a program.
@@ -54,7 +54,7 @@ for step in range(first, {STEPS} + 1):
 
 @pytest.fixture(scope="module")
 def namespace() -> tuple[str, ...]:
-    """The command that runs another one in a PID namespace of its own."""
+    """Return the command that runs another command in its own PID namespace."""
     why = ""
     for way in WAYS:
         try:

@@ -1,5 +1,5 @@
-"""Three `python -m service` over one PostgreSQL and one Ray, of which one leads. When it is killed,
-stopped or told to stop, another leads and starts what waits, and nothing starts twice."""
+"""Three `python -m service` share one PostgreSQL and one Ray, and one of them leads. When it is
+killed, stopped or ended, another one leads and starts what waits, and nothing starts twice."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.integration.harness import (
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ENDS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
-"""How a leader goes: it is killed, it stops, it is told to stop."""
+"""How a leader goes away: killed, stopped, or asked to stop."""
 SMALL = digits(resources={"num_workers": 1})
 
 
 @dataclass
 class Schedulers:
-    """Processes of `python -m service`, and which of them leads."""
+    """Processes of `python -m service`, and which one of them leads."""
 
     environment: dict[str, str]
     database: Database
@@ -58,7 +58,7 @@ class Schedulers:
         self.processes[process.pid] = process
 
     def leader(self) -> int | None:
-        """Its process id; None while none of these has the lease."""
+        """Return its process id; None while none of these has the lease."""
         with Session(self.database.engine) as session:
             lease = leases.get(session)
         pid = 0 if lease is None else int(lease.holder.split(":")[1])
@@ -96,7 +96,7 @@ def ray_cluster(tmp_path: Path) -> Iterator[RayByHand]:
 def schedulers(
     ray_cluster: RayByHand, postgres_url: str, tmp_path: Path
 ) -> Iterator[tuple[Schedulers, Service]]:
-    """Three of them, and a server without loops."""
+    """Three of these processes, and a server without loops."""
     environment = {
         "DRAY_DATABASE_URL": postgres_url,
         "DRAY_STORAGE_URL": (tmp_path / "storage").as_uri(),

@@ -1,4 +1,4 @@
-"""docs/guides/moving.md tells the truth: its blocks are run in their order, as a new user would."""
+"""The blocks in docs/guides/moving.md work in their order, as for a new user."""
 
 from __future__ import annotations
 

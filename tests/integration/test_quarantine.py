@@ -1,4 +1,4 @@
-"""A slot whose process is not gone is given to nobody, over every restart, until it is."""
+"""A slot whose process still exists is given to no job, across restarts, until the process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README tells the truth: its tour is run word for word, and what it names is there."""
+"""The tour in the README works word for word, and what the README names exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOUR_TAKES_S = 270
 
 
 def tour() -> list[Block]:
-    """The blocks of the tour that are to be run."""
+    """Return the blocks of the tour to run."""
     return blocks_of(README.split("\n## A first job\n")[1].split("\n## ")[0])
 
 

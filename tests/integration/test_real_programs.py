@@ -37,7 +37,7 @@ NO_INDEX = ("dns error", "failed to fetch", "error sending request", "connect")
 
 @dataclass(frozen=True)
 class Program:
-    """A folder of examples/scripts, and how its program is started."""
+    """A folder of examples/scripts, and how to start its program."""
 
     folder: str
     arguments: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ def skip_without_index(requirements: Path) -> None:
 
 
 def submit(service: Service, folder: Path, program: Program) -> str:
-    """Send the folder as a user does; the job's id."""
+    """Upload the folder like a user; returns the job's id."""
     workers = str(program.num_workers)
     return send(
         service, folder, program.env, "--workers", workers, "--", "train.py", *program.arguments
@@ -81,7 +81,7 @@ def submit(service: Service, folder: Path, program: Program) -> str:
 
 
 def send(service: Service, folder: Path, env: Mapping[str, str], *words: str) -> str:
-    """Submit a folder with its requirements; the job's id."""
+    """Submit a folder with its requirements; returns the job's id."""
     options = ["--code", str(folder), "--json"]
     requirements = folder / "requirements.txt"
     if requirements.exists():
@@ -95,7 +95,7 @@ def send(service: Service, folder: Path, env: Mapping[str, str], *words: str) ->
 
 
 def packages_of(client: Client, job_id: str) -> list[str]:
-    """What the job's environment brought, as name==version."""
+    """Return the packages that the job's environment added, as name==version."""
     ready = [event for event in client.events(job_id) if event.code == "environment_ready"]
     return [str(package) for event in ready for package in event.data["packages"]]
 
@@ -111,7 +111,7 @@ def install(folder: Path, packages: list[str]) -> Path:
 
 
 def under_torchrun(folder: Path, program: Program, packages: list[str], output: Path) -> str:
-    """Train with torchrun and these packages over the node's; what the program printed."""
+    """Train with torchrun and these packages on top of the node's; returns the program's output."""
     site = install(folder, packages)
     output.mkdir()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -152,7 +152,7 @@ def copy_of(name: str, tmp_path: Path) -> Path:
 
 
 def lines_of(client: Client, job_id: str) -> list[str]:
-    """What the job prints until it has succeeded."""
+    """Return the job's output after it has succeeded."""
     job = client.wait(job_id, timeout_s=600)
     lines = [line.text for line in client.logs(job_id)]
     assert job.state is JobState.SUCCEEDED, (job.reason, lines[-20:])
@@ -199,7 +199,7 @@ def by_jax() -> list[Variables]:
 
 
 def by_tensorflow(**roles: int) -> list[Variables]:
-    """TF_CONFIG of each task; those that others wait for come last."""
+    """Return TF_CONFIG of each task; tasks that others wait for come last."""
     cluster = {role: [address() for _ in range(count)] for role, count in roles.items()}
     return [
         {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})}
@@ -230,11 +230,11 @@ class OtherProgram:
 
     folder: str
     words: tuple[str, ...]
-    """Of `dray submit`."""
+    """Arguments of `dray submit`."""
     by_hand: Callable[[], list[Variables]]
     """The variables of each process."""
     serve: int = 0
-    """How many of these, the first ones, never end by themselves."""
+    """How many of these processes, the first ones, never exit on their own."""
 
 
 def with_framework(name: str) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ OTHERS = {
 
 
 def by_hand(program: OtherProgram, folder: Path, packages: list[str]) -> list[str]:
-    """Start each process of a program with its variables; what they printed."""
+    """Start each process of a program with its variables; returns what they printed."""
     site = install(folder, packages)
     told = program.by_hand()
     outputs = [folder / f"output-{number}" for number in range(len(told))]
@@ -279,7 +279,7 @@ def by_hand(program: OtherProgram, folder: Path, packages: list[str]) -> list[st
 
 
 def ends_of(lines: Sequence[str]) -> list[str]:
-    """The last lines of a program: what each process has learned."""
+    """Return the last lines of a program: what each process has learned."""
     return sorted(line.strip() for line in lines if "weight " in line)
 
 

@@ -1,4 +1,4 @@
-"""docs/guides/recipes.md tells the truth: its tables are complete, its commands are run."""
+"""The tables in docs/guides/recipes.md are complete, and its commands work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Roles of a script on a real Ray: commands and slots of their own, servers that never end, and
-a worker that starts again alone."""
+"""Roles of a script on a real Ray: their own commands and slots, servers that never exit, and a
+worker that restarts alone."""
 
 from __future__ import annotations
 

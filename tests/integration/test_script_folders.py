@@ -1,4 +1,4 @@
-"""A script that saves by path, fails and hangs: its files are kept, and its reason is the first."""
+"""A script that saves by path, fails and hangs: its files are kept, with the first reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federated silos on a Ray cluster: a head that aggregates, and nodes with data of their own."""
+"""Federated silos on a Ray cluster: a head that aggregates, and nodes with their own data."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def client(service: Service) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def undisturbed(client: Client, sources: dict[str, str]) -> Job:
-    """A job of the silos in which nothing happens."""
+    """A job of the silos without faults."""
     return client.wait(client.submit(job(sources)).id, timeout_s=300)
 
 
 def job(sources: dict[str, str]) -> dict[str, Any]:
-    """Two of its three silos make a quorum."""
+    """Two of its three silos are a quorum."""
     return job_of({**sources, "west": None}, quorum=2)
 
 
@@ -105,7 +105,7 @@ def assert_done(client: Client, done: Job) -> None:
 
 
 def assert_ends_as(client: Client, disturbed: str, undisturbed: Job) -> None:
-    """Each round came once, and to the bit as in a job in which nothing happened."""
+    """Each round was completed once, with a result bitwise equal to a job without faults."""
     found, wanted = all_metrics(client, disturbed), all_metrics(client, undisturbed.id)
     for name in ("federated/updates", "train/loss", "silo/west/val/accuracy", "val/loss"):
         assert found[name].steps == wanted[name].steps, name
@@ -178,7 +178,7 @@ def test_a_silo_that_is_killed_comes_back_and_the_rounds_go_on(
 
 
 def losses(client: Client, job_id: str) -> list[tuple[str, list[int]]]:
-    """How ranks were lost, and which."""
+    """How ranks were lost, and which ones."""
     events = [event.data for event in client.events(job_id) if event.code == "group_lost"]
     return [(data["how"], data["ranks"]) for data in events]
 
@@ -245,7 +245,7 @@ def test_a_silo_without_a_node_is_refused(client: Client, sources: dict[str, str
 def test_the_rounds_go_on_without_a_node_that_is_lost(
     client: Client, hospitals: RayByHand, sources: dict[str, str]
 ) -> None:
-    """The last one of this module: the node does not come back."""
+    """The last test of this module: the node does not come back."""
     submitted = client.submit(job(sources))
     wait_for_step(client, submitted.id, 10)
     hospitals.kill_node("south")

@@ -1,4 +1,4 @@
-"""Tours in the documentation, run word for word: what a page shows, a test has seen work."""
+"""Tours in the documentation, run word for word: a test has verified what a page shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def as_one_shell(blocks: list[Block]) -> str:
-    """One script, as if somebody pasted the blocks into one shell, with a mark before each."""
+    """Return one script, as if all blocks were pasted into one shell, with a mark before each."""
     parts = ["set -euo pipefail"]
     for number, (language, text) in enumerate(blocks):
         parts.append(f'printf "\\n{MARK} {number}\\n"')  # what is before may lack its newline

@@ -51,12 +51,12 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Watched:
-    """A tab, and what it asked for and complained of."""
+    """A tab, with its requests and its complaints."""
 
     page: Page
     server: LiveServer
     statuses: set[int] = field(default_factory=set)
-    """Statuses of refusals that the test causes on purpose."""
+    """Statuses of refusals that the test provokes."""
     breaks: bool = False
     """Whether the test breaks connections on purpose."""
     asked: list[str] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Watched:
 
 @pytest.fixture
 def tab(browser: Browser, server: LiveServer) -> Iterator[Watched]:
-    """A tab that has signed in. The test fails if it complains or asks for what it must not."""
+    """A signed-in tab. The test fails if it complains or makes a forbidden request."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     context.add_init_script(f"sessionStorage.setItem('dray.token', '{TOKEN}')")
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""The pictures of the documentation: `python -m tests.page.pictures` writes them anew."""
+"""Writes the pictures of the documentation: `python -m tests.page.pictures`."""
 
 from __future__ import annotations
 

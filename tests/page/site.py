@@ -48,7 +48,7 @@ from tests.wire import cluster_node
 
 T = TypeVar("T")
 EVIL = '<img src=x onerror="document.title=1">'
-"""A name that would run if the page took it for markup."""
+"""A name that would run as code if the page treated it as markup."""
 PRICES = (
     "currency: EUR\nprices: [{resource: GPU, per_hour: 2.5}, {resource: CPU, per_hour: 0.05}]\n"
 )
@@ -94,7 +94,7 @@ def picture(number: int) -> bytes:
 
 
 def gpu_node(name: str, **fields: Any) -> ClusterNode:
-    """A node as Ray describes one with GPUs."""
+    """A node with GPUs, as Ray describes it."""
     resources = {**GPUS, f"accelerator_type:{MODELS[name]}": 1.0}
     labels = {"ray.io/accelerator-type": MODELS[name]}
     free = {**resources, "GPU": 3.0, "CPU": 40.0}
@@ -114,7 +114,7 @@ def run(doing: Coroutine[Any, Any, T]) -> T:
 
 
 class Site:
-    """A server, and what a cluster would report to it."""
+    """A server, and the reports of a cluster to it."""
 
     def __init__(self, server: LiveServer) -> None:
         self.server = server
@@ -153,7 +153,7 @@ class Site:
         return job.id
 
     def annotate(self, job_id: str, **changes: Any) -> None:
-        """Change tags and notes, as somebody else does."""
+        """Change tags and notes as another user."""
         wanted = AnnotationRequest.model_validate(changes)
         run(self.tracking.annotate(job_id, wanted, actor="bert"))
 
@@ -168,7 +168,7 @@ class Site:
         return frame(FrameKind.CHECKPOINT, body, at=self.hands.now)
 
     def artifact(self, job_id: str, attempt: int, path: str, content: bytes) -> Frame:
-        """Lay a file where a rank would, and the frame that tells of it."""
+        """Store a file where a rank would, and send the frame that reports it."""
         key = f"{attempt_prefix(job_id, attempt)}/artifacts/{path}"
         self.hands.storage.write_bytes(key, content)
         body = {
@@ -180,7 +180,7 @@ class Site:
         return frame(FrameKind.ARTIFACT, body, at=self.hands.now)
 
     def claim(self, job_id: str, node: str = "gpu-a", workers: int = 2) -> int:
-        """Give the job slots; the number of its attempt."""
+        """Give the job slots; returns the number of its attempt."""
 
         def work(session: Any) -> list[AttemptSpec | None]:
             row = jobs.get(session, job_id)
@@ -196,7 +196,7 @@ class Site:
     def steps(
         self, first: int, last: int, *, total: int, seed: int = 0, rank: int = 0, every: int = 5
     ) -> list[Frame]:
-        """What a rank reports of its steps."""
+        """Report steps as a rank does."""
         frames = []
         for step in range(first, last + 1, every):
             values = {
@@ -225,7 +225,7 @@ class Site:
         return [log(first + n, text, rank=rank, at=self.hands.now) for n, text in enumerate(texts)]
 
     def uses(self, num_ranks: int = 4) -> list[Frame]:
-        """A sample of what ranks with a GPU each use, and their node."""
+        """Report a sample of ranks that use one GPU each, and of their node."""
         at = self.hands.now
         turn = at.timestamp() / 300
         samples = []
@@ -290,7 +290,7 @@ class Site:
         return job_id
 
     def trains(self, name: str, seed: int = 0, node: str = "gpu-b", **fields: Any) -> str:
-        """A job that is on its way."""
+        """A job that is running."""
         job_id = self.submit(name, **fields)
         self.claim(job_id, node)
         at = 200 + 37 * (seed % 9)
@@ -358,7 +358,7 @@ class Site:
         return sweep_id
 
     def many(self, count: int) -> None:
-        """Jobs that wait, as many as are asked for: what a long list consists of."""
+        """Submit this many waiting jobs, the content of a long list."""
         for number in range(count):
             queue = "nightly" if number % 3 == 0 else "default"
             name = f"{NAMES[number % len(NAMES)]}-{number:04d}"
@@ -366,7 +366,7 @@ class Site:
             self.submit(name, owner=OWNERS[number % 4], queue=queue, labels=labels)
 
     def everything(self, count: int = 40) -> str:
-        """Jobs in every state; the id of the one with the most to see."""
+        """Submit jobs in every state; returns the id of the most detailed one."""
         self.hands.now = datetime.now(UTC) - timedelta(minutes=25)
         self.cluster()
         run(self.hands.queue("nightly", weight=2.0, max_running=4))

@@ -1,4 +1,4 @@
-"""axe finds nothing serious in any place of the page, in light and dark."""
+"""axe finds nothing serious in any view of the page, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERIOUS = ("serious", "critical")
 
 @pytest.fixture(scope="module")
 def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
-    """Each with a selector of what is there once all is shown."""
+    """Each view with a selector of an element that exists once everything is shown."""
     job = f"jobs/{site.everything(6)}"
 
     def ids(query: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The begin of a job on the page: how often it asks, and the axes of curves with few points."""
+"""The beginning of a job on the page: its requests, and the axes of curves with few points."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DAY_S = 86400
 
 
 def module(page: Page, name: str) -> None:
-    """Have a module of the page as a variable of that name."""
+    """Make a module of the page available as a variable of this name."""
     place = f"/page/{load().version}/lib/{name}.js"
     page.evaluate(f"import('{place}').then((module) => {{ window.{name} = module; }})")
 

@@ -44,7 +44,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def job_id(site: Site) -> str:
-    """The job with the most to see, among jobs in every state."""
+    """The most detailed job, among jobs in every state."""
     return site.everything(6)
 
 
@@ -53,12 +53,12 @@ def names(page: Page) -> list[str]:
 
 
 def goes_to(page: Page, place: str) -> None:
-    """Wait for this in the address."""
+    """Wait until the address contains this."""
     wait_until(lambda: page.evaluate("place => location.hash.endsWith(place)", place), place)
 
 
 def is_shown(page: Page, text: str | re.Pattern[str], within: str = "main") -> None:
-    """Wait for it."""
+    """Wait until it is shown."""
     page.locator(within).get_by_text(text).first.wait_for()
 
 
@@ -326,7 +326,7 @@ def test_every_tab_of_a_job_has_its_part(job_id: str, tab: Watched) -> None:
 
 
 def saved(page: Page, button: str) -> tuple[str, bytes]:
-    """Name and content of what a click saves. It comes by a link that is of no use afterwards."""
+    """Return the name and content of what a click saves. The link does not work again."""
     with page.expect_download() as download:
         page.get_by_label(button).click()
     url = download.value.url

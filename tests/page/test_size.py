@@ -1,4 +1,4 @@
-"""The page with much to show, and with a server that is killed while somebody looks."""
+"""The page with much content, and with a server that is killed while the page is open."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = [IN_BROWSER, SOAK]
 NUM_JOBS = 5_000
 NUM_POINTS = 1_000_000
 MAX_POINTS = 800
-"""Points of a series that the page asks for at a time."""
+"""Number of points of a series that the page requests at a time."""
 MAX_ROWS = 80
-"""Rows that are in the document at a time, however many there are."""
+"""Number of rows in the document at a time, however many exist."""
 
 
 def rows(page: Page) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jobs whose ranks do not all do the same, on the page: servers, silos, and clients elsewhere."""
+"""Jobs whose ranks have different tasks, on the page: servers, silos, and outside clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHA = "0" * 64
 
 
 def reported(site: Site, workers: int, values: dict[str, float], **fields: Any) -> str:
-    """A job that has reported this of its first step."""
+    """A job that has reported this about its first step."""
     job_id = site.submit("topology", workers, **fields)
     site.claim(job_id, "cpu-a", workers)
     site.hands.report(job_id, 1, [metrics(1, values, at=site.hands.now, total_steps=9)])

@@ -33,7 +33,7 @@ window.fetch = async (url, options) => {
   return new Response(new ReadableStream({ start }), response);
 };
 """
-"""The first list of jobs begins and never ends."""
+"""The first list of jobs begins but never ends."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def job_id(site: Site) -> str:
 
 
 def refused(status: int) -> object:
-    """A handler of requests, which answers each so."""
+    """Return a handler that answers each request in this way."""
 
     def answer(route: Route) -> None:
         route.fulfill(status=status, content_type="application/problem+json", body=PROBLEM)
@@ -59,7 +59,7 @@ def shows(page: Page, text: str | re.Pattern[str], within: str = "#app") -> None
 def test_answers_that_are_cut_off_are_asked_for_again_after_a_while(
     job_id: str, tab: Watched
 ) -> None:
-    """The head of one must not wake those who wait for the server to be back."""
+    """An answer's head must not wake the requests that wait for the server to come back."""
     page = tab.page
     page.clock.install()
     tab.open(f"jobs/{job_id}")

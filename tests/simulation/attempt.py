@@ -1,6 +1,7 @@
-"""An attempt in virtual time: it trains by a plan, loses workers, stands by for others, and grows.
+"""An attempt in virtual time: it trains according to a plan, loses workers, waits for new ones and
+grows.
 
-The plan is written in the job's name (`Plan`).
+The job's name encodes the plan (`Plan`).
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ if TYPE_CHECKING:
 
 SHA = hashlib.sha256(b"").hexdigest()
 TOLD = spool_key(SUPERVISOR_RANK, 0, "metrics")
-"""The key of what a supervisor reports."""
+"""Key of the spool with the supervisor's reports."""
 STAND_BY_S = 30.0
-"""How long a group waits for workers that it needs to train on."""
+"""How long a group waits for the workers it needs to continue training."""
 PAUSE = "pause"
-"""The error of a plan that takes no step from there on, and does not end."""
+"""The error of a plan that stops making steps but doesn't end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a job (0: on and on), and the error at one of them in its first attempts."""
+    """The number of a job's steps (0: endless), and an error at one of them in its first
+    attempts."""
 
     num_steps: int
     error: str = "none"
@@ -59,7 +61,8 @@ class Plan:
 
 
 class SimAttempt(Attempt):
-    """An attempt that trains by the plan in its job's name. It has processes while `alive`."""
+    """An attempt that trains according to the plan in its job's name. It has processes while
+    `alive`."""
 
     def __init__(self, cluster: SimCluster, spec: AttemptSpec) -> None:
         super().__init__(cluster, spec)
@@ -68,9 +71,9 @@ class SimAttempt(Attempt):
         self.alive = False
         self.generation = 0
         self.told = Spool()
-        """By its supervisor, and gone with it."""
+        """Its supervisor's reports, which are lost with it."""
         self.order: Outcome | None = None
-        """Why it is to end before its plan does."""
+        """The reason to end before its plan does."""
         self.step = spec.resume_from[0].step if spec.resume_from else 0
         self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -80,7 +83,7 @@ class SimAttempt(Attempt):
 
     @property
     def lacking(self) -> int:
-        """Workers that it needs to train on."""
+        """Number of workers missing for it to continue training."""
         least = self.spec.min_workers or self.spec.world_size
         return max(0, least - self.num_held)
 
@@ -94,13 +97,13 @@ class SimAttempt(Attempt):
         return going and self.supervised and self.alive and self.order is None
 
     def end_as(self, outcome: Outcome) -> None:
-        """The first reason counts."""
+        """End the attempt. Only the first reason counts."""
         if self.order is None:
             self.order = outcome
             self.cluster.pulse.beat()
 
     async def _until_ended(self, seconds: float | None) -> bool:
-        """False when the time is up first."""
+        """Wait until it is ordered to end. Return False if the time is up first."""
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while self.order is None:
             if not await self.cluster.pulse.wait(deadline):
@@ -116,7 +119,7 @@ class SimAttempt(Attempt):
         self.enter(Phase.ENDED)
 
     def _let_go(self) -> None:
-        """The processes are gone; only then the slots."""
+        """Release the slots, after the processes have exited."""
         self.alive = False
         for part in self.held:
             self._give_back(part)
@@ -154,14 +157,14 @@ class SimAttempt(Attempt):
         return Outcome.of(Cause.SUCCEEDED, "every rank succeeded")
 
     async def _stand_by(self) -> None:
-        """Until it lacks nobody, or is to end: at the latest when its time is up."""
+        """Wait until no workers are missing or it is ordered to end, at most STAND_BY_S."""
         deadline = asyncio.get_running_loop().time() + STAND_BY_S
         while self.lacking and self.order is None:
             if not await self.cluster.pulse.wait(deadline):
                 self.end_as(Outcome.of(Cause.NODE_LOST, "no replacement was to be had"))
 
     async def _acquire(self) -> Outcome | None:
-        """Hold every slice; an Outcome if that was not to be."""
+        """Acquire every slice. Return an Outcome if that failed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.spec.start_timeout_s
         wanted = list(self.spec.slices)
@@ -179,7 +182,7 @@ class SimAttempt(Attempt):
             await self._until_ended(min(1.0, deadline - loop.time()))
 
     def _take_step(self) -> Outcome | None:
-        """One step and what it reports; an Outcome if it was the last one."""
+        """Run one step and its reports. Return an Outcome if the attempt ends with it."""
         plan = self.plan
         if plan.num_steps and self.step >= plan.num_steps:
             return None
@@ -204,8 +207,8 @@ class SimAttempt(Attempt):
         self._emit(FrameKind.CHECKPOINT, body | {"manifest_sha256": SHA})
 
     def _emit(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
-        """Rank 0 writes all; the first rank of each other node writes its steps. In each generation
-        of the group on spools of its own: ranks move."""
+        """Rank 0 writes all frames; the first rank on each other node writes only metrics. Each
+        generation of the group has its own spools, because ranks move."""
         for number, node_id in enumerate(dict.fromkeys(part.node_id for part in self.held)):
             if number == 0 or kind is FrameKind.METRICS:
                 key = spool_key(number, self.generation, "metrics")
@@ -233,7 +236,7 @@ class SimAttempt(Attempt):
         await asyncio.sleep(self.sim.linger_s())
         self._let_go()
 
-    # Its size.
+    # Size.
 
     def lose_node(self, node_id: str) -> None:
         if node_id not in self.nodes:
@@ -247,7 +250,7 @@ class SimAttempt(Attempt):
             self._lost(f"{node_id} is gone")
 
     def lose_worker(self) -> None:
-        """A worker is lost for good, and its slot given back, if others can go on without."""
+        """Lose a worker permanently and release its slot, if there are other workers."""
         if not self._trains or self.num_held <= 1:
             return
         last = self.held.pop()
@@ -258,7 +261,7 @@ class SimAttempt(Attempt):
         self._lost("a worker is gone")
 
     def _lost(self, why: str) -> None:
-        """The others go on without, or stand by, if there are any."""
+        """Let the remaining workers, if any, continue or wait for replacements."""
         if not self._trains:
             return
         if not self.held:
@@ -279,10 +282,10 @@ class SimAttempt(Attempt):
             case Recall():
                 self.recall(command)
             case Drill():
-                raise NotImplementedError("nobody drills here")
+                raise NotImplementedError("there are no drills in simulations")
 
     def grow(self, grant: Grant) -> None:
-        """Take the slots that are there."""
+        """Take the granted slots that are still available."""
         if grant.number <= self.grants or not self._trains:
             return
         self.grants = grant.number
@@ -292,7 +295,7 @@ class SimAttempt(Attempt):
         self._resize()
 
     def recall(self, recall: Recall) -> None:
-        """Give the slots back that it holds."""
+        """Release the recalled slots."""
         if recall.number <= self.grants or not self._trains:
             return
         self.grants = recall.number
@@ -315,7 +318,7 @@ class SimAttempt(Attempt):
         self.nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
 
     def _resize(self) -> None:
-        """Another generation, which is told of after a while."""
+        """Start a new generation, which is reported after a delay."""
         self.generation += 1
         self.cluster.pulse.beat()
         delay_s = self.sim.chance.choice((0.0, 0.3, 2.0))

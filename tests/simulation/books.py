@@ -1,7 +1,6 @@
-"""Databases for simulated services: the real repositories and transactions, in virtual time.
+"""Databases for simulated services: the real repositories and transactions in virtual time.
 
-A transaction runs in one piece, between two steps of anyone; what lies before and after it is
-where faults are injected.
+A transaction runs without interruption by other tasks. Faults are injected before and after it.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ Work = Callable[[Session], T]
 
 
 class Gate(Protocol):
-    """Where a call of a process passes on its way out and back; either may raise, or take time."""
+    """Hooks before and after each call of a process. Both may raise or take time."""
 
     async def before(self, call: str) -> None: ...
 
     async def after(self, call: str) -> None: ...
 
     def loses_commit(self) -> bool:
-        """Whether the driver can't tell if a commit arrived, and does it all again."""
+        """Whether the driver doesn't know if a commit succeeded, and repeats the transaction."""
 
     def publish(self, topics: tuple[str, ...]) -> None:
-        """Wake who waits, in every process."""
+        """Wake the waiting tasks in every process."""
 
 
 class Aborted(Exception):
-    """The process died in the middle of a transaction."""
+    """Raised when the process dies in the middle of a transaction."""
 
 
 class SimDatabase(Database):
-    """`Database` over an engine that is shared by the simulated processes, without threads."""
+    """A `Database` without threads, over an engine that all simulated processes share."""
 
     def __init__(
         self,
@@ -105,12 +104,12 @@ class SimDatabase(Database):
         return answer
 
     def close(self) -> None:
-        """The engine is everybody's."""
+        """Do nothing: other processes share the engine."""
 
 
 @cache
 def memory_engine() -> Engine:
-    """One SQLite in memory for all simulations of this process, one after the other."""
+    """An in-memory SQLite database, reused by all simulations of this process in turn."""
     engine = create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
     )
@@ -129,21 +128,22 @@ def memory_engine() -> Engine:
 
 @cache
 def _template() -> bytes:
-    """A migrated SQLite, as bytes."""
+    """Return a migrated SQLite database as bytes."""
     with tempfile.TemporaryDirectory(prefix="dray-simulation-") as folder:
         path = Path(folder) / "template.db"
         database = Database(f"sqlite:///{path}")
         migrate(database)
         database.close()
         connection = sqlite3.connect(path)
-        connection.execute("PRAGMA journal_mode=DELETE")  # one in memory has no write-ahead log
+        # In-memory databases have no write-ahead log.
+        connection.execute("PRAGMA journal_mode=DELETE")
         content = connection.serialize()
         connection.close()
     return content
 
 
 def empty_memory() -> Engine:
-    """The one in memory, with the schema and nothing in it."""
+    """Return the in-memory database with the schema but without data."""
     engine = memory_engine()
     with engine.connect() as connection:
         raw = connection.connection.driver_connection
@@ -154,7 +154,7 @@ def empty_memory() -> Engine:
 
 
 def empty_postgres(engine: Engine) -> Engine:
-    """That database without a row."""
+    """Delete all rows of the database and return the engine."""
     tables = ", ".join(Base.metadata.tables)
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))

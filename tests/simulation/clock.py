@@ -1,5 +1,5 @@
-"""An event loop whose time passes only when everybody waits: hours in milliseconds, and always
-in the same order."""
+"""An event loop whose time advances only when all tasks wait. Hours pass in milliseconds, and
+always in the same order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 
 class Deadlock(Exception):
-    """Nobody is ready and nobody waits for a time: nothing could ever happen again."""
+    """Raised when no task is ready and none waits for a time, so that nothing could ever happen
+    again."""
 
 
 class _Leap(selectors.SelectSelector):
-    """Leaps over the time that it would wait. There is nothing outside to hear of."""
+    """Skips the time that it would wait. There are no external events."""
 
     passed_s = 0.0
 
@@ -29,7 +30,7 @@ class _Leap(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Everything runs in the one thread, also what is handed to another."""
+    """Run everything in the same thread, including work for executors."""
 
     def __init__(self) -> None:
         self._leap = _Leap()

@@ -1,8 +1,7 @@
-"""The fake cluster in virtual time: its attempts train by a plan, and what happens is drawn.
+"""The fake cluster in virtual time: its attempts follow a plan, and events are random.
 
-It keeps the port's contract as Ray does, down to its awkward parts: slots come back only after the
-processes that linger, spools go with their node, and a supervisor's death leaves ranks behind for a
-while.
+It implements the port with Ray's awkward behavior: slots become free only after lingering processes
+have exited, spools are lost with their node, and ranks outlive a dead supervisor for a while.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.simulation.attempt import SimAttempt
 
 
 class SimCluster(FakeCluster):
-    """The fake cluster, and what may happen to it in a storm."""
+    """The fake cluster, with the events that a storm can inject."""
 
     def __init__(
         self,
@@ -30,41 +29,41 @@ class SimCluster(FakeCluster):
         on_take: Callable[[SimAttempt], None],
         note: Callable[[str], None],
     ) -> None:
-        # Free slots are not looked at where nobody else takes any, so their changes would be noise.
+        # There are no other users of the cluster, so changes of free slots would only be noise.
         super().__init__({}, now=now, shows_free=False)
         self.chance = chance
         self.on_start = on_start
         self.on_take = on_take
         self.note = note
         self.mute: dict[str, None] = {}
-        """Jobs of which a node took along what rank 0 had reported and nobody had asked for."""
+        """Jobs that lost unread reports of rank 0 together with a node."""
         self.written: set[tuple[int, str]] = set()
-        """(step, url) of every checkpoint that was saved."""
+        """(step, url) of every saved checkpoint."""
         self.num_nodes = 0
 
     def begin(self, spec: AttemptSpec) -> Attempt:
         return SimAttempt(self, spec)
 
     def of_this_session(self) -> list[SimAttempt]:
-        """The attempts that are not forgotten."""
+        """Return the attempts that are not forgotten."""
         return [attempt for attempt in self.known.values() if isinstance(attempt, SimAttempt)]
 
     def linger_s(self) -> float:
         return self.chance.choice((0.0, 0.1, 2.0))
 
     def lasting_slots(self) -> int:
-        """Of all nodes that stay."""
+        """Number of slots on all nodes that are not draining."""
         return sum(slots_of(node) for node in self.nodes.values() if node.drained_by is None)
 
     def add_slots(self, slots: int) -> str:
-        """Add a node with this many slots; returns its id."""
+        """Add a node with this many slots and return its ID."""
         self.num_nodes += 1
         node_id = f"node-{self.num_nodes}"
         self.add_node(node_id, {"CPU": float(slots)})
         return node_id
 
     def drain_and_lose(self, node_id: str, after_s: float) -> None:
-        """It is told to go, and goes."""
+        """Drain a node, and lose it later."""
         self.drain_node(node_id, self.now() + after_s)
         loop = asyncio.get_running_loop()
         loop.call_later(after_s, lambda: node_id in self.nodes and self.lose_node(node_id))
@@ -82,7 +81,7 @@ class SimCluster(FakeCluster):
         self.gone.clear()
 
     def what_is_left(self) -> list[str]:
-        """Of anything that dray put there (I7)."""
+        """Everything of dray that is left on the cluster (I7)."""
         left = [f"the supervisor of {key}" for key, a in self.known.items() if a.supervised]
         left += [f"processes of {a.key}" for a in self.everyone() if a.num_processes]
         for node_id, node in self.nodes.items():

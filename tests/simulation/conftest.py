@@ -1,4 +1,4 @@
-"""Which seeds are tried, and what the tests of the simulation share."""
+"""Seeds and fixtures of the simulation tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from tests.seeds import drawn, header
 
 NUM_SEEDS = 40
-"""Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
+"""Number of seeds in the ordinary suite. A storm takes half a second. DRAY_SEEDS and `make soak`
+try more."""
 
 TIMEOUT_S = 1500
-"""Of a test: beside others its process is given what they leave."""
+"""Timeout of a test, which may have to share the CPUs with others."""
 
 
 def seeds() -> range:
@@ -28,15 +29,15 @@ def pytest_report_header() -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="play the storm of this seed alone, and tell it")
+    parser.addoption("--seed", type=int, help="run only the storm of this seed and print its trace")
 
 
 @pytest.fixture
 def _quiet() -> Iterator[None]:
-    """Nobody logs, and little garbage is collected before the end."""
+    """Disable logging, and collect garbage rarely until the end."""
     logging.disable(logging.CRITICAL)
     thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 20)  # all that a simulation makes goes at its end
+    gc.set_threshold(50_000, 20, 20)  # a simulation's garbage is freed when it ends
     yield
     gc.set_threshold(*thresholds)
     logging.disable(logging.NOTSET)
@@ -44,7 +45,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where services keep their files, in memory where there is such a place."""
+    """Folder for the services' files, in memory if possible."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="dray-simulation-", dir=place) as name:
         yield Path(name)

@@ -1,4 +1,4 @@
-"""A service as a process of the simulated world, with its ways to the database and the cluster."""
+"""A service as a simulated process, with its connections to the database and the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 T = TypeVar("T")
-# A rest would be as long as the processor's time, and no storm the same again.
+# The rests depend on CPU time, which would make storms irreproducible.
 TIMINGS = LoopTimings(
     launch_grace_s=8.0,
     refresh_s=60.0,
@@ -29,21 +29,21 @@ TIMINGS = LoopTimings(
     record_period_s=0.0,
     webhook_period_s=600.0,
 )
-"""A simulation is of a few minutes, in which less is to happen by the clock alone."""
+"""Simulations cover a few minutes, so fewer timers should fire than in a real service."""
 
 
 class Weather:
-    """Which calls fail; the calm one lets all pass."""
+    """Decides which calls fail. In this base class none do."""
 
     def latency_s(self) -> float:
         return 0.0
 
     def fails_before(self, call: str) -> bool:
-        """The call does not arrive."""
+        """Whether the call is lost before it arrives."""
         return False
 
     def fails_after(self, call: str) -> bool:
-        """It arrives, and its answer is lost."""
+        """Whether the call arrives but its answer is lost."""
         return False
 
     def repeats_commit(self) -> bool:
@@ -51,7 +51,7 @@ class Weather:
 
 
 class Process:
-    """A service: the API's use cases and the loops. It may be stopped, continued and killed."""
+    """A service: the API's use cases and the loops. It can be stopped, continued and killed."""
 
     def __init__(self, world: World, number: int, clock_error: timedelta) -> None:
         self.world = world
@@ -72,7 +72,7 @@ class Process:
                 await self.runtime.start_loops(Network(self), alone=False)
                 return
             except DatabaseUnavailable:
-                await asyncio.sleep(1.0)  # somebody starts it again
+                await asyncio.sleep(1.0)  # as if a supervisor restarted it
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -81,7 +81,7 @@ class Process:
         return task
 
     async def call(self, use: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
-        """The answer to a request; ConnectionError if the process is killed first."""
+        """Answer a request. Raises ConnectionError if the process is killed first."""
         task = self._begin(use(self.runtime))
         await asyncio.wait([task])
         if task.cancelled():
@@ -93,7 +93,7 @@ class Process:
         return not self._going.is_set()
 
     def stop(self) -> None:
-        """As SIGSTOP: it does nothing more, and does not know."""
+        """Stop it like SIGSTOP: it does nothing and doesn't notice."""
         self._going.clear()
 
     def go_on(self) -> None:
@@ -108,7 +108,7 @@ class Process:
         self.world.processes.remove(self)
         self.world.note(f"{self.name} is killed")
 
-    # The gate of its database.
+    # The gate for its database.
 
     async def before(self, call: str) -> None:
         self.world.count_point(self, f"before {call}")
@@ -141,13 +141,13 @@ class Process:
         self._live_on()
 
     def _live_on(self) -> None:
-        """A dead process does nothing more."""
+        """Raise if the process is dead, so that it does nothing more."""
         if self.dead:
             raise asyncio.CancelledError
 
 
 class Network:
-    """The cluster as one process reaches it."""
+    """The cluster as seen by one process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""The promises that can be checked from outside while a simulation runs, and at its end."""
+"""Checks of the promises that are visible from outside, during a simulation and at its end."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TERMINAL = {str(state) for state in JobState if state.is_terminal}
 
 
 class Broken(AssertionError):
-    """A promise that did not hold; the message begins with its number."""
+    """Raised when a promise is broken. The message begins with the promise's number."""
 
 
 class Promises:
-    """Looks at the database and the cluster of a world."""
+    """Checks the promises against the database and the cluster of a world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._ended: dict[str, tuple[str, int]] = {}
-        """Jobs seen in a terminal state: which, and in which attempt."""
+        """State and attempt of jobs that were seen in a terminal state."""
 
     def started(self, attempt: SimAttempt) -> None:
-        """I2 and I6, at the moment when processes start, and that they are as many as may be."""
+        """Check I2, I6 and the number of workers when processes start."""
         spec = attempt.spec
         most = spec.spec["resources"]["num_workers"]
         if not (spec.min_workers or most) <= spec.world_size <= most:
@@ -43,13 +43,16 @@ class Promises:
         self._resumes_at_the_newest(attempt)
 
     def _resumes_at_the_newest(self, attempt: SimAttempt) -> None:
-        """I6: with what was saved in truth, and behind nothing that the last to save has saved."""
+        """I6: it resumes from saved checkpoints, and from the newest of the last attempt that saved
+        any."""
         given = [(ref.step, ref.url) for ref in attempt.spec.resume_from]
         if given != sorted(given, key=lambda ref: -ref[0]):
-            raise Broken(f"I6: {attempt.key} resumes from {given}, which is not newest first")
+            raise Broken(
+                f"I6: {attempt.key} resumes from {given}, which is not sorted newest first"
+            )
         unknown = set(given) - self._world.cluster.written
         if unknown:
-            raise Broken(f"I6: {attempt.key} resumes from {unknown}, which nobody has written")
+            raise Broken(f"I6: {attempt.key} resumes from {unknown}, which were never written")
         job_id, number = attempt.key
         newest = (
             "SELECT max(step) FROM checkpoints WHERE job_id = :job AND attempt = (SELECT "
@@ -61,7 +64,7 @@ class Promises:
             raise Broken(f"I6: {attempt.key} resumes from {given}, and {step} is the newest")
 
     def hold(self) -> None:
-        """I1 to I4 and I8, now."""
+        """Check I1 to I4 and I8 now."""
         with self._world.engine.connect() as connection:
             jobs = connection.execute(text("SELECT id, state, attempt, event_seq FROM jobs")).all()
             live = connection.execute(
@@ -86,7 +89,7 @@ class Promises:
     def _none_is_lost(self, there: set[str]) -> None:
         lost = [j for j in self._world.acknowledged if j not in there | set(self._world.deleted)]
         if lost:
-            raise Broken(f"I1: {lost} were acknowledged and are not there")
+            raise Broken(f"I1: {lost} were acknowledged but don't exist")
 
     def _ends_absorb(self, jobs: dict[str, tuple[str, int]]) -> None:
         for job_id, was in self._ended.items():
@@ -112,7 +115,8 @@ class Promises:
                 raise Broken(f"I3: {number} slots of {node_id} are promised")
 
     def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
-        """The slots that a group holds are in its row: or others would be given them, too."""
+        """I3: the slots held by a group are in its row. Otherwise they would also be given to
+        others."""
         for attempt in self._world.cluster.of_this_session():
             if attempt.key not in live:
                 continue
@@ -126,11 +130,11 @@ class Promises:
                 raise Broken(f"I3: {attempt.key} holds slots that are not in the books: {over}")
 
     async def hold_at_the_end(self) -> None:
-        """All of them, when every job has ended and 60 seconds have passed."""
+        """Check all promises, 60 seconds after every job has ended."""
         self.hold()
         left = self._world.cluster.what_is_left()
         if left:
-            raise Broken(f"I7: left are {left}")
+            raise Broken(f"I7: {left} are left")
         with self._world.engine.connect() as connection:
             jobs = connection.execute(text("SELECT id, name, state, deleted_at FROM jobs")).all()
             moves = connection.execute(
@@ -138,10 +142,10 @@ class Promises:
             ).all()
         for job_id, name, state, deleted_at in jobs:
             if deleted_at is not None:
-                raise Broken(f"the deletion of {job_id} was begun and never ended")
+                raise Broken(f"the deletion of {job_id} was never completed")
             ends = [to for job, to in moves if job == job_id and to in TERMINAL]
             if ends != [state]:
-                raise Broken(f"I4: {job_id} is {state} and its events end it {ends}")
+                raise Broken(f"I4: {job_id} is {state} but its events end it as {ends}")
             await self._each_step_once(job_id, name, state)
 
     async def _each_step_once(self, job_id: str, name: str, state: str) -> None:
@@ -157,6 +161,6 @@ class Promises:
 
 
 def _parts(slices: Any) -> list[dict[str, Any]]:
-    """As either database gives a column of JSON."""
+    """Parse a JSON column from either database."""
     parts: list[dict[str, Any]] = json.loads(slices) if isinstance(slices, str) else slices
     return parts

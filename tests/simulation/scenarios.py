@@ -1,4 +1,4 @@
-"""Short stories in which a fault is injected at one step after the other."""
+"""Short scenarios in which a fault is injected at every step in turn."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.simulation.promises import Broken
 from tests.simulation.world import SLOTS, World
 
 KEEPER_S = 1.0
-"""After its end a service is started again."""
+"""Time until a dead service is restarted."""
 STOPPED_S = 30.0
-"""Well past the lease, and past the time that a launch is waited for."""
+"""Well beyond the lease and the time for which a launch is awaited."""
 SOON_S = 3.0
-"""Within the lease."""
+"""Shorter than the lease."""
 BACKING_OFF_S = 4.0
-"""A job that left its slots is running again after that."""
+"""Time after which a preempted job is running again."""
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 Story = Callable[[World], Awaitable[None]]
@@ -33,7 +33,7 @@ Injection = Callable[[Process], None]
 
 
 class Numbers:
-    """Makes ids that are the same in each run."""
+    """Generates the same IDs in every run."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -45,7 +45,7 @@ class Numbers:
 
 @dataclass
 class Told:
-    """How a story went."""
+    """The record of a story."""
 
     trace: list[str] = field(default_factory=list)
     fault_points: range = range(0)
@@ -55,9 +55,10 @@ class Told:
 def tell(
     story: Story, engine: Engine, folder: Path, at: int = 0, inject: Injection | None = None
 ) -> Told:
-    """Run the story, striking at that step (from 1), and then until all is at rest.
+    """Run the story, inject the fault at the given step (from 1), and continue until everything is
+    at rest.
 
-    Broken, with what happened, if a promise does not hold.
+    Raises Broken, with the trace, if a promise is broken.
     """
     told = Told()
 
@@ -93,7 +94,7 @@ def stop_for_long(process: Process) -> None:
 
 
 async def _keep_one(world: World) -> None:
-    """Somebody starts the service again whenever it is gone."""
+    """Restart the service whenever it is gone."""
     while True:
         if not world.processes:
             world.start_process()
@@ -112,7 +113,8 @@ async def _comes_to(world: World, job_id: str | None, *states: JobState) -> None
 
 
 async def all_that_happens_to_jobs(world: World) -> None:
-    """Submit, run, fail, retry, cancel, preempt, delete: with one service, begun again at need."""
+    """Submit, run, fail, retry, cancel, preempt and delete jobs with one service, restarted as
+    needed."""
     world.cluster.add_slots(SLOTS)
     keeper = world.loop.create_task(_keep_one(world))
     good = await world.submit(Plan(3), 2)
@@ -135,9 +137,8 @@ async def all_that_happens_to_jobs(world: World) -> None:
 
 
 async def one_takes_over(world: World) -> None:
-    """Of two services one is stopped past its lease, and something more urgent comes meanwhile.
-
-    Its plan of before is no longer true when it is continued.
+    """One of two services is stopped beyond its lease while a more urgent job arrives. When it
+    continues, its old plan is no longer valid.
     """
     world.cluster.add_slots(SLOTS)
     world.start_process()
@@ -158,7 +159,7 @@ async def one_takes_over(world: World) -> None:
 
 
 async def one_launches_late(world: World) -> None:
-    """Of two services one is stopped on its way to a launch, until the other has given it up."""
+    """One of two services is stopped just before a launch, until the other gives the launch up."""
     world.cluster.add_slots(SLOTS)
     world.start_process()
     await asyncio.sleep(SOON_S)
@@ -173,8 +174,8 @@ async def one_launches_late(world: World) -> None:
 
 
 async def a_group_shrinks_and_grows(world: World) -> None:
-    """Of an elastic group a node goes, and others while slots of the next one come to it; then so
-    many that it stands by. Something else waits for slots meanwhile."""
+    """An elastic group loses a node, then others while it is being granted replacement slots, then
+    so many that it has to wait. Meanwhile another job waits for slots."""
     for _ in range(2):
         world.cluster.add_slots(SLOTS)
     keeper = world.loop.create_task(_keep_one(world))

@@ -1,4 +1,4 @@
-"""A scenario drawn from a seed: users, faults and repairs, in any order, until it gets calm."""
+"""A random scenario from a seed: users, faults and repairs in any order, followed by calm."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.simulation.world import SLOTS, World
 
 NUM_EVENTS = 200
 MAX_JOBS = 5
-"""Enough to be in each other's way."""
+"""Enough for jobs to compete."""
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 3.0)
-"""Between two events: long enough that jobs begin and end among them."""
+"""Pauses between events: long enough for jobs to start and end in between."""
 COMES_BACK = 0.5
-"""How likely a service is started, each time that something happens while there is none."""
+"""Probability that a service starts, at each event while there is none."""
 GIVES_UP = 0.4
-"""How likely users cancel, when the storm is over, all that they still have."""
+"""Probability that users cancel all their remaining jobs when the storm is over."""
 
 
 class Stormy(Weather):
-    """Each call may fail; `database` and `network` are how often."""
+    """Every call may fail, with the probabilities `database` and `network`."""
 
     def __init__(self, chance: random.Random, database: float, network: float, slow: float) -> None:
         self._chance = chance
@@ -59,7 +59,7 @@ class Stormy(Weather):
 
 
 class Storm:
-    """One seed's run. `trace` tells what happened."""
+    """The run of one seed. `trace` records the events."""
 
     def __init__(self, engine: Engine, folder: Path, seed: int, num_events: int) -> None:
         self.chance = random.Random(seed)
@@ -89,7 +89,7 @@ class Storm:
         ]
 
     async def run(self) -> None:
-        """Broken, with whatever else is found wrong, if a promise does not hold."""
+        """Run the storm. Raises Broken, with all problems found, if a promise is broken."""
         world = self.world
         self.add_node()
         self.add_node()
@@ -195,7 +195,7 @@ class Storm:
         self.world.cluster.restart()
 
     def lose_cluster(self) -> None:
-        """For a while: nobody can reach it, and what runs on it goes on."""
+        """Make the cluster unreachable for a while. Its processes keep running."""
         cluster = self.world.cluster
         if cluster.unavailable is not None:
             return
@@ -230,7 +230,7 @@ class Storm:
                 return
 
     def ambush(self) -> None:
-        """One of the next calls is where a service is killed or stopped for a while."""
+        """Kill a service, or stop it for a while, at one of the next calls."""
         at = self.world.num_points + self.chance.randint(1, 12)
         if self.chance.random() < 0.3:
             self.world.ambushes[at] = lambda process: process.kill()
@@ -246,15 +246,18 @@ class Storm:
     def change_weather(self) -> None:
         rate = self.chance.choice
         database, network, slow = rate((0, 0, 0.02, 0.3)), rate((0, 0, 0.05, 0.4)), rate((0, 0.1))
-        self.world.note(f"of its calls fail: database {database}, network {network}; slow {slow}")
+        self.world.note(
+            f"share of failing calls: database {database}, network {network}; slow {slow}"
+        )
         self.world.weather = Stormy(self.chance, database, network, slow)
 
     def nothing(self) -> None:
-        """Time passes."""
+        """Let time pass."""
 
 
 def run(engine: Engine, folder: Path, seed: int, num_events: int = NUM_EVENTS) -> list[str]:
-    """The trace of the seed's storm. AssertionError with that trace if it broke something."""
+    """Run the seed's storm and return its trace. Raises AssertionError with the trace if a promise
+    is broken."""
     trace: list[str] = []
 
     async def main() -> None:

@@ -1,7 +1,7 @@
-"""Storms drawn from seeds: whatever happens, and in whatever order, the promises hold.
+"""Random storms: the promises hold, whatever happens and in whatever order.
 
-`pytest tests/simulation --seed 17` plays one of them alone and tells what happened;
-`DRAY_SEEDS=10000` tries that many, `DRAY_FIRST_SEED=0` the same ones again.
+`pytest tests/simulation --seed 17` runs a single storm and prints its trace. `DRAY_SEEDS=10000`
+sets the number of seeds, `DRAY_FIRST_SEED=0` repeats the same ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.simulation.conftest import TIMEOUT_S, seeds
 pytestmark = [pytest.mark.usefixtures("_quiet"), pytest.mark.timeout(TIMEOUT_S)]
 
 BATCH = 10
-"""Storms in one test: where everything takes its time, they stay far from a test's limit."""
+"""Storms per test, few enough to stay far below the timeout even on a slow machine."""
 ANY_SEED = 7
 
 
@@ -33,7 +33,7 @@ def test_every_promise_holds_in_every_storm(
     batch: range, folder: Path, request: pytest.FixtureRequest
 ) -> None:
     if request.config.getoption("--seed", None) is not None:
-        pytest.skip("another seed was asked for")
+        pytest.skip("--seed selects another storm")
     for seed in batch:
         storm.run(books.empty_memory(), folder, seed)
 
@@ -41,12 +41,13 @@ def test_every_promise_holds_in_every_storm(
 def test_the_seed_that_was_asked_for(folder: Path, request: pytest.FixtureRequest) -> None:
     seed = request.config.getoption("--seed", None)
     if seed is None:
-        pytest.skip("tells of one storm: --seed N")
+        pytest.skip("runs a single storm: --seed N")
     print("\n".join(storm.run(books.empty_memory(), folder, seed)))
 
 
 def test_a_seed_is_the_same_storm_each_time(folder: Path) -> None:
-    """Also in another process, where names hash otherwise: else a failing seed could hide."""
+    """The same in another process with a different hash seed; otherwise failures may be
+    irreproducible."""
     here = storm.run(books.empty_memory(), folder, ANY_SEED)
     assert len(here) > 50
     program = (

@@ -1,8 +1,8 @@
-"""The service killed, or stopped past its lease, at each of its steps: every promise holds.
+"""All promises hold when the service is killed, or stopped beyond its lease, at any of its steps.
 
-A step is a call to the database or the cluster, before it arrives and after, with the answer lost.
-SQLite tries all of them in `make soak`, PostgreSQL each `SHARE`-th: what differs there is the SQL,
-and every statement is met many times.
+A step is a call to the database or the cluster: before it arrives, or after it arrived but before
+its answer does. `make soak` tries all steps on SQLite and every `SHARE`-th on PostgreSQL, where
+only the SQL differs and every statement is executed many times.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.usefixtures("_quiet"), pytest.mark.timeout(TIMEOUT_S)]
 
 SHARE = 8
 PARTS = 24
-"""Of a story's steps: every 24th, from the first, from the second, and so on."""
+"""Parts of a story's steps: every 24th from the first, every 24th from the second, and so on."""
 QUARTERS = 4
 """Parts of the steps of shorter stories."""
 IN_PARTS = soak_but(range(PARTS), short=[seeds().start % PARTS])
-"""`make test` tries the steps of one part, another one each time."""
+"""`make test` tries the steps of a single part, selected by the first seed."""
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_
     _inject_at(told.fault_points[part::PARTS], story, scenarios.kill, folder)
 
 
-# That a broken rule is found, and the tests above could fail.
+# Check that broken rules are detected, so that the tests above can fail.
 
 
 @SOAK

@@ -1,4 +1,4 @@
-"""A simulated world: services on one database and one cluster, and users who want things done."""
+"""A simulated world: services that share a database and a cluster, and their users."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from tests.simulation.promises import Broken, Promises
 T = TypeVar("T")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SLOTS = 4
-"""Of a node; no job asks for more workers than two have."""
+"""Slots per node. No job requests more workers than fit on two nodes."""
 PATIENCE_S = 3600.0
 RELEASE_S = 75.0
-"""From the end of the last job to a cluster on which nothing is left: 60 seconds, and the tick."""
+"""Maximum time from the end of the last job to a clean cluster: 60 seconds plus a tick."""
 
 DELETION_S = 65.0
-"""More, until a deletion that was cut off is taken up."""
+"""Additional time until an interrupted deletion is resumed."""
 
 
 class World:
-    """Everything of one simulation. Made inside its event loop."""
+    """The state of one simulation. Must be created inside its event loop."""
 
     def __init__(self, engine: Engine, folder: Path, chance: random.Random) -> None:
         self.engine = engine
@@ -70,19 +70,19 @@ class World:
         self.processes: list[Process] = []
         self.acknowledged: dict[str, None] = {}
         self.deleted: dict[str, None] = {}
-        """Jobs whose deletion was asked for."""
+        """Jobs whose deletion was requested."""
         self.trace: list[str] = []
         self.broken: Broken | None = None
         self.num_points = self.num_commits = self._num_checked = 0
         self.ambushes: dict[int, Callable[[Process], None]] = {}
-        """By number of a call: a fault that is injected into the process that makes it."""
+        """Faults to inject, by number of the call. A fault hits the process that makes the call."""
         self.fault_points = range(0)
-        """The steps that a story is about; none for all of them."""
+        """The steps in which the story injects faults. An empty range means all of them."""
         self._numbers = itertools.count(1)
         self._users: list[asyncio.Task[None]] = []
 
     def now(self) -> datetime:
-        """By the database's clock."""
+        """The current time on the database's clock."""
         return START + timedelta(seconds=self.loop.time())
 
     def note(self, line: str) -> None:
@@ -96,14 +96,14 @@ class World:
         self._see(self.promises.hold)
 
     def _see(self, look: Callable[[], None]) -> None:
-        """A promise that is broken now stays broken, also if it holds again at the next look."""
+        """Record that a promise is broken, even if it holds again at the next check."""
         try:
             look()
         except Broken as broken:
             self.broken = self.broken or broken
 
     def count_point(self, process: Process, call: str) -> None:
-        """Every call of a service passes here, before it arrives and after."""
+        """Called for every call of a service, before and after it arrives."""
         if process.dead:
             return
         self.num_points += 1
@@ -113,7 +113,7 @@ class World:
             ambush(process)
 
     def check(self) -> None:
-        """Broken if a promise does not hold now."""
+        """Raise Broken if a promise is broken now."""
         if self.broken is not None:
             raise self.broken
         if self.num_commits > self._num_checked:
@@ -139,7 +139,7 @@ class World:
         return task
 
     async def ask(self, use: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
-        """A request, made again until some service answers it."""
+        """Send a request, and repeat it until a service answers."""
         while True:
             going = [process for process in self.processes if not process.stopped]
             if going:
@@ -150,7 +150,8 @@ class World:
             await asyncio.sleep(1.0)
 
     async def submit(self, plan: Plan, workers: int, **fields: Any) -> str | None:
-        """The id of the job once it is acknowledged; None if no cluster could ever run it."""
+        """Submit a job and return its ID once acknowledged, or None if no cluster could ever run
+        it."""
         number = next(self._numbers)
         key = IdempotencyKey(f"key-{number}", "body")
         document = {"name": plan.name, "recipe": "image_classification", **fields}
@@ -175,7 +176,7 @@ class World:
             self.note(f"{job_id} is not cancelled: {error.code}")
 
     async def delete(self, job_id: str) -> None:
-        """Asked for in vain while the job lives."""
+        """Delete a job. Has no effect while the job is active."""
         self.note(f"the user deletes {job_id}")
         was = job_id in self.deleted
         self.deleted[job_id] = None
@@ -190,11 +191,11 @@ class World:
                 del self.deleted[job_id]
 
     def _was_hidden(self, job_id: str) -> bool:
-        """Whether an earlier try of the same deletion got through, and its answer was lost."""
+        """Whether an earlier attempt at the same deletion succeeded but its answer was lost."""
         return job_id in self.deleted
 
     def preempt(self) -> None:
-        """Someone asks a running attempt to leave its slots."""
+        """Preempt a running attempt."""
         running = [a for a in self.cluster.of_this_session() if a.alive]
         if running:
             attempt = self.chance.choice(running)
@@ -206,7 +207,7 @@ class World:
         with contextlib.suppress(ClusterUnavailable):
             await self.cluster.send(ref, Leave(5.0))
 
-    # The end.
+    # Shutdown.
 
     def states(self) -> dict[str, str]:
         with self.engine.connect() as connection:
@@ -214,7 +215,7 @@ class World:
         return dict(rows)
 
     async def come_to_rest(self) -> None:
-        """In calm weather: every job ends, and nothing is left."""
+        """Wait in calm weather until every job has ended and nothing is left."""
         self.weather = Weather()
         self.ambushes.clear()
         self.cluster.be_unavailable(None)
@@ -245,7 +246,7 @@ class World:
         await self.promises.hold_at_the_end()
 
     def hides_any(self) -> bool:
-        """Whether a deletion is under way, or was cut off."""
+        """Whether a deletion is in progress or was interrupted."""
         with self.engine.connect() as connection:
             query = text("SELECT count(*) FROM jobs WHERE deleted_at IS NOT NULL")
             return bool(connection.execute(query).scalar_one())
@@ -256,7 +257,7 @@ class World:
         return {row[0] for row in rows}
 
     async def close(self) -> None:
-        """End what is left of this simulation."""
+        """Stop everything that is left of this simulation."""
         for process in list(self.processes):
             process.kill()
         me = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""A small network under DistributedDataParallel, as PyTorch's own tutorials do it.
+"""Train a small network with DistributedDataParallel, as in the PyTorch tutorials.
 
 torchrun --nproc-per-node 2 train.py
 dray submit --code . --workers 2 -- train.py
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def samples() -> TensorDataset:
-    """512 points of a plane, and whether each one is inside the unit circle."""
+    """512 points in the plane, labeled by whether they are inside the unit circle."""
     points = 2 * torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(points, (points.norm(dim=1) < 1).long())
 

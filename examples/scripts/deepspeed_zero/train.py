@@ -1,4 +1,4 @@
-"""A network under DeepSpeed's ZeRO: stage 1 divides optimizer states, 2 gradients, 3 weights too.
+"""Train a network with DeepSpeed ZeRO: stage 1 shards optimizer states, 2 gradients, 3 weights too.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 train.py --stage 3
     dray submit --code . --workers 2 --requirements requirements.txt --env DS_ACCELERATOR=cpu \

@@ -1,4 +1,5 @@
-"""A mesh with named axes, as torchtitan uses them: `tensor` divides the layers, `data` shards them.
+"""Train on a mesh with named axes, as in torchtitan: `tensor` splits the layers, `data` shards
+them.
 
 torchrun --nproc-per-node 2 train.py --tensor 2
 dray submit --code . --workers 2 -- train.py --tensor 2
@@ -26,7 +27,7 @@ WIDTH, BATCH_SIZE = 16, 32
 
 
 class Block(nn.Module):
-    """A feed-forward block with a residual."""
+    """A feed-forward block with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +42,9 @@ class Block(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--tensor", type=int, default=1, help="ranks that divide each layer")
+    parser.add_argument(
+        "--tensor", type=int, default=1, help="number of ranks that each layer is split over"
+    )
     parser.add_argument("--output", type=Path, default=os.environ.get("DRAY_OUTPUT_DIR", "."))
     options = parser.parse_args()
 
@@ -57,7 +60,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    # The ranks that divide a layer between them have the same samples.
+    # Ranks that share a layer read the same samples.
     generator = torch.Generator().manual_seed(mesh["data"].get_local_rank())
     for step in range(1, options.steps + 1):
         x = torch.randn(BATCH_SIZE, WIDTH, generator=generator)

@@ -1,4 +1,4 @@
-"""A transformer whose blocks `fully_shard` (FSDP2) divides among the ranks.
+"""Train a transformer whose blocks are sharded over the ranks by `fully_shard` (FSDP2).
 
 torchrun --nproc-per-node 2 train.py
 dray submit --code . --workers 2 -- train.py
@@ -21,7 +21,7 @@ VOCABULARY, LENGTH, BATCH_SIZE = 16, 12, 16
 
 
 class Reverser(nn.Module):
-    """Says the tokens of a sequence in reverse order."""
+    """Predicts the tokens of a sequence in reverse order."""
 
     def __init__(self, width: int = 32, num_layers: int = 2) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    generator = torch.Generator().manual_seed(rank)  # each rank draws sequences of its own
+    generator = torch.Generator().manual_seed(rank)  # each rank draws different sequences
     for step in range(1, options.steps + 1):
         tokens = torch.randint(VOCABULARY, (BATCH_SIZE, LENGTH), generator=generator)
         scores = model(tokens)

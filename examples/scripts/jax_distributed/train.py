@@ -1,4 +1,4 @@
-r"""Fits a line with JAX on all processes of a job, each with a part of the batch.
+r"""Fit a line with JAX across all processes of a job, each with its part of the batch.
 
     dray submit --code . --requirements requirements.txt --workers 2 \
         --set script.framework=jax -- train.py
@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 BATCH_SIZE = 32
-"""Samples of all processes together in a step."""
+"""Global batch size: samples per step over all processes."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
             print(f"step {number}: loss {float(loss):.6f}", flush=True)
     weight, bias = (float(each) for each in parameters)
     everywhere = multihost_utils.process_allgather(np.float32(weight))
-    assert np.all(everywhere == np.float32(weight)), "the processes disagree"
+    assert np.all(everywhere == np.float32(weight)), "the processes have different weights"
     print(
         f"process {jax.process_index()} of {jax.process_count()}: "
         f"weight {weight:.4f}, bias {bias:.4f}",

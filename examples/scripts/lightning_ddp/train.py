@@ -1,4 +1,4 @@
-"""A LightningModule, which a Trainer with the strategy `ddp` trains.
+"""Train a LightningModule with a Trainer that uses the `ddp` strategy.
 
 torchrun --nproc-per-node 2 train.py
 dray submit --code . --workers 2 --requirements requirements.txt -- train.py
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Regression(lightning.LightningModule):
-    """Learns the product of two numbers."""
+    """Learns to multiply two numbers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Fits a line with MXNet's `dist_sync` key-value store: workers push gradients, servers add them.
+"""Fit a line with MXNet's `dist_sync` key-value store: workers push gradients, servers add them up.
 
     dray submit --code . --requirements requirements.txt job.yaml
 
-Every role runs this file: in the scheduler and the servers, `import mxnet` serves until the workers
-have ended, and does not return.
+Every role runs this file. In the scheduler and the servers, `import mxnet` doesn't return: it
+serves requests until the workers exit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 BATCH_SIZE = 32
-"""Samples of each worker in a step."""
+"""Samples per worker and step."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A small BERT, built from its config, fine-tuned to sentence embeddings by sentence-transformers.
+"""Fine-tune a small BERT, built from its config, for sentence embeddings (sentence-transformers).
 
 torchrun --nproc-per-node 2 train.py
 dray submit --code . --workers 2 --requirements requirements.txt -- train.py
@@ -26,7 +26,7 @@ WORDS = [*ANIMALS, *DEEDS, "a", "the", "today", "now", "here"]
 
 
 def write_encoder(folder: Path) -> None:
-    """An untrained encoder and its tokenizer, as a folder of transformers."""
+    """Save an untrained encoder and its tokenizer to a folder that transformers can load."""
     folder.mkdir(exist_ok=True)
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
@@ -43,7 +43,7 @@ def write_encoder(folder: Path) -> None:
 
 
 def pairs() -> Dataset:
-    """Two sentences that say the same, of each animal and what it does."""
+    """Pairs of sentences with the same meaning, one for each animal and activity."""
     says = [(who, what) for who in ANIMALS for what in DEEDS]
     return Dataset.from_dict(
         {

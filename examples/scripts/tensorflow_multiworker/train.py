@@ -1,4 +1,4 @@
-r"""Fits a line with TensorFlow's MultiWorkerMirroredStrategy, in a loop of one's own.
+r"""Fit a line with TensorFlow's MultiWorkerMirroredStrategy in a custom training loop.
 
     dray submit --code . --requirements requirements.txt --workers 2 \
         --set script.framework=tensorflow -- train.py
@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 BATCH_SIZE = 32
-"""Samples of all workers together in a step."""
+"""Global batch size: samples per step over all workers."""
 
 
 def samples(seed: int = 0) -> tf.data.Dataset:
-    """The points of a line with noise."""
+    """Noisy points on a line."""
     random = np.random.default_rng(seed)
     x = random.uniform(-1.0, 1.0, (512, 1)).astype(np.float32)
     y = 3.0 * x + 0.5 + random.normal(0.0, 0.01, x.shape).astype(np.float32)
@@ -39,7 +39,8 @@ def main() -> None:
     @tf.function
     def step(batch):
         def compute(x, y):
-            """The worker's share of the gradient of the mean over the whole batch."""
+            """Compute this worker's contribution to the gradient of the mean loss over the global
+            batch."""
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum((x @ weight + bias - y) ** 2) / BATCH_SIZE
             gradients = tape.gradient(loss, [weight, bias])

@@ -1,12 +1,11 @@
-"""Fits a line with TensorFlow's parameter servers: a chief gives out the steps, workers compute
+"""Fit a line with TensorFlow's parameter servers: a chief hands out the steps, workers compute
 them, and servers hold the weights.
 
     dray submit --code . --requirements requirements.txt job.yaml
 
-Every role runs this file, and sees from TF_CONFIG which role it has.
-Workers and servers never end by themselves; the job is over when its chief has ended.
-A worker that is killed is started again while the others go on. If a server is, or the chief, all
-of them begin again from the newest checkpoint.
+Every role runs this file and reads its role from TF_CONFIG. Workers and servers never exit by
+themselves; the job ends when its chief exits. A worker that is killed is restarted while the others
+continue. If the chief or a server is killed, all of them restart from the latest checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STEPS_BETWEEN_SAVES = 50
 
 
 def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> None:
-    """Do what the chief asks for, until the job ends this process."""
+    """Serve the chief's requests until the job terminates this process."""
     server = tf.distribute.Server(
         resolver.cluster_spec(),
         job_name=resolver.task_type,
@@ -36,14 +35,14 @@ def serve(resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver) -> N
 def coordinate(
     resolver: tf.distribute.cluster_resolver.TFConfigClusterResolver, num_steps: int
 ) -> None:
-    tf.get_logger().setLevel("INFO")  # the coordinator says when it takes a worker back
+    tf.get_logger().setLevel("INFO")  # so that the coordinator logs when a worker rejoins
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         weight = tf.Variable(0.0)
         bias = tf.Variable(0.0)
         steps_done = tf.Variable(0, dtype=tf.int64)
-    # Without the option each server would write its own part, into a folder of its own node.
+    # Without this option each server would write its part to a folder on its own node.
     options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0")
     checkpoints = tf.train.CheckpointManager(
         tf.train.Checkpoint(weight=weight, bias=bias, steps_done=steps_done),
@@ -74,7 +73,7 @@ def coordinate(
     while (done := int(steps_done.read_value())) < num_steps:
         some = min(STEPS_BETWEEN_SAVES, num_steps - done)
         losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(some)]
-        coordinator.join()  # steps of a worker that is lost are done by another one
+        coordinator.join()  # another worker repeats the steps of a lost one
         steps_done.assign(done + some)
         checkpoints.save(options=options)
         print(f"step {done + some}: loss {float(losses[-1].fetch()):.6f}", flush=True)

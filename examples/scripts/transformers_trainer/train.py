@@ -1,4 +1,4 @@
-"""A tiny GPT-2, built from its config, under the Trainer of transformers, which uses accelerate.
+"""Train a tiny GPT-2, built from its config, with the transformers Trainer (which uses accelerate).
 
 torchrun --nproc-per-node 2 train.py
 dray submit --code . --workers 2 --requirements requirements.txt -- train.py
@@ -24,7 +24,7 @@ VOCABULARY, LENGTH = 32, 16
 
 
 class Counting(Dataset):
-    """Sequences that count up from some token."""
+    """Sequences that count up, each from a different token."""
 
     def __len__(self) -> int:
         return 256

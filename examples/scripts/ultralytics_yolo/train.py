@@ -1,9 +1,9 @@
-"""The smallest YOLO of ultralytics, from its description alone, on images that are made here.
+"""Train the smallest Ultralytics YOLO from scratch on generated images.
 
 torchrun --nproc-per-node 1 train.py
 dray submit --code . --requirements requirements.txt --env YOLO_OFFLINE=true -- train.py
 
-On CPU ultralytics trains in one process. With GPUs, `--workers 4 --gpus 1` gives it four.
+On CPUs Ultralytics trains in one process. With GPUs, `--workers 4 --gpus 1` starts four.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from PIL import Image
 from ultralytics import YOLO
 
 SIDE = 64
-"""Of an image, in pixels."""
+"""Width and height of an image, in pixels."""
 
 
 def write_images(folder: Path, count: int, seed: int) -> None:
-    """Images of one bright square each, and where it is."""
+    """Write images with one bright square each, and labels with its position."""
     random = np.random.default_rng(seed)
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True)

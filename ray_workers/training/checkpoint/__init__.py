@@ -1,1 +1,1 @@
-"""When and how checkpoints are written, and how the newest intact one is found."""
+"""Writing checkpoints, and finding the latest intact one."""

@@ -1,10 +1,11 @@
-"""Checkpoints, committed by a manifest that is written last, and verified before they are loaded.
+"""Checkpoints, which are committed by writing a manifest last, and verified before they are loaded.
 
-`{checkpoint_url}/step-{step:012d}/` has `state.safetensors` (the tensors of model, buffers and
-optimizer), `state.json` (the rest of the state, and the position of each tensor in it) and
-`manifest.json`. The model is replicated, so the copy of one rank is enough. No state of a random
-number generator is saved: the loop derives every seed from (seed, step, rank), so step and seed are
-enough to continue with bitwise identical results, at any world size.
+`{checkpoint_url}/step-{step:012d}/` contains `state.safetensors` (the tensors of the model and the
+optimizer, including buffers), `state.json` (the rest of the state, and the position of each tensor
+in it), and `manifest.json`. The model is replicated, so the copy on one rank is sufficient. The
+states of random number generators are not saved: the loop derives every seed from (seed, step,
+rank), so the step and the seed are sufficient to continue with bitwise identical results at any
+world size.
 """
 
 from __future__ import annotations
@@ -39,27 +40,28 @@ TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
 MANIFEST_VERSION = 2
-"""Version 1 had one file for all of the state, `state.pt` by torch.save. It can still be read."""
+"""Version 1 stored the whole state in one file, `state.pt`, written by torch.save. It can still be
+read."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-"""Errors of reading a document that does not have the expected form."""
+"""Errors raised when reading a document that does not have the expected structure."""
 
 State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """The part of a manifest that is not about files."""
+    """The part of a manifest that does not describe files."""
 
     step: int
     metrics: Mapping[str, float]
-    """The metrics of an evaluation after this step; empty if there was none."""
+    """Metrics from the evaluation after this step; empty if there was none."""
     position: Mapping[str, int | str]
-    """The position at which the data continue, and the world size."""
+    """The position from which to continue reading the data, and the world size."""
     loss: float | None = None
-    """The training loss of the step."""
+    """Training loss of the step."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class SkippedCheckpoint(NamedTuple):
     step: int
     why: str
     is_reached: bool = True
-    """False if the storage raised an error, so that the checkpoint may be intact."""
+    """False if the storage raised an error, in which case the checkpoint may be intact."""
 
 
 def url_of(base_url: str, step: int) -> str:
@@ -96,13 +98,13 @@ def url_of(base_url: str, step: int) -> str:
 
 
 def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedCheckpoint:
-    """Write and commit a checkpoint, and wait until it is committed."""
+    """Write a checkpoint and wait until it is committed."""
     return commit(base_url, about, Stager().take(state))
 
 
 def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
-    """Write a staged state, and its manifest last. After an error there is neither a checkpoint nor
-    a partial file."""
+    """Write a staged state, with its manifest last. After an error, neither a checkpoint nor a
+    partial file remains."""
     url = url_of(base_url, about.step)
     try:
         return _commit(url, about, snapshot)
@@ -115,7 +117,7 @@ def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> C
 def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
     manifest_url = f"{url}/{MANIFEST}"
     faultpoint(FaultPoint.BEFORE_WRITE, about.step)
-    files.remove_file(manifest_url)  # the checkpoint must not count while its files change
+    files.remove_file(manifest_url)  # invalidate the checkpoint while its files change
     tree = json.dumps(snapshot.tree).encode()
     entries = []
     snapshot.wait()
@@ -147,15 +149,15 @@ def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> Commi
 def load(ref: CheckpointRef) -> LoadedCheckpoint:
     """Verify and read a checkpoint. Raises BrokenCheckpointError with the reason.
 
-    The tensors in files of a file system are mapped, not read: the ranks of a node share their
-    memory, and a rank that needs a part of a state reads only that part.
+    Tensors in files on a file system are memory-mapped instead of read: the ranks on a node share
+    the memory, and a rank that needs only part of a state reads only that part.
     """
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
     try:
         state = _state_of(parts)
     except (*MALFORMED, OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise BrokenCheckpointError(f"{ref.url} holds no state: {error!r}") from error
+        raise BrokenCheckpointError(f"{ref.url} does not contain a state: {error!r}") from error
     return LoadedCheckpoint(saved, state, manifest["position"], manifest.get("loss"))
 
 
@@ -177,14 +179,14 @@ def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, An
     sha256 = hashlib.sha256(text).hexdigest()
     if sha256 != ref.manifest_sha256:
         raise BrokenCheckpointError(
-            f"the manifest of {ref.url} has the hash {sha256}, not {ref.manifest_sha256}"
+            f"the manifest of {ref.url} has the hash {sha256} instead of {ref.manifest_sha256}"
         )
     try:
         manifest = json.loads(text)
         if not 1 <= manifest["version"] <= MANIFEST_VERSION:
             raise BrokenCheckpointError(
-                f"{ref.url} has version {manifest['version']}; "
-                f"this dray reads up to {MANIFEST_VERSION}"
+                f"{ref.url} has version {manifest['version']}, but "
+                f"this dray supports versions up to {MANIFEST_VERSION}"
             )
         saved = _described(ref, len(text), manifest)
     except MALFORMED as error:
@@ -199,10 +201,10 @@ def _described(
 ) -> CommittedCheckpoint:
     """Check the fields of a manifest. Raises LookupError, TypeError or ValueError."""
     if manifest["step"] != ref.step:
-        raise ValueError(f"it is of step {manifest['step']}, not {ref.step}")
+        raise ValueError(f"it belongs to step {manifest['step']}, not {ref.step}")
     for entry in manifest["files"]:
         if "/" in entry["path"] or not isinstance(entry["sha256"], str):
-            raise ValueError(f"{entry['path']!r} is no file of a checkpoint")
+            raise ValueError(f"{entry['path']!r} is not a file of a checkpoint")
         num_bytes += int(entry["size_bytes"])
     loss = manifest.get("loss")
     dict(manifest["position"])
@@ -213,14 +215,14 @@ def _described(
 
 
 def committed(base_url: str) -> list[CommittedCheckpoint]:
-    """The checkpoints below a URL whose manifest exists and is valid, oldest first."""
+    """Return the checkpoints below a URL whose manifest exists and is valid, oldest first."""
     found = []
     for url in direct_io.folders(base_url):
         step = url.rpartition("/step-")[2]
         try:
             sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
             found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
-        except (BrokenCheckpointError, ValueError):  # unfinished, or no checkpoint
+        except (BrokenCheckpointError, ValueError):  # unfinished, or not a checkpoint
             continue
     return sorted(found, key=lambda one: one.step)
 
@@ -233,11 +235,11 @@ def superseded(
     reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """The checkpoints to delete, so that the results of `dray.train.checkpoints.staying` and the
-    best one remain. A pure function.
+    """Return the checkpoints to delete: all except the best one and the results of
+    `dray.train.checkpoints.staying`. A pure function.
 
-    The best one has the lowest loss or error, or the highest value of another metric; if several
-    are equal, it is the earliest.
+    The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
+    several are equal, it is the earliest of them.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
     kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
@@ -254,7 +256,8 @@ def superseded(
 
 
 def drop(saved: CommittedCheckpoint) -> None:
-    """Delete a checkpoint, its manifest first: a half deleted checkpoint does not count."""
+    """Delete a checkpoint, starting with its manifest, so that a partly deleted checkpoint is
+    invalid."""
     files.remove_file(f"{saved.url}/{MANIFEST}")
     files.remove_folder(saved.url)
     report = CheckpointDroppedReport(saved.step, saved.url)
@@ -262,14 +265,15 @@ def drop(saved: CommittedCheckpoint) -> None:
 
 
 def drop_unfinished(base_url: str) -> None:
-    """Delete the checkpoints that a dead process began to write here and did not commit."""
+    """Delete checkpoints that a process that died began to write here but did not commit."""
     for url in direct_io.folders(base_url):
         if not direct_io.exists(f"{url}/{MANIFEST}"):
             files.remove_folder(url)
 
 
 def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
-    """Load each of `refs` in turn; yield the checkpoint, or the reason why it can't be loaded."""
+    """Load each of `refs` in order, yielding the checkpoint or the reason why it can't be
+    loaded."""
     for ref in refs:
         try:
             yield load(ref)
@@ -279,7 +283,8 @@ def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | Skip
 
 
 def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
-    """The path of a checkpoint's file, or its content if the storage is no file system."""
+    """Return the path of a checkpoint's file, or its content if the storage is not a file
+    system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)
     found: Path | bytes
@@ -293,7 +298,9 @@ def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
     except OSError as error:
         raise _unreadable(name, error) from error
     if num_bytes != entry["size_bytes"]:
-        raise BrokenCheckpointError(f"{name} has {num_bytes} bytes, not {entry['size_bytes']}")
+        raise BrokenCheckpointError(
+            f"{name} has {num_bytes} bytes instead of {entry['size_bytes']}"
+        )
     if sha256 != entry["sha256"]:
         raise BrokenCheckpointError(f"{name} does not match its hash")
     return found

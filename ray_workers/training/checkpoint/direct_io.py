@@ -1,5 +1,5 @@
-"""Writes buffers to whole files by URL, bypassing the page cache if that is faster. A reader sees
-all of a file or none of it. Other file operations are in `dray.train.files`."""
+"""Writes buffers to files by URL, bypassing the page cache if that is faster. Readers see either
+the complete file or no file. Other file operations are in `dray.train.files`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import fsspec
 from dray.train.files import local_path
 
 CHUNK_BYTES = 64 << 20
-"""Bytes hashed and written at a time; other threads may get the interpreter's lock in between."""
+"""Number of bytes that are hashed and written at a time; other threads can acquire the GIL in
+between."""
 DIRECT_FROM_BYTES = 8 << 20
 """Smaller files are written through the page cache."""
 DIRECT = getattr(os, "O_DIRECT", 0)
-"""Flag that writes from memory to the disk without the extra copy into the page cache."""
+"""Flag for writing from memory to the disk without an extra copy in the page cache."""
 
 
 def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
-    """Write the first `num_bytes` of `data`, and return their SHA-256. On a file system this writes
-    a temporary name, calls fsync and renames; the caller calls `files.sync_names`. An object store
-    shows an object once its upload is complete.
+    """Write the first `num_bytes` of `data`, and return their SHA-256. On a file system, this
+    writes a temporary file, calls fsync, and renames the file; the caller must call
+    `files.sync_names`. In an object store, an object becomes visible when its upload is complete.
 
-    Whole memory pages are written without the page cache, if the file system supports that; the
-    last page may extend beyond `num_bytes`. Raises OSError, and leaves no partial file on a file
-    system.
+    Whole memory pages bypass the page cache if the file system supports this; the last page can
+    extend beyond `num_bytes`. Raises OSError, without leaving a partial file on a file system.
     """
     path = local_path(url)
     if path is None:
@@ -77,7 +77,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
-    """Write every byte, through the page cache once the file system requires it."""
+    """Write all bytes, using the page cache as soon as the file system requires it."""
     while chunk:
         try:
             chunk = chunk[os.write(fd, chunk) :]
@@ -97,7 +97,7 @@ def exists(url: str) -> bool:
 
 
 def folders(url: str) -> list[str]:
-    """The folders directly below a URL, sorted by name; empty if the URL does not exist."""
+    """Return the folders directly below a URL, sorted by name; empty if the URL does not exist."""
     base = url.rstrip("/")
     path = local_path(url)
     if path is not None:

@@ -1,4 +1,4 @@
-"""The interval between checkpoints, chosen by the measured cost of a save."""
+"""The interval between checkpoints, based on the measured cost of a save."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import statistics
 from collections import deque
 
 FIRST_SAVE_S = 10.0
-"""With `every_steps: auto`, seconds of training before the first save, which is the measurement."""
+"""With `every_steps: auto`, seconds of training before the first save, which measures the cost."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, no failure loses more seconds than this."""
+"""With `auto`, maximum number of seconds that a failure can lose."""
 MAX_SHARE = 0.05
-"""With `auto`, saving never takes more than this share of the time."""
+"""With `auto`, maximum share of the time that is spent on saving."""
 NUM_STEPS = 64
-"""Number of steps whose mean is the usual time of a step."""
+"""Number of steps over which the usual time of a step is averaged."""
 NUM_COSTS = 5
 
 
 def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """The interval between saves with the least total loss, by saves and by steps done again.
+    """Return the interval between saves that minimises the total time lost to saves and to repeated
+    steps.
 
     cost_s: the time that a save adds to the run; mtbf_s: mean time between failures of the group.
     Young 1974, 'A first order approximation to the optimum checkpoint interval', CACM 17(9).
@@ -27,18 +28,18 @@ def young_interval_s(cost_s: float, mtbf_s: float) -> float:
 
 
 def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
-    """Young's interval within bounds: at most MAX_INTERVAL_S, unless saves would then take more
-    than MAX_SHARE of the time; and long enough that each save is written before the next is due.
+    """Return Young's interval, limited to MAX_INTERVAL_S unless saves would then take more than
+    MAX_SHARE of the time, and long enough that each save is written before the next one is due.
 
-    write_s: from the beginning of a save to its commit.
+    write_s: the time from the beginning of a save to its commit.
     """
     wanted = min(young_interval_s(cost_s, mtbf_s), MAX_INTERVAL_S)
     return max(wanted, cost_s / MAX_SHARE, write_s)
 
 
 class StallMeter:
-    """Measures the time that each save adds to the loop: the time for which the save blocks it, and
-    the time that steps take longer while the save is written."""
+    """Measures the time that each save adds to the loop: the time that the save blocks the loop,
+    and the additional time that steps take while the save is being written."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=NUM_STEPS)
@@ -47,7 +48,7 @@ class StallMeter:
 
     @property
     def step_s(self) -> float:
-        """The usual time of a step; NaN before the first."""
+        """The usual time of a step; NaN before the first step."""
         return statistics.fmean(self._usual) if self._usual else math.nan
 
     @property
@@ -56,7 +57,7 @@ class StallMeter:
         return self._blocked_s is not None
 
     def began(self, blocked_s: float) -> None:
-        """Record that a save was begun, and blocked the loop for `blocked_s`."""
+        """Record that a save began and blocked the loop for `blocked_s`."""
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
@@ -66,9 +67,9 @@ class StallMeter:
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step. Returns the stall of a save once, at the first step after its end.
+        """Count a step. Returns the stall of a save once, at the first step after the save ended.
 
-        is_saving: whether the save is still in flight at the end of the step.
+        is_saving: whether the save is still in progress at the end of the step.
         """
         if self._blocked_s is None:
             self._usual.append(seconds)
@@ -79,7 +80,7 @@ class StallMeter:
 
 
 class CheckpointInterval:
-    """Decides when the next save of `every_steps: auto` is due, on the one rank that saves."""
+    """Decides when the next save is due with `every_steps: auto`, on the rank that saves."""
 
     def __init__(self, worker_mtbf_s: float) -> None:
         """worker_mtbf_s: mean time between failures of one worker."""
@@ -91,7 +92,7 @@ class CheckpointInterval:
         self._since_s = 0.0
         self._is_measuring = False
         self.every_steps: int | None = None
-        """None until a save was measured."""
+        """None until a save has been measured."""
 
     def starts_at(self, step: int, world_size: int) -> None:
         """Record that training begins after this step, on `world_size` workers."""
@@ -102,12 +103,12 @@ class CheckpointInterval:
                 self._choose()
 
     def saved_at(self, step: int) -> None:
-        """Record that a save was begun, whether or not it was due by this interval."""
+        """Record that a save began, whether or not it was due according to this interval."""
         self._last_step, self._since_s = step, 0.0
         self._is_measuring = True
 
     def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
-        """Choose the interval again from the cost of the last saves, and return it in steps."""
+        """Recalculate the interval from the costs of the last saves, and return it in steps."""
         self._is_measuring = False
         self._costs.append(cost_s)
         self._write_s, self._step_s = write_s, step_s

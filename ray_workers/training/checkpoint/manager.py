@@ -1,4 +1,5 @@
-"""Rank 0's checkpoints: saved during the training, reported, and deleted when superseded."""
+"""The checkpoints of rank 0, which are saved during training, reported, and deleted when
+superseded."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Niceness of the thread that hashes and writes: it runs when the ranks leave processors idle, such
-as when the loop waits for the thread at its end."""
+"""Niceness of the thread that hashes and writes: it runs when the ranks leave processors idle, for
+example when the loop waits for the thread at the end."""
 
 
 class CheckpointManager:
     """Saves checkpoints, one at a time. The state is copied while the next step runs (`hold` is
-    called before the state changes). A thread then hashes, writes and commits it, and reports the
-    committed checkpoint. A save that fails is logged, and never ends the job."""
+    called before the state changes). A thread then hashes, writes, and commits it, and reports the
+    committed checkpoint. A failed save is logged, and never ends the job."""
 
     def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
         self._base_url = base_url
@@ -39,11 +40,11 @@ class CheckpointManager:
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
         self._reported: dict[str, float] = {}
-        """The end of each report of a checkpoint of this attempt on the spool, by the checkpoint's
-        URL. The service knows the checkpoints of earlier attempts."""
+        """For each checkpoint of this attempt, by URL, the position in the spool at which its
+        report ends. The service knows the checkpoints of earlier attempts."""
         self._adopted: set[str] = set()
-        """URLs of this attempt's checkpoints that a dead rank 0 committed. This process does not
-        know which of them the service knows."""
+        """URLs of the checkpoints of this attempt that were committed by a previous process of rank
+        0. This process does not know which of them the service knows."""
         self._stager = Stager()
         self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_lower_priority)
         self._step = -1
@@ -52,28 +53,30 @@ class CheckpointManager:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save was begun and has not ended."""
+        """Whether a save has begun and has not ended."""
         return self._writing is not None and not self._writing.done()
 
     @property
     def write_s(self) -> float:
-        """Seconds from the beginning to the end of the last save; 0 if there was none."""
+        """Duration of the last save in seconds; 0 if there was none."""
         return self._writing.result() if self._writing is not None and not self.is_saving else 0.0
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Include checkpoints of earlier attempts: they are deleted like this attempt's own.
-        Unfinished checkpoints of those attempts are deleted now."""
+        """Include checkpoints of earlier attempts, so that they are deleted like the checkpoints of
+        this attempt. Unfinished checkpoints of earlier attempts are deleted now."""
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
                 self._saved.append(checkpoint_files.read_manifest(ref)[0])
             except BrokenCheckpointError as error:
-                log(f"a checkpoint is not counted among those to keep: {error}")
+                log(
+                    f"ignoring an earlier checkpoint when counting the checkpoints to keep: {error}"
+                )
 
     def adopt_own(self) -> None:
-        """Include the checkpoints that a dead rank 0 committed in this attempt, and delete the
-        unfinished one. The newest is reported again: the process may have died between the commit
-        and the report."""
+        """Include the checkpoints that a previous process of rank 0 committed in this attempt, and
+        delete unfinished ones. The latest one is reported again, because the process may have died
+        between the commit and the report."""
         self._writer.submit(_sweep, [self._base_url])
         known = {one.url for one in self._saved}
         found = checkpoint_files.committed(self._base_url)
@@ -90,8 +93,8 @@ class CheckpointManager:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save the current state, unless that step is saved already. Waits for the
-        previous save if it still runs.
+        """Begin to save the current state, unless that step is already saved. Waits for the
+        previous save if it is still in progress.
 
         volatile: tensors of the state that change before `hold` is called.
         """
@@ -115,47 +118,47 @@ class CheckpointManager:
         return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:
-        """Wait for the copy. Call it before the state that was passed to `save` changes."""
+        """Wait for the copy. Must be called before the state that was passed to `save` changes."""
         if self._snapshot is not None:
             hold_for(self._snapshot)
             self._snapshot = None
 
     def wait_for(self, step: int) -> None:
-        """Wait for the save before the one of this step, and log the wait."""
+        """Wait for the previous save before saving this step, and log the wait."""
         if self.is_saving:
             log(
-                f"the checkpoint of step {step} is due, and waits until the checkpoint of step "
-                f"{self._step} is written"
+                f"the checkpoint of step {step} is due, but must wait until the checkpoint of "
+                f"step {self._step} is written"
             )
         self.wait()
 
     def wait(self) -> None:
-        """Wait until no save is in flight."""
+        """Wait until no save is in progress."""
         self.hold()
         if self._writing is not None:
             self._writing.result()
 
     def _write(self, about: CheckpointMetadata, snapshot: StagedState, began: float) -> float:
-        """Write in the writing thread; return the seconds from `began` to the end."""
+        """Write the state in the writer thread; return the number of seconds since `began`."""
         try:
             if not snapshot.is_finite():
                 log(
-                    f"the checkpoint of step {about.step} is not saved: its state is not finite, "
-                    "so training could not resume from it"
+                    f"the checkpoint of step {about.step} is not saved because its state contains "
+                    "NaN or infinity, so training could not resume from it"
                 )
                 return time.perf_counter() - began
             saved = checkpoint_files.commit(self._base_url, about, snapshot)
             self._reported[saved.url] = _report_saved(saved)
             self._saved.append(saved)
-        except Exception as error:  # a storage may raise any error, and the job must continue
+        except Exception as error:  # storage can raise any error, and the job must continue
             _log_failed(about.step, error)
         else:
             self._drop_superseded()
         return time.perf_counter() - began
 
     def tidy(self) -> None:
-        """Delete superseded checkpoints at the end, when no save is in flight. Waits briefly until
-        the service knows the newest checkpoint, if older ones are kept only until then."""
+        """Delete superseded checkpoints at the end, when no save is in progress. If older
+        checkpoints are kept only until the service knows the latest one, waits briefly for that."""
         if self._superseded(EVERYTHING):
             await_known(self._reported.values(), train.known)
             self._drop_superseded()
@@ -169,7 +172,7 @@ class CheckpointManager:
         known = train.known()
         for old in self._superseded(known):
             if old.url in self._adopted and self._reported[old.url] > known.stored:
-                continue  # the service may know only this one until the report is stored
+                continue  # until the report is stored, the service may know only this one
             try:
                 checkpoint_files.drop(old)
             except OSError as error:
@@ -182,11 +185,11 @@ def _sweep(base_urls: Iterable[str]) -> None:
         try:
             checkpoint_files.drop_unfinished(base_url)
         except OSError as error:
-            log(f"an unfinished checkpoint below {base_url} could not be deleted: {error}")
+            log(f"an unfinished checkpoint in {base_url} could not be deleted: {error}")
 
 
 def _report_saved(saved: CommittedCheckpoint) -> float:
-    """Report a checkpoint; return the position of the report on the spool."""
+    """Report a checkpoint; return the position of the report in the spool."""
     report = CheckpointReport(
         step=saved.step,
         url=saved.url,
@@ -201,12 +204,12 @@ def _log_failed(step: int, error: BaseException) -> None:
     reason = str(error) or type(error).__name__
     log(
         f"the checkpoint of step {step} could not be saved: {reason}. Training continues, and "
-        "saves again when the next checkpoint is due"
+        "the next checkpoint will be saved when it is due"
     )
 
 
 def _lower_priority() -> None:
-    """Give the lowest priority to the calling thread only (Linux)."""
+    """Set the lowest priority for the calling thread only (Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

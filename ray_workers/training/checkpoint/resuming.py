@@ -17,16 +17,18 @@ from ray_workers.training.core.errors import DataError
 MAX_SKIPPED = 100
 MAX_WHY_CHARS = 1000
 MAX_TENSORS = 3
-"""Limit of the tensors that an error names if a checkpoint is of another model."""
+"""Maximum number of tensors named in the error about a checkpoint of a different model."""
 
 
 def choose(
     refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
 ) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
-    """Return the first of `refs` that verifies on every rank, and the ones before it. A collective.
+    """Return the first of `refs` that is valid on every rank, and the ones before it. A collective
+    operation.
 
-    everywhere: whether all ranks passed True; all get the same answer. Raises StorageError if none
-    verifies and the storage could not be read: a fresh start would lose the checkpoints there.
+    everywhere: returns whether all ranks passed True; all ranks get the same answer. Raises
+    StorageError if none is valid and the storage could not be read, because starting from scratch
+    would lose the checkpoints there.
     """
     passed_over: list[SkippedCheckpoint] = []
     for found in checkpoint_files.load_each(refs):
@@ -34,7 +36,7 @@ def choose(
         if everywhere(sound) and isinstance(found, LoadedCheckpoint):
             return found, passed_over
         if isinstance(found, LoadedCheckpoint):
-            found = SkippedCheckpoint(found.saved.step, "another rank found it broken")
+            found = SkippedCheckpoint(found.saved.step, "it is invalid on another rank")
         passed_over.append(found)
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
@@ -46,15 +48,15 @@ def choose(
 
 def log_passed_over(passed_over: Sequence[SkippedCheckpoint]) -> None:
     for each in passed_over:
-        job_log.log(f"passing over the checkpoint of step {each.step}: {each.why}")
+        job_log.log(f"skipping the checkpoint of step {each.step}: {each.why}")
 
 
 def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Tensor]) -> None:
-    """Raise DataError unless the checkpoint's weights have the names and shapes of `own`, the
+    """Raise DataError unless the checkpoint's weights have the same names and shapes as `own`, the
     tensors of the whole model. what: the subject of the message, which names the checkpoint."""
     found = loaded.state.get("model")
     if not isinstance(found, Mapping):
-        raise DataError(f"{what} has no weights that a recipe wrote: name a recipe's job")
+        raise DataError(f"{what} has no weights written by a recipe: specify the job of a recipe")
     differing = [
         _difference(name, found.get(name), own.get(name))
         for name in dict.fromkeys((*own, *found))
@@ -63,10 +65,10 @@ def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Te
     if not differing:
         return
     more = len(differing) - MAX_TENSORS
-    others = f" (and {more} tensors more)" if more > 0 else ""
+    others = f" (and {more} more tensors)" if more > 0 else ""
     raise DataError(
-        f"{what} is of another model: {', '.join(differing[:MAX_TENSORS])}{others}. Give the model "
-        "the options, and the data the columns and classes, of the job that wrote it"
+        f"{what} belongs to a different model: {', '.join(differing[:MAX_TENSORS])}{others}. Use "
+        "the same model options, data columns and classes as the job that wrote it"
     )
 
 
@@ -77,7 +79,7 @@ def _difference(name: str, found: Tensor | None, own: Tensor | None) -> str:
 def _shape(tensor: Tensor | None) -> str:
     if tensor is None:
         return "absent"
-    return " x ".join(map(str, tensor.shape)) or "one number"
+    return " x ".join(map(str, tensor.shape)) or "a scalar"
 
 
 def receipt(
@@ -87,10 +89,11 @@ def receipt(
     step: int,
     position: Mapping[str, int],
 ) -> ResumedReport:
-    """The report of a start. Its loss after the resume comes with the metrics of the first step.
+    """Return the report of a start. The loss after resuming is reported with the metrics of the
+    first step.
 
-    loaded: the checkpoint that was resumed from, or that the weights were taken from if `step` is
-    0; position: the position at which the data continue.
+    loaded: the checkpoint from which training resumed, or if `step` is 0, the one from which the
+    weights were loaded; position: the position from which to continue reading the data.
     """
     saved = None if loaded is None else loaded.saved
     return ResumedReport(

@@ -1,8 +1,9 @@
-"""The layout of a saved state in a file, without I/O but for reading.
+"""The layout of a saved state in a file. This module reads files, but does not write them.
 
-A state is a tree of dicts, lists and tuples with tensors and plain values as leaves. Its tensors go
-into one safetensors file, which other programs can read, and the rest, with each tensor's position,
-into a JSON document. Neither is a pickle: reading a checkpoint runs no code.
+A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. Its tensors
+are stored in a safetensors file, which other programs can read, and the rest, including the
+position of each tensor, in a JSON document. Neither uses pickle, so reading a checkpoint does not
+execute code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 PAGE_BYTES = 4096
-"""The data begin at a multiple of this, so that memory can be written without another copy."""
+"""The data start at a multiple of this, so that memory can be written without another copy."""
 
 DTYPES = {
     torch.float64: "F64",
@@ -34,7 +35,7 @@ DTYPES = {
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-"""The names of types in safetensors."""
+"""Names of types in safetensors."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,18 @@ class TensorLocation:
 
 @dataclass(frozen=True)
 class Layout:
-    """A safetensors file without the tensors' bytes."""
+    """A safetensors file without the contents of the tensors."""
 
     header: bytes
     places: Sequence[TensorLocation]
-    """The locations, in the order of the tensors that the layout was made for."""
+    """Locations in the order of the tensors for which the layout was created."""
     num_bytes: int
     """Size of the whole file."""
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (the tree without its tensors, ready for JSON; the tensors by their names in it)."""
+    """Return (the tree without its tensors, serialisable as JSON; the tensors by their names in
+    it)."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, "", tensors), tensors
 
@@ -86,14 +88,17 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [restore(value, tensors) for value in content]
         case "tuple":
             return tuple(restore(value, tensors) for value in content)
-    raise ValueError(f"{kind!r} is no part of a state")
+    raise ValueError(f"{kind!r} is not part of a state")
 
 
 def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
-    """Assign a location to each tensor, the widest types first, so that every tensor is aligned."""
+    """Assign a location to each tensor, starting with the widest types, so that every tensor is
+    aligned."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise ValueError(f"{name} has the type {tensor.dtype}, which no checkpoint supports")
+            raise ValueError(
+                f"{name} has the type {tensor.dtype}, which checkpoints do not support"
+            )
     at = 0
     entries: dict[str, Any] = {}
     for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
@@ -115,8 +120,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file by name. A file at a path is mapped into memory, and changes
-    stay in this process. Raises ValueError if the file is no safetensors file."""
+    """Return the tensors of a file by name. If `file` is a path, it is mapped into memory, and
+    changes affect only this process. Raises ValueError if it is not a safetensors file."""
     try:
         if isinstance(file, Path):
             return safetensors.torch.load_file(file)
@@ -136,7 +141,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         items = []
         for key, each in value.items():
             if not isinstance(key, str | int):
-                raise ValueError(f"{path}: a key is {key!r}, neither text nor a whole number")
+                raise ValueError(f"{path}: the key {key!r} is neither a string nor an integer")
             items.append([key, _encode(each, f"{path}/{key}" if path else str(key), tensors)])
         return {"dict": items}
     if isinstance(value, list | tuple):
@@ -144,4 +149,4 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"list" if isinstance(value, list) else "tuple": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{path} is a {type(value).__name__}, which no checkpoint supports")
+    raise ValueError(f"{path} is a {type(value).__name__}, which checkpoints do not support")

@@ -1,10 +1,10 @@
-"""Copies a state that training is about to change, at the least cost to training.
+"""Copies a state that training is about to change, with minimal impact on training.
 
-Parameters and optimizer state change only in the optimizer step. So a thread copies them during the
-next forward and backward pass, without holding the interpreter's lock, and that step waits for the
-copy before it updates anything. Tensors that also change in the forward pass (buffers) are copied
-at once. The target memory is reused for each snapshot: fresh pages take longer than the copy itself
-(500 MB took 0.08 s, and 0.3 to 1.1 s into fresh pages).
+Parameters and optimizer state change only in the optimizer step. Therefore a thread copies them
+during the next forward and backward pass, without holding the GIL, and the optimizer step waits for
+the copy before it updates anything. Tensors that also change in the forward pass (buffers) are
+copied immediately. The target memory is reused for each snapshot, because allocating new pages
+takes longer than the copy itself (500 MB took 0.08 s, but 0.3 to 1.1 s into new pages).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layou
 from ray_workers.training.devices import module_of, on_gpu
 
 AT_ONCE_BYTES = 1 << 20
-"""The caller copies less than this itself, which is faster than handing it to a thread."""
+"""The caller copies less than this itself, which is faster than using a thread."""
 
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A copy whose end is marked by an event, such as a `torch.cuda.Event`."""
+    """A copy whose completion is marked by an event, such as a `torch.cuda.Event`."""
 
     device: torch.device
     event: Any
@@ -35,13 +35,13 @@ class OnGpu:
 
 @dataclass(frozen=True)
 class StagedState:
-    """A copy of a state, which is complete once `wait` returns."""
+    """A copy of a state, which is complete when `wait` returns."""
 
     tree: Any
     data: memoryview
-    """The safetensors file, up to the end of a page; valid until the next snapshot is taken."""
+    """The safetensors file, padded to the end of a page; valid until the next snapshot is taken."""
     num_bytes: int
-    """Size of the file."""
+    """Size of the file without padding."""
     tensors: Sequence[Tensor]
     """Views of the tensors in `data`."""
     copying: Sequence[Future[None] | OnGpu]
@@ -55,7 +55,7 @@ class StagedState:
                 each.event.synchronize()
 
     def is_finite(self) -> bool:
-        """Wait for the copy, and return whether no tensor has a NaN or an infinity."""
+        """Wait for the copy, and return whether all tensors are free of NaN and infinity."""
         self.wait()
         numbers = (each for each in self.tensors if each.is_floating_point() and each.numel())
         return all(bool(torch.stack(each.aminmax()).isfinite().all()) for each in numbers)
@@ -72,11 +72,11 @@ class Stager:
         self._streams: dict[torch.device, Any] = {}
 
     def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] = ()) -> StagedState:
-        """Begin a snapshot. Call `hold_for` with it before a tensor of the state changes.
+        """Begin a snapshot. `hold_for` must be called with it before a tensor of the state changes.
 
-        volatile: tensors of the state that change earlier; they are copied at once. The data of the
-        previous snapshot are overwritten. Raises ValueError for a state that can't be saved, and
-        any error of an allocation.
+        volatile: tensors of the state that change earlier; they are copied immediately. The data of
+        the previous snapshot are overwritten. Raises ValueError for a state that can't be saved,
+        and errors from memory allocation.
         """
         tree, tensors = flatten(state)
         self._prepare(tensors)
@@ -100,7 +100,8 @@ class Stager:
         )
 
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare memory and views for these tensors; reuse them if all shapes are the same."""
+        """Prepare memory and views for these tensors; reuse the existing ones if all shapes are the
+        same."""
         layout = self._layout
         if layout is not None and _fits(layout, tensors):
             return
@@ -109,7 +110,7 @@ class Stager:
         size = -(-layout.num_bytes // PAGE_BYTES) * PAGE_BYTES
         pinned = any(map(on_gpu, tensors.values()))
         if self._memory.nbytes != size or self._memory.is_pinned() != pinned:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # free it before the next allocation
+            self._memory = torch.empty(0, dtype=torch.uint8)  # free before allocating
             self._memory = _pinned(size) if pinned else _pages(size)
         self._memory[: len(layout.header)] = torch.frombuffer(
             bytearray(layout.header), dtype=torch.uint8
@@ -128,14 +129,14 @@ class Stager:
         now: Sequence[tuple[Tensor, Tensor]],
         later: Sequence[tuple[Tensor, Tensor]],
     ) -> list[OnGpu]:
-        """Copy to pinned memory: `now` in the computing stream, `later` concurrently with it."""
+        """Copy to pinned memory: `now` in the compute stream, `later` concurrently with it."""
         kind = module_of(device)
         computing = kind.current_stream(device)
         if device not in self._streams:
             self._streams[device] = kind.Stream(device)
         copying = self._streams[device]
         copying.wait_stream(computing)
-        for _, source in later:  # the caller may release it before it is copied
+        for _, source in later:  # the caller may release it earlier
             source.record_stream(copying)
         events = []
         for stream, pairs in ((computing, now), (copying, later)):
@@ -148,7 +149,7 @@ class Stager:
 
 
 def hold_for(snapshot: StagedState) -> None:
-    """Wait until the state is copied. On a GPU its stream waits, and the caller continues.
+    """Wait until the state is copied. On a GPU, only the stream waits, and the caller continues.
     `StagedState.wait` raises the error of a failed copy."""
     for each in snapshot.copying:
         if isinstance(each, Future):
@@ -165,7 +166,7 @@ def _fits(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]], *, non_blocking: bool = False) -> None:
-    """Copy all pairs by one call, which releases the interpreter's lock once."""
+    """Copy all pairs in one call, which releases the GIL once."""
     if pairs:
         targets, sources = zip(*pairs, strict=True)
         torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
@@ -176,7 +177,8 @@ def _pinned(size: int) -> Tensor:
 
 
 def _pages(size: int) -> Tensor:
-    """Allocate whole pages, large ones if the system has them, because fewer must be mapped."""
+    """Allocate whole pages; huge pages if the system supports them, because fewer must be
+    mapped."""
     pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

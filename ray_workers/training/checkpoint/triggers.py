@@ -1,4 +1,4 @@
-"""Rank 0's saves during training: when a save is due, and the cost of each save."""
+"""Decides when rank 0 saves during training, and measures the cost of each save."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ray_workers.training.checkpoint.interval import CheckpointInterval, StallMe
 from ray_workers.training.checkpoint.manager import CheckpointManager
 
 WORTH_LOGGING = 1.5
-"""An interval that changed by this factor is logged."""
+"""The interval is logged again when it has changed by this factor."""
 
 
 class CheckpointTriggers:
-    """Reports `perf/checkpoint_stall_s` of every save, and with `every_steps: auto`
+    """Reports `perf/checkpoint_stall_s` for every save, and with `every_steps: auto` also
     `perf/checkpoint_every_steps`, at the step in which the save ended."""
 
     def __init__(self, manager: CheckpointManager, interval: CheckpointInterval | None) -> None:
@@ -35,7 +35,7 @@ class CheckpointTriggers:
             self._interval.starts_at(step, world_size)
 
     def is_due(self, step: int) -> bool:
-        """Whether `auto` requires a save; the calendar has the other saves."""
+        """Whether `auto` requires a save; the calendar determines the other saves."""
         return self._interval is not None and self._interval.is_due(step)
 
     def step_took(self, step: int, seconds: float) -> None:
@@ -71,7 +71,7 @@ class CheckpointTriggers:
             every = self._interval.measured(stall_s, self._manager.write_s, self._meter.step_s)
             values["perf/checkpoint_every_steps"] = every
             self._log_interval(every, stall_s)
-        if step > self._reported_at:  # a key is reported once for a step
+        if step > self._reported_at:  # report each key once per step
             self._reported_at = step
             train.report(step, values)
 
@@ -81,6 +81,6 @@ class CheckpointTriggers:
             return
         self._logged_every = every
         log(
-            f"a checkpoint every {every} steps, or {every * self._meter.step_s:.0f} s: each costs "
-            f"{stall_s * 1e3:.0f} ms of training"
+            f"saving a checkpoint every {every} steps ({every * self._meter.step_s:.0f} s): each "
+            f"costs {stall_s * 1e3:.0f} ms of training"
         )

@@ -1,2 +1,2 @@
-"""Clients of federated jobs that have their own data: ranks of silos, and processes outside of the
+"""Clients of federated jobs that have their own data: ranks of silos, and processes outside the
 cluster."""

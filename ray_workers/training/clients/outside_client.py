@@ -1,6 +1,6 @@
 """Trains a client of a federated job on the client's own machine.
 
-The client's data stay in this process; only an update and a few numbers leave it.
+The client's data never leave this process; only an update and a few numbers do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ VALIDATED_AT_ONCE = 1024
 
 
 class LocalUpdate(NamedTuple):
-    """An update that is ready to be sent. The API's request has the first six fields too."""
+    """An update that is ready to be sent. The first six fields are the same in the API's
+    request."""
 
     sha256: str
     num_samples: int
@@ -53,16 +54,16 @@ class LocalUpdate(NamedTuple):
     num_val_samples: int
     val_loss: float | None
     path: Path
-    """The file with the update's numbers."""
+    """The file that contains the numbers of the update."""
 
 
 class MaskedAnswer(NamedTuple):
     content: bytes | None
-    """None if the client has no answer in this round, and takes part in the next one."""
+    """None if the client has no answer in this round; it can participate in the next round."""
     path: Path | None
-    """The file of the masked update, which is sent in parts before the answer."""
+    """The file that contains the masked update, which is sent in parts before the answer."""
     note: str | None
-    """A sentence for the client's user."""
+    """A message for the client's user."""
 
 
 class _LostToRoundError(Exception):
@@ -70,21 +71,22 @@ class _LostToRoundError(Exception):
 
 
 class OutsideClient:
-    """One client. Its folder has the job's form, and in each round the round's model."""
+    """One client. Its folder contains the job's form, and during each round, the model of the
+    round."""
 
     def __init__(self, folder: Path, data: Path, client: int) -> None:
-        """Raises DataError if the data do not fit the form and the model in the folder."""
+        """Raises DataError if the data do not match the form and the model in the folder."""
         self._folder = folder
         self._client = client
         form = json.loads((folder / FORM).read_text())
-        self._masking_version: int = form.get("masking_version", 1)  # absent in older forms
+        self._masking_version: int = form.get("masking_version", 1)  # missing in older forms
         document = spec.JobSpec.model_validate(form["spec"])
         assert document.recipe is not None
         assert document.federated is not None
         self._train, self._federated = document.train, document.federated
         recipe = RECIPES[document.recipe]
         loaded = recipe.load(folder)
-        assert recipe.private_data is not None, "the job's document was checked"
+        assert recipe.private_data is not None, "the job document was checked"
         self._data: PrivateData = recipe.private_data(loaded, document, data)
         self._samples = InMemorySamples(self._data.inputs, self._data.targets)
         self._model = loaded.model
@@ -96,7 +98,8 @@ class OutsideClient:
         self._session = ""
 
     def _split(self, fraction: float) -> None:
-        """Divide the samples into training and validation samples, the same in every round."""
+        """Split the samples into training and validation samples, in the same way in every
+        round."""
         num_samples = len(self._data.targets)
         seed = derive_seed("client split", self._train.seed, self._client)
         order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
@@ -104,7 +107,7 @@ class OutsideClient:
         self._validation, self._own = order[:num_val].sort().values, order[num_val:].sort().values
 
     def train(self, number: int) -> LocalUpdate:
-        """Train on the round's model, which is in the folder, and return the update."""
+        """Train the round's model, which is in the folder, and return the update."""
         update, steps, loss, val_loss = self._update(number)
         content = update.numpy().astype("<f4").data
         return LocalUpdate(
@@ -122,7 +125,7 @@ class OutsideClient:
         try:
             return self._answer(session, number, num_elements, MaskingPhase(awaits), message)
         except (MessageRefused, _LostToRoundError) as error:
-            return MaskedAnswer(None, None, f"is lost to the round: {error}")
+            return MaskedAnswer(None, None, f"can no longer participate in this round: {error}")
 
     def _answer(
         self, session: str, number: int, num_elements: int, phase: MaskingPhase, message: bytes
@@ -136,7 +139,9 @@ class OutsideClient:
             self._session = session
         masking = self._masking
         if masking is None or (self._session, masking.phase) != (session, phase):
-            raise _LostToRoundError("its secrets of the round are gone, as after a restart")
+            raise _LostToRoundError(
+                "its secrets for this round are lost, for example because of a restart"
+            )
         if phase is not MaskingPhase.MASKED_INPUT:
             return MaskedAnswer(masking.answer(message), None, None)
         http = self._federated.http
@@ -144,12 +149,12 @@ class OutsideClient:
         values, loss = self._values_of(number)
         masking.provide(values, min(len(self._own), http.max_samples))
         sha256 = self._write(masking.answer(message))
-        note = f"has masked its update, with a loss of {loss:.4g} on the way"
+        note = f"has masked its update; the training loss is {loss:.4g}"
         return MaskedAnswer(sha256.encode(), self._folder / UPDATE, note)
 
     def _values_of(self, number: int) -> tuple[Any, float]:
         """Return the numbers to mask (the update, then the loss), and the loss. Raises
-        _LostToRoundError if the server would refuse the update if it could see it."""
+        _LostToRoundError if the server would reject the unmasked update."""
         update, _steps, loss, _val_loss = self._update(number)
         most = self._federated.max_update_norm
         verdict, norm = judged(update, len(update), most)
@@ -173,7 +178,8 @@ class OutsideClient:
 
     @torch.no_grad()
     def _validate(self) -> float | None:
-        """The mean loss of the round's model; None without samples, or if it is not finite."""
+        """Return the mean loss of the round's model; None if there are no samples or the loss is
+        not finite."""
         self._model.eval()
         total = 0.0
         for numbers in torch.split(self._validation, VALIDATED_AT_ONCE):

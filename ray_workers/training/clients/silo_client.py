@@ -1,4 +1,5 @@
-"""A silo's side: trains on the silo's own samples, and sends the updates to the aggregator."""
+"""The silo's side of federated training: trains on the silo's own samples, and sends the updates to
+the aggregator."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.strategy import autocast
 
 SAMPLES_AT_ONCE = 256
-"""Samples in a batch of an evaluation."""
+"""Batch size of evaluations."""
 
 
 class GivenRound(NamedTuple):
-    """A round that the aggregator has sent."""
+    """A round received from the aggregator."""
 
     number: int
     evaluates: bool
@@ -43,7 +44,7 @@ class GivenRound(NamedTuple):
 
 
 class SiloClient:
-    """Plays the rounds of one silo until the connection ends."""
+    """Runs the rounds of one silo until the connection ends."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class SiloClient:
         page: HeartbeatPage,
         connection: TensorConnection,
     ) -> None:
-        """silo: its index in the document. workload: has the silo's own samples."""
+        """silo: its index in the document. workload: contains the silo's own samples."""
         federated = document.federated
         assert federated is not None
         self._train, self._federated = document.train, federated
@@ -80,19 +81,20 @@ class SiloClient:
         store: Store,
         limit: timedelta,
     ) -> Self:
-        """Connect to the aggregator. Raises DataError if it has read other public data."""
+        """Connect to the aggregator. Raises DataError if the aggregator has read different public
+        data."""
         store.wait([AGGREGATOR_KEY], limit)
         connection = connect(store, AGGREGATOR_KEY)
         connection.send({"silo": silo, "fingerprint": workload.fingerprint})
         if not connection.receive()[0]["is_same"]:
             raise DataError(
-                "this silo and the aggregator have read different data from data.source: all nodes "
-                "must see the same there"
+                "this silo and the aggregator have read different data from data.source, which "
+                "must contain the same data on all nodes"
             )
         return cls(document, silo, workload, page, connection)
 
     def next_round(self) -> GivenRound:
-        """Wait for a round for this silo, and load its weights into the model."""
+        """Wait for the silo's next round, and load its weights into the model."""
         self._page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         header, payload = self._connection.receive()
         vectors, size = payload.view(torch.float32), self._flat.num_elements
@@ -101,7 +103,7 @@ class SiloClient:
         return GivenRound(header["round"], header["evaluates"], correction)
 
     def play(self, given: GivenRound) -> None:
-        """Play one round."""
+        """Run one round."""
         page, number = self._page, given.number
         page.enter(RankPhase.COMPUTE, TimeCategory.USEFUL)
         metrics = self._measured() if given.evaluates else {}
@@ -123,7 +125,8 @@ class SiloClient:
         self._connection.close()
 
     def _moving(self, batches: Iterable[Piece]) -> Iterator[Piece]:
-        """Mark progress at each batch, and raise ConnectionLost if the aggregator is gone."""
+        """Record progress at each batch, and raise ConnectionLost if the connection to the
+        aggregator is lost."""
         for batch in batches:
             self._page.move()
             self._connection.check_open()

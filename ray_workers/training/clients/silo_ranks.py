@@ -1,4 +1,5 @@
-"""The training loop of a silo: plays rounds on the silo's own samples until the aggregator ends."""
+"""The training loop of a silo, which runs rounds on the silo's own samples until the aggregator
+ends."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import MEETING_LIMIT_S, RendezvousHandler
 
 AGGREGATOR = 0
-"""The rank that has no data of a silo; silo n of the document is rank n + 1."""
+"""The rank without silo data; silo n of the document is rank n + 1."""
 
 
 def is_silo(task: RankTask, spec: JobSpec) -> bool:
@@ -26,7 +27,8 @@ def is_silo(task: RankTask, spec: JobSpec) -> bool:
 
 
 def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Play rounds to the end of the job. Raises ConnectionLost if the aggregator is lost before."""
+    """Run rounds until the end of the job. Raises ConnectionLost if the connection to the
+    aggregator is lost earlier."""
     workload = _workload_of(task, spec)
     rendezvous = RendezvousHandler(task, page)
     store = rendezvous.meet_without_group()
@@ -37,7 +39,7 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
         client = SiloClient.of(spec, task.rank - 1, workload, page, store, limit)
         try:
             given = client.next_round()
-            # A silo's replacement begins with the round that is open.
+            # A silo's replacement starts with the current round.
             page.begin(rendezvous.place.generation, given.number - 1)
             while True:
                 client.play(given)
@@ -50,13 +52,13 @@ def run_silo(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
 
 
 def _workload_of(task: RankTask, spec: JobSpec) -> Workload:
-    """Build the model as `data` describe it, with the silo's own samples."""
+    """Build the model as `data` specifies it, with the silo's own samples."""
     assert spec.recipe is not None
     assert spec.federated is not None
     if task.silo_source is None:
         name = (spec.federated.silos or [])[task.rank - 1].name
         raise DataError(
-            f"the silo {name} has no data: give its source in the job document, or set "
+            f"the silo {name} has no data: set its source in the job document, or set "
             "DRAY_SILO_SOURCE where Ray is started on its node"
         )
     alone = {"source": task.silo_source, "sha256": None, "size_bytes": None}

@@ -1,1 +1,1 @@
-"""Modules that the other folders share: schedule, progress, errors, the workload."""
+"""Modules shared by the other folders: schedule, progress, errors, and the workload."""

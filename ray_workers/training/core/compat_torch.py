@@ -1,8 +1,8 @@
-"""Every private name of torch that the training needs, each behind its own function.
+"""Wrappers for all private names of PyTorch that training needs, each in its own function.
 
-Each function documents its purpose, and why no public name serves it. All were tested with torch
-2.11 and 2.13; tests/unit/training/core/test_compat_torch.py fails where torch has changed one of
-them, and names it. (`torch._foreach_*` is documented, and used where it is needed.)
+Each function documents its purpose, and why no public name is suitable. All were tested with torch
+2.11 and 2.13; tests/unit/training/core/test_compat_torch.py fails and names the function if torch
+has changed one of them. (`torch._foreach_*` is documented, and is used directly.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# Public as names of torch.distributed, whose type annotations do not export them.
+# Public in torch.distributed, but not exported in its type annotations.
 from torch._C._distributed_c10d import GradBucket as GradBucket
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
@@ -27,62 +27,65 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 StridedShard = _StridedShard
-"""FSDP's placement of a dimension that the tensor axis has split already. It is no subclass of
-`Shard`, and has no public name."""
+"""FSDP's placement of a dimension that is already split along the tensor axis. It is not a subclass
+of `Shard`, and has no public name."""
 IMPORTED_LATE = ("torch._dynamo",)
-"""Modules that torch imports when the first optimizer is made."""
+"""Modules that torch imports when the first optimizer is created."""
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
-"""Modules of some torch versions only, imported when the first profile is taken."""
+"""Modules that only some versions of torch have, imported when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
-"""The logger that recommends packages for converting other models. `torch.onnx.export` has no
-option to silence it."""
+"""The logger that recommends packages for exporting other models. `torch.onnx.export` has no option
+to disable it."""
 
 
 def count_groups_from_zero() -> None:
-    """Make the next group the first one. The members of a group find each other at the store by
-    its number; torch also counts groups that could not be formed, which a newcomer has not seen."""
+    """Reset the group counter, so that the next group is number 0. The members of a group find each
+    other in the store by its number, but torch also counts groups that could not be formed, which a
+    new rank has not seen."""
     distributed_c10d._world.group_count = 0
 
 
 def groups() -> Iterator[dist.ProcessGroup]:
-    """Iterate over the groups that this process is in; public functions list only ranks."""
+    """Iterate over the groups that this process belongs to; public functions list only ranks."""
     yield from distributed_c10d._world.pg_map
 
 
 def store_of_group() -> Store:
-    """Return the store at which the ranks of the world met. Public functions only accept one."""
+    """Return the store through which the ranks of the default group met. Public functions only
+    accept a store."""
     store: Store = distributed_c10d._get_default_store()
     return store
 
 
 def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
-    """Set how long operations of a group may take from now on. The public limit is set when the
-    group is made, and also applies to connecting."""
+    """Set the timeout for future operations of a group. The public timeout is set when the group is
+    created, and also applies to connecting."""
     distributed_c10d._set_pg_timeout(limit, group)
 
 
 def cap_memory_when_used(share: float) -> None:
-    """Limit this process to a share of its GPU's memory, from its first use of CUDA. The public
-    function initializes CUDA at once, and the program may still fork before it uses CUDA."""
+    """Limit this process to a share of its GPU's memory from its first use of CUDA. The public
+    function initializes CUDA immediately, but the program can still fork before it uses CUDA."""
     torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
 def abort_groups() -> None:
-    """End all groups without waiting for operations on the device, some of which may never end."""
+    """Terminate all groups without waiting for operations on the device, some of which might never
+    end."""
     distributed_c10d._abort_process_group()
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], num_bytes: int) -> None:
-    """Replace the content of the tensors by that on rank 0, at most `num_bytes` at once:
-    `dist.broadcast` takes one tensor at a time."""
+    """Replace the contents of the tensors with their contents on rank 0, sending at most
+    `num_bytes` at once. `dist.broadcast` accepts only one tensor at a time."""
     group = distributed_c10d._get_default_group()
     _broadcast_coalesced(group, list(tensors), num_bytes, 0)
 
 
 def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Send part i of a flat tensor to rank i, and receive part `rank` of that rank's tensor (an
-    all-to-all), with a gradient. `dist.all_to_all_single` has no gradient, and the function of
-    torch.distributed.nn needs an NCCL group."""
+    all-to-all), with autograd support. `dist.all_to_all_single` does not support autograd, and the
+    function in torch.distributed.nn requires an NCCL group."""
     from torch.distributed._functional_collectives import all_to_all_single_autograd
 
     received: Tensor = all_to_all_single_autograd(flat, None, None, group)
@@ -90,16 +93,16 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def unhook(module: DistributedDataParallel) -> None:
-    """Stop the module's backward pass from exchanging gradients. A wrapper that is merely deleted
-    goes on exchanging over the old group for as long as its parameters live."""
+    """Stop the module's backward pass from exchanging gradients. If the wrapper were only deleted,
+    it would continue to exchange gradients over the old group as long as its parameters exist."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 
 def exclude_from_ddp(module: nn.Module, name: str) -> None:
-    """Make DDP ignore one parameter of a module that it is about to wrap. DDP documents the method,
-    under a private name."""
+    """Make DDP ignore one parameter of a module that it is about to wrap. DDP documents this
+    method, but its name is private."""
     exclude = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    both = [name, f".{name}"]  # DDP looks it up by either
+    both = [name, f".{name}"]  # DDP uses either name
     exclude(module, both)  # type: ignore[no-untyped-call]
 
 
@@ -113,13 +116,14 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Report to the scaler, before its `update`, whether gradients overflowed (1.0) or not (0.0),
-    when the caller has decided about the step. The scaler's own `step` decides by itself."""
+    if the caller decides whether to skip the step. The scaler's own `step` makes this decision
+    itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 
 
 def name_of(operation: Any) -> str | None:
-    """The name of an operation that a checkpoint policy is asked about, such as `aten::mm`; None if
+    """Return the name of an operation passed to a checkpoint policy, such as `aten::mm`; None if
     the operation has no such name."""
     if isinstance(operation, torch._ops.OpOverload):
         name: str = operation._schema.name
@@ -130,8 +134,9 @@ def name_of(operation: Any) -> str | None:
 def replace_parameters(
     module: nn.Module, parameters: Mapping[str, nn.Parameter | None]
 ) -> dict[str, nn.Parameter | None]:
-    """Replace parameters of a module by others of the same names, and return all that it had. torch
-    would check a parameter assigned by itself against what a wrapper has put in its place.
+    """Replace parameters of a module with others of the same names, and return all previous
+    parameters. If a parameter were assigned normally, torch would check it against the object with
+    which a wrapper has replaced it.
     """
     had = module._parameters
     module._parameters = {**had, **parameters}

@@ -1,4 +1,4 @@
-"""Detects a training that diverged: its loss, its gradient or `val/loss` is not finite."""
+"""Detects diverged training: the loss, the gradient, or `val/loss` is not finite."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from dray.spec import OnDivergence
 from ray_workers.shared.frames import DivergenceReport
 
 MOST_IN_A_ROW = 10
-"""After this many steps in a row that are not finite an attempt ends, unless the rule is `warn`."""
+"""Number of consecutive steps with non-finite values after which an attempt ends, unless the rule
+is `warn`."""
 
 
 class DivergedError(Exception):
-    """The loss or the gradient is not finite, and stays so."""
+    """The loss or the gradient has become non-finite, and does not recover."""
 
 
 class Divergence:
-    """Follows the steps of one rank.
+    """Monitors the steps of one rank.
 
-    Loss and gradient norm are the same on all ranks, so all raise at the same step; with local
-    steps, where they differ, the first rank to raise ends the attempt. The reporter
-    reads these figures anyway; on a GPU they belong to the previous step.
+    The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
+    same step. With local steps, where they differ, the first rank that raises the error ends the
+    attempt. The reporter reads these values anyway; on a GPU, they belong to the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
-        """is_scaled: whether fp16's loss scale skips a step whose gradient or loss overflowed to
-        infinity. No scale repairs a loss that is NaN."""
+        """is_scaled: whether fp16 loss scaling skips steps in which the gradient or the loss
+        overflowed to infinity. A NaN loss can't be fixed by scaling."""
         self._rule = rule
         self._is_scaled = is_scaled
         self._seen = 0
@@ -38,16 +39,16 @@ class Divergence:
 
     @property
     def forbids_saving(self) -> bool:
-        """Whether the last steps were not finite: the weights may be bad although they are finite
-        themselves."""
+        """Whether the values of the last steps were not finite, in which case the weights may be
+        unusable although they are finite."""
         return self._in_a_row > 0 and self._rule != "warn"
 
     def step_done(self, rank: int, step: int, loss: float, grad_norm: float) -> None:
-        """Record a step's figures. Rank 0 reports the first figures that are not finite. Raises
-        DivergedError after too many such steps in a row."""
+        """Record the values of a step. Rank 0 reports the first non-finite values. Raises
+        DivergedError after too many consecutive steps with such values."""
         overflowed = not math.isfinite(grad_norm)
         if step <= self._seen or (self._is_scaled and overflowed and not math.isnan(loss)):
-            return  # done again after a recovery, or skipped by the scaler
+            return  # repeated after a recovery, or skipped by the scaler
         self._seen = step
         if math.isfinite(loss) and not overflowed:
             self._in_a_row = 0
@@ -61,8 +62,8 @@ class Divergence:
             raise self._error()
 
     def evaluated(self, rank: int, step: int, val_loss: float) -> None:
-        """Record the result of an evaluation. Rank 0 reports the first that is not finite, if the
-        figures of all steps were finite."""
+        """Record the result of an evaluation. Rank 0 reports the first non-finite result, if the
+        values of all steps were finite."""
         is_reported = self._is_reported or self._is_evaluation_reported
         if rank == 0 and not math.isfinite(val_loss) and not is_reported:
             self._is_evaluation_reported = True
@@ -71,7 +72,8 @@ class Divergence:
     def check_end(self, val_loss: float) -> None:
         """Raise DivergedError if the weights at the end of the training are unusable.
 
-        With `skip_step` the last steps may have been skipped: the weights are those before them.
+        With `skip_step`, the last steps may have been skipped, so the weights are from before these
+        steps.
         """
         if self._rule == "warn":
             return
@@ -85,7 +87,7 @@ class Divergence:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The current run of bad steps, for a rank that replaces another."""
+        """Return the current sequence of non-finite steps, for a replacement rank."""
         return {"seen": self._seen, "in_a_row": self._in_a_row, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

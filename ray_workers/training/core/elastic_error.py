@@ -1,7 +1,8 @@
-"""The file into which torch's `@record` writes the error that ended a rank.
+"""The file in which torch's `@record` stores the error that ended a rank.
 
-torchrun reads it to report why a rank failed. If the error itself ends the rank, dray reports more
-than the file has; if the script catches the error and calls `sys.exit`, only the file has it.
+torchrun reads this file to report why a rank failed. If the error itself ends the rank, dray
+reports more details than the file contains. If the script catches the error and calls `sys.exit`,
+only the file contains it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def path_of(task: RankTask) -> Path:
-    """The path of this process's file, next to its heartbeat page."""
+    """Return the path of this process's file, next to its heartbeat page."""
     prefix = task.page_prefix or f"{task.temp_dir}/r{task.rank}.{task.incarnation}"
     return Path(f"{prefix}.error.json")
 
 
 def recorded(path: Path) -> tuple[str, str] | None:
-    """Return (message, traceback) of the error in the file; None if the file does not exist or has
-    no error. The user's code may have written anything into it."""
+    """Return (message, traceback) of the error in the file; None if the file does not exist or
+    contains no error. The user's code could have written arbitrary content to the file."""
     try:
         with path.open("rb") as file:
             body = json.loads(file.read(MAX_FILE_BYTES))["message"]
@@ -38,5 +39,5 @@ def recorded(path: Path) -> tuple[str, str] | None:
 
 
 def is_echo(message: str) -> bool:
-    """Whether the message is that of a rank that lost a peer."""
+    """Whether the message comes from a rank that lost a peer."""
     return PEER_IS_GONE.search(message) is not None

@@ -1,5 +1,5 @@
-"""Classifies errors of a user's program without torch, so that a rank whose environment has another
-torch, or none, can classify its errors too."""
+"""Classifies errors of a user's program without importing torch, so that it also works on ranks
+whose environment has a different version of torch, or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class EntrypointError(Exception):
-    """The script is missing at the path that `script.entrypoint` names."""
+    """The script does not exist at the path given by `script.entrypoint`."""
 
 
 class NotPreparedError(Exception):
@@ -19,10 +19,10 @@ class NotPreparedError(Exception):
 _REFUSALS = (ValueError, TypeError, RuntimeError)
 _DETERMINISTIC = (EntrypointError, NotPreparedError, SyntaxError, ModuleNotFoundError)
 NO_SUCH_NAME = "cannot import name"
-_TEXTS_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second one is from `runpy`
+_TEXTS_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second is from `runpy`
 
-# The messages of gloo, NCCL and the store when the other end is gone. Gloo raises a bare
-# RuntimeError, which only its message distinguishes.
+# Messages from gloo, NCCL, and the store when the peer is gone. Gloo raises a plain RuntimeError,
+# which can be recognised only by its message.
 PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
@@ -33,10 +33,10 @@ PEER_IS_GONE = re.compile(
 
 
 def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[BaseException]:
-    """Iterate over an error, the error that it was raised from, and so on to the first. A group of
-    errors is followed by its first error.
+    """Iterate over an error, the error from which it was raised, and so on. An exception group is
+    followed by its first exception.
 
-    has_context: also follow to the error that was being handled when another was raised.
+    has_context: also follow the implicit context, which is the error that was being handled.
     """
     seen: set[int] = set()
     following: BaseException | None = error
@@ -51,14 +51,14 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
 
 
 def is_deterministic(error: BaseException) -> bool:
-    """Whether the same code ends with this error in every run."""
+    """Whether the same code fails with this error in every run."""
     is_missing = type(error) is ImportError and str(error).startswith(_TEXTS_OF_PLAIN_IMPORTS)
     return is_missing or isinstance(error, _DETERMINISTIC) or is_refusal(error)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a `raise` statement of `dray.train` raised the error, to refuse a call that is always
-    wrong, such as a second `init()`."""
+    """Whether the error was raised by a `raise` statement in `dray.train` that rejects a call that
+    is always invalid, such as a second `init()`."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -66,6 +66,6 @@ def is_refusal(error: BaseException) -> bool:
         return False
     frame = last.tb_frame
     module = str(frame.f_globals.get("__name__", ""))
-    # An error that C code, such as torch's, raised in dray.train's frame is no refusal.
+    # An error that C code, such as torch, raised in dray.train's frame is not a refusal.
     raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     return raises and (module == "dray.train" or module.startswith("dray.train."))

@@ -1,4 +1,4 @@
-"""The errors of a training, and the cause that each is attributed to."""
+"""The errors of training, and the cause to which each is attributed."""
 
 from __future__ import annotations
 
@@ -19,54 +19,55 @@ from ray_workers.training.core.error_chain import (
 
 
 class DataError(Exception):
-    """The data set is missing or broken: another attempt would fail in the same way."""
+    """The data set is missing or invalid, so another attempt would fail in the same way."""
 
 
 class DifferentDataError(DataError):
-    """Processes of one job, possibly on several nodes, have read different data."""
+    """Processes of the same job, possibly on different nodes, have read different data."""
 
     def __init__(self, who: str, fingerprint: str) -> None:
         super().__init__(
-            f"the {who} have read different data from the same source; its content here hashes to "
-            f"{fingerprint}. Don't change a source while a job starts"
+            f"the {who} have read different data from the same source; here, the hash of its "
+            f"content is {fingerprint}. Don't change a source while a job is starting"
         )
 
 
 class ModelError(Exception):
-    """The model that `model.import` names can't be made, or does not fit the data."""
+    """The model given by `model.import` can't be created, or does not fit the data."""
 
 
 class RoundsError(Exception):
-    """This rank can't play the rounds of a federated job, whatever its data."""
+    """This rank can't run the rounds of a federated job, regardless of its data."""
 
 
 class LeaveRequested(Exception):
-    """The rank was asked to leave while it waited in the middle of a step; the step is lost."""
+    """The rank was asked to leave while it was waiting in the middle of a step; the step is
+    lost."""
 
 
 class Preempted(Exception):
-    """The rank was asked to leave, and left with a checkpoint of its last step."""
+    """The rank was asked to leave, and saved a checkpoint of its last step before leaving."""
 
 
 class SourceUnavailableError(Exception):
-    """A source did not answer, or broke off, in every try; it may answer later."""
+    """A source did not respond, or closed the connection, in all tries; it might respond later."""
 
 
 class BrokenCheckpointError(Exception):
-    """A checkpoint is missing, unfinished, or does not match its manifest."""
+    """A checkpoint is missing or unfinished, or does not match its manifest."""
 
 
 class UnreachableCheckpointError(BrokenCheckpointError, StorageError):
-    """The storage failed to return a checkpoint, which may be intact."""
+    """The storage could not return a checkpoint, which may be intact."""
 
 
 class PartsLostError(Exception):
-    """No remaining rank has some part of the model as it was after the last step."""
+    """Part of the model's state after the last step is not on any remaining rank."""
 
     def __init__(self) -> None:
         super().__init__(
-            "no rank is left that holds some part of the model as it is after the last step; the "
-            "newest checkpoint has it"
+            "part of the model's state after the last step was only on ranks that are lost; the "
+            "job resumes from its latest checkpoint"
         )
 
 
@@ -76,17 +77,17 @@ class CopiesDifferError(PartsLostError):
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "after the group of ranks was formed again, the ranks had different copies of the "
-            "weights or of the optimizer's state; the job goes back to its newest checkpoint",
+            "after the group was re-formed, the ranks had different copies of the weights or of "
+            "the optimizer state; the job resumes from its latest checkpoint",
         )
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of an attempt's end with this error: INFRASTRUCTURE if a disk or a store failed,
-    WORKER_LOST if the error only follows from a peer's death.
+    """Return the cause of an attempt that ended with this error: INFRASTRUCTURE if a disk or a
+    store failed, WORKER_LOST if the error is only a consequence of a peer's death.
 
-    The cause depends also on the error that this one was raised from, and for a group of errors on
-    the first of them.
+    The cause also depends on the error from which this one was raised, and for an exception group,
+    on its first exception.
     """
     if is_storage_fault(error):
         return Cause.INFRASTRUCTURE
@@ -99,7 +100,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
-        # Exactly RuntimeError: a ConnectionResetError is the script's own.
+        # Exactly RuntimeError: a ConnectionResetError comes from the script itself.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
             PEER_IS_GONE.search(str(seen))
         ):
@@ -108,7 +109,7 @@ def cause_of(error: BaseException) -> Cause:
         if _is_deterministic(seen):
             return Cause.CANNOT_RUN
         if isinstance(seen, OSError) and seen.__cause__ is None:
-            break  # may not occur again; the error that was being handled did not end the run
+            break  # might not occur again; the error that was being handled did not end the run
     return Cause.USER_ERROR
 
 
@@ -119,8 +120,8 @@ _IN_A_CHILD = re.compile(
 
 
 def _is_deterministic(error: BaseException) -> bool:
-    """Whether the same code ends with this error in every run. A shared object that can't be loaded
-    may be missing on one node only."""
-    if isinstance(error, ProcessRaisedException):  # has the traceback of a child as text
+    """Whether the same code fails with this error in every run. A shared library that can't be
+    loaded may be missing only on one node."""
+    if isinstance(error, ProcessRaisedException):  # contains a child's traceback as text
         return _IN_A_CHILD.search(str(error)) is not None
     return isinstance(error, ModelError | RoundsError) or is_deterministic(error)

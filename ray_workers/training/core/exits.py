@@ -1,6 +1,6 @@
-"""Ends a script, and the processes that it forks, in the way of Python's interpreter.
+"""Ends a script and the processes that it forks in the same way as the Python interpreter.
 
-Needs no torch, because the rank of a script may have another version of it.
+This module does not import torch, because the rank of a script may have a different version of it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from ray_workers.training.core.failure_reason import traceback_from_script
 
 
 class Left(SystemExit):
-    """The process was asked to leave, and leaves. This is no `Exception`, so a script that handles
-    errors of its steps does not catch it."""
+    """The process was asked to leave, and is leaving. This is not a subclass of `Exception`, so a
+    script that handles errors in its steps does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(LEFT_EXIT_CODE)
 
 
 def status_of(leaving: SystemExit) -> int:
-    """The exit status with which Python would end: 1 for an object that is no int, such as 0.0, and
-    the last 8 bits of an int."""
+    """Return the exit status that Python would use: the lowest 8 bits of an int, and 1 for an
+    object that is not an int, such as 0.0."""
     code = leaving.code
     if code is None:
         return 0
     if not isinstance(code, int):
         return 1
-    # The interpreter uses a C long, and -1 for a number that does not fit.
+    # The interpreter uses a C long, and -1 for numbers that do not fit.
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
 def words_of(leaving: SystemExit) -> str:
-    """The line that Python prints before the exit; empty if it prints none."""
+    """Return the line that Python prints before exiting; empty if it does not print one."""
     return "" if leaving.code is None or isinstance(leaving.code, int) else f"{leaving.code}\n"
 
 
 @contextlib.contextmanager
 def children_leave() -> Iterator[None]:
-    """Run the program of a rank in this context. A process that the program forks, and that reaches
-    the end of the program with or without an exception, ends here as under plain Python: the code
-    around the context belongs to the rank."""
+    """A context in which to run the program of a rank. If a process forked by the program reaches
+    the end of the program, with or without an exception, it ends here as in plain Python, because
+    only the rank may execute the code after this context."""
     rank = os.getpid()
     try:
         yield

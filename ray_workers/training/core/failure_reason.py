@@ -1,5 +1,5 @@
-"""Describes an error that ended a rank in one sentence: type, message and the user's line; adds
-advice about a missing module. Needs no torch."""
+"""Describes the error that ended a rank in one sentence, with its type, message, and the line in
+the user's code, and adds advice about missing modules. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.training.core.error_chain import chain_of
 
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800
-"""Limit for the text of one error; the traceback has all of it."""
+"""Maximum length of the text of one error; the traceback contains the full text."""
 
 _CODE_ROOT = Path(__file__).resolve().parents[3]
 _NOT_THE_USERS = tuple(
@@ -29,37 +29,37 @@ _NOT_THE_USERS = tuple(
     )
 )
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-# torch's DataLoader and torch.multiprocessing put another process's traceback into the message.
+# torch's DataLoader and torch.multiprocessing include another process's traceback in the message.
 _ELSEWHERE = re.compile(r"(?:Caught \S+ in|-- )\s*(.*?process \d+)", re.IGNORECASE)
 _TRACEBACK = "Traceback (most recent call last):"
 _LINE_OF_FILE = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
 _REMOTE = ("RemoteTraceback", "_RemoteTraceback")
-"""Causes that only carry, as text, the traceback of a process in a pool."""
+"""Causes that contain only the traceback of a pool process, as text."""
 
 
 def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
-    """Return `TypeName: message (file, line n)`, and the error that it came from, if any.
+    """Return `TypeName: message (file, line n)`, followed by the original error, if any.
 
-    dray's own errors are sentences already, and stay unchanged. masked: removes secrets from a
-    text, and must see the text before it is cut.
+    dray's own errors are already sentences, and remain unchanged. masked: removes secrets from a
+    text; it must be called before the text is truncated.
     """
     if is_ours(error):
         return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__
     chain = list(chain_of(error))
     remote = next((e for e in chain if type(e).__name__ in _REMOTE), None)
     words = [_sentence(each, remote, masked) for each in chain if each is not remote]
-    reason = words[0] if len(words) == 1 else f"{words[0]}; it came from {words[-1]}"
+    reason = words[0] if len(words) == 1 else f"{words[0]}; caused by {words[-1]}"
     return reason[:MAX_CHARS]
 
 
 def traceback_of(error: BaseException) -> str:
-    """The error's traceback as Python prints it."""
+    """Return the error's traceback as Python prints it."""
     return "".join(traceback.format_exception(type(error), error, traceback_from_script(error)))
 
 
 def traceback_from_script(error: BaseException) -> TracebackType | None:
-    """The error's traceback. If a script raised the error, the traceback begins in the script,
-    without the frames of dray and runpy that called it."""
+    """Return the error's traceback. If a script raised the error, the traceback starts in the
+    script, without the frames of dray and runpy that called it."""
     whole = error.__traceback__
     first, in_runpy = whole, False
     while first is not None:
@@ -72,7 +72,7 @@ def traceback_from_script(error: BaseException) -> TracebackType | None:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether dray's own code defines the error."""
+    """Whether the error is defined by dray itself."""
     return type(error).__module__.split(".")[0] in ("ray_workers", "dray")
 
 
@@ -110,19 +110,20 @@ def _exit_words(error: SystemExit) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # the user's class may define __str__
+    except Exception:  # the user's class can define __str__
         return ""
 
 
 def _last_words(text: str) -> str:
-    """The error of the last traceback in a text: the lines after the traceback."""
+    """Return the error of the last traceback in a text, which is in the lines after the
+    traceback."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """The innermost line of the user's own code that the error passed through."""
+    """Return the innermost line of the user's code in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
@@ -142,7 +143,8 @@ def _is_users(path: str) -> bool:
 
 
 def _short(path: str) -> str:
-    """The path as the user would write it: relative to the script's folder or the current one."""
+    """Return the path as the user would write it: relative to the script's folder or the current
+    directory."""
     for folder in (Path(sys.argv[0]).parent, Path.cwd()):
         for base in (folder.absolute(), folder.resolve()):
             if Path(path).is_relative_to(base):
@@ -154,10 +156,10 @@ _PYTHONS_MESSAGE = "No module named"
 
 
 def advised(reason: str, error: BaseException, *, has_code: bool, max_chars: int) -> str:
-    """The reason for which a job ended, with advice if the error, or the error that it was raised
-    from, is a `ModuleNotFoundError` of Python's own.
+    """Return the reason why a job ended, with advice if the error, or the error from which it was
+    raised, is a `ModuleNotFoundError` raised by Python itself.
 
-    has_code: whether the job brings uploaded code.
+    has_code: whether the job has uploaded code.
     """
     advice = _advice(error, has_code=has_code)
     return reason if advice is None else f"{reason[: max_chars - len(advice) - 2]}. {advice}"
@@ -170,21 +172,23 @@ def _advice(error: BaseException, *, has_code: bool) -> str | None:
     if not str(missing).startswith(_PYTHONS_MESSAGE):
         return None
     if has_code:
-        upload = "a file of yours was not uploaded: `dray submit --dry-run` lists what is"
+        upload = (
+            "one of your files was not uploaded: `dray submit --dry-run` lists the uploaded files"
+        )
     else:
-        upload = "a file of yours is uploaded with its folder: `dray submit --code FOLDER`"
+        upload = "if it is in one of your files, upload its folder: `dray submit --code FOLDER`"
     parent = missing.name.rpartition(".")[0]
     if parent in sys.modules:
         return f"{upload[0].upper()}{upload[1:]}" if _is_here(parent) else None
     package = missing.name.partition(".")[0][:100]
     return (
-        f"If {package} is a package, add it to environment.python_packages or to the file of "
-        f"--requirements; {upload}"
+        f"If {package} is a package, add it to environment.python_packages or to the file passed "
+        f"to --requirements; {upload}"
     )
 
 
 def _is_here(module: str) -> bool:
-    """Whether a package is in the job's directory, rather than installed."""
+    """Whether a package is in the job's directory instead of installed."""
     return any(
         Path(place).is_relative_to(Path.cwd())
         for place in getattr(sys.modules[module], "__path__", ())

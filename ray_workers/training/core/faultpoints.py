@@ -1,7 +1,7 @@
-"""Named points of the training at which a test makes a rank fail, or inspects it.
+"""Named points in training at which a test can make a rank fail, or inspect it.
 
-`faultpoint` does nothing unless a point is armed in this process, and only tests arm points: a rank
-of a test does so after it was forked. The idea and the name are from libfiu and Go's failpoints.
+`faultpoint` does nothing unless a point is armed in this process. Only tests arm points, in a rank
+after it was forked. The idea and the name come from libfiu and Go's failpoints.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 Act = Callable[[], None]
 ActWith = Callable[[Any], None]
-"""An act that receives the object that the point passes."""
+"""An action that receives the object passed by the point."""
 
 
 class FaultPoint(StrEnum):
-    """The points. Each passes the `Trainer` to its act unless its comment names something else."""
+    """The points. Each one passes the `Trainer` to its action unless documented otherwise."""
 
     PEERS_ARE_THERE = "peers_are_there"
-    """All ranks of the group have come to the store, and none is connected to another. Passes the
-    `RendezvousHandler`."""
+    """All ranks of the group have arrived at the store, but none are connected to each other.
+    Passes the `RendezvousHandler`."""
     BEFORE_MESH = "before_mesh"
     """Before the groups along the axes of a mesh are formed. Passes nothing."""
     GROUP_JOINED = "group_joined"
-    """The process group is formed; the rank may not have a state yet."""
+    """The process group has been formed; the rank might not have a state yet."""
     RESTORED = "restored"
-    """The rank has the state that all ranks start from."""
+    """The rank has the state from which all ranks start."""
     STEP_BEGINS = "step_begins"
     """Before a step's samples are loaded."""
     DATA_LOADED = "data_loaded"
@@ -34,40 +34,41 @@ class FaultPoint(StrEnum):
     SHARE_BEGINS = "share_begins"
     """Before the first forward pass of a share. Passes the step's `Batch`."""
     BEFORE_EXCHANGE = "before_exchange"
-    """The last forward pass of the step is done, and its backward pass, in which the ranks exchange
+    """The last forward pass of the step is done, but its backward pass, in which the ranks exchange
     gradients, has not begun."""
     BACKWARD_DONE = "backward_done"
-    """The gradients are computed; the step's loss and the gradient norm are not read yet."""
+    """The gradients have been computed, but the step's loss and the gradient norm have not been
+    read."""
     BEFORE_OPTIMIZER = "before_optimizer"
-    """The gradients are averaged over the global batch."""
+    """The gradients have been averaged over the global batch."""
     AFTER_OPTIMIZER = "after_optimizer"
-    """The weights are those after the step, and the step is not committed."""
+    """The weights have been updated, but the step is not committed."""
     STEP_ENDS = "step_ends"
-    """The step's figures are read, and the step is not committed."""
+    """The step's metrics have been read, but the step is not committed."""
     BEFORE_EVALUATION = "before_evaluation"
     AFTER_EVALUATION = "after_evaluation"
     SAVE_BEGUN = "save_begun"
-    """The state is copied, and another thread writes it."""
+    """The state has been copied, and another thread is writing it."""
     BEFORE_WRITE = "before_write"
     """Before the first file of a checkpoint is written. Passes nothing."""
     BEFORE_MANIFEST = "before_manifest"
-    """All files of a checkpoint but its manifest are written; without a manifest there is no
-    checkpoint. Passes nothing."""
+    """All files of a checkpoint except its manifest have been written; without a manifest, the
+    checkpoint is invalid. Passes nothing."""
     CHECKPOINT_COMMITTED = "checkpoint_committed"
-    """The manifest is written, and the checkpoint is not reported. Passes nothing."""
+    """The manifest has been written, but the checkpoint has not been reported. Passes nothing."""
     BEFORE_RESULT = "before_result"
-    """The last step is committed."""
+    """The last step has been committed."""
     RESULT_WRITTEN = "result_written"
-    """The result is stored, and the ranks have not met again."""
+    """The result has been stored, but the ranks have not synchronised again."""
 
 
 _armed: dict[FaultPoint, list[tuple[ActWith, int | None]]] = {}
 
 
 def faultpoint(point: FaultPoint, step: int | None = None, given: Any = None) -> None:
-    """Call the acts that are armed at `point`.
+    """Call the actions that are armed at `point`.
 
-    step: the step that the rank is in, or the number of steps that are done.
+    step: the rank's current step, or the number of completed steps.
     """
     if not _armed:
         return
@@ -79,15 +80,15 @@ def faultpoint(point: FaultPoint, step: int | None = None, given: Any = None) ->
 
 
 def arm(point: FaultPoint, act: Act, *, at_step: int | None = None) -> None:
-    """Call `act` whenever this process reaches `point`, or once, in the step `at_step`."""
+    """Call `act` whenever this process reaches `point`, or only once, in step `at_step`."""
     arm_with(point, lambda _: act(), at_step=at_step)
 
 
 def arm_with(point: FaultPoint, act: ActWith, *, at_step: int | None = None) -> None:
-    """Do the same as `arm`, for an act that receives the object that the point passes."""
+    """Like `arm`, but for an action that receives the object passed by the point."""
     _armed.setdefault(point, []).append((act, at_step))
 
 
 def disarm() -> None:
-    """Forget everything that is armed in this process."""
+    """Disarm all points in this process."""
     _armed.clear()

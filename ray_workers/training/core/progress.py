@@ -1,5 +1,6 @@
-"""A rank's progress, by which the ranks of a broken group find the furthest one; and the end of a
-job whose ranks are in no group, which its first rank records in the attempt's store."""
+"""The progress of a rank, by which the ranks of a broken group find the furthest rank; and the
+completion of a job whose ranks have no group, which the first rank records in the attempt's
+store."""
 
 from __future__ import annotations
 
@@ -17,20 +18,21 @@ TORN = -3
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one rank has come; a greater number is further."""
+    """The progress of one rank; a greater number is further."""
 
     number: int
-    """Twice the number of optimizer steps done, plus one once all that was due after the last step
-    (evaluation, a checkpoint) is done too."""
+    """Twice the number of completed optimizer steps, plus one if all tasks that were due after the
+    last step (such as an evaluation or a checkpoint) are also done."""
 
     @classmethod
     def at(cls, step: int) -> Self:
-        """`step` steps are done, and all tasks that were due after them."""
+        """Return the progress if `step` steps are done, and all tasks that were due after them."""
         return cls(2 * step + 1)
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """`step` steps are done, and none of the tasks that are due after them."""
+        """Return the progress if `step` steps are done, but none of the tasks that are due after
+        them."""
         return cls(2 * step)
 
     @property
@@ -49,7 +51,7 @@ NO_STATE = Progress(NOTHING)
 
 
 FINISHED_KEY: Final = "finished"
-"""The key's value is the last step of the job, whose result is stored."""
+"""Key in the store; its value is the last step of a job whose result is stored."""
 
 
 def mark_finished(store: Store, step: int) -> None:
@@ -57,8 +59,8 @@ def mark_finished(store: Store, step: int) -> None:
 
 
 def finish_if_marked(store: Store, page: HeartbeatPage, generation: int) -> bool:
-    """Whether the job is over; if so, show it on the heartbeat page. A rank that returned too late
-    for a step begins, and ends, after the last step."""
+    """Return whether the job is over; if so, show it on the heartbeat page. A rank that returned
+    too late to run a step begins and ends after the last step."""
     if not store.check([FINISHED_KEY]):
         return False
     if not page.has_stepped:

@@ -1,4 +1,5 @@
-"""Pure rules for the learning rate, the calendar and the early end of a run."""
+"""Pure functions for the learning rate, the calendar of evaluations and checkpoints, and early
+stopping."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ray_workers.training.data.sampler import samples_of
 
 
 def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> float:
-    """The peak rate for this batch size, if the document states the rate for another size."""
+    """Return the peak learning rate for this batch size. `scaling` is set if `lr` applies to
+    another size."""
     if scaling is None:
         return lr
     return lr * _by_rule(scaling.rule, global_batch_size / scaling.reference_batch_size)
@@ -24,19 +26,19 @@ def _by_rule(rule: Literal["linear", "sqrt"], ratio: float) -> float:
 
 
 def rate_factor(batch_size: int, train: Train) -> float:
-    """The factor of the rate for a batch of this size, if the document gives a range of sizes.
-    Exactly 1 without a range."""
+    """Return the learning rate factor for a batch of this size if the document specifies a range of
+    sizes; without a range, exactly 1."""
     if train.batch_range is None:
         return 1.0
     return _by_rule(train.batch_scaling, batch_size / train.global_batch_size)
 
 
 def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> float:
-    """Learning rate of optimizer step `step` (the first is 1).
+    """Return the learning rate of optimizer step `step` (the first is 1).
 
-    Linear warm-up reaches `lr` at step `warmup_steps`. The cosine (Loshchilov & Hutter 2017,
-    arXiv:1608.03983, one cycle) and the line then fall from `lr`. They would reach
-    `lr * final_ratio` one step after the last, so no step has a rate of zero.
+    Linear warmup reaches `lr` at step `warmup_steps`. The cosine schedule (Loshchilov & Hutter
+    2017, arXiv:1608.03983, one cycle) and the linear schedule then decay from `lr`. They would
+    reach `lr * final_ratio` one step after the last step, so no step has a learning rate of zero.
     """
     warmup = schedule.warmup_steps
     if step <= warmup:
@@ -56,7 +58,7 @@ def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> floa
 
 
 class LearningRates:
-    """The rate of each batch of a job."""
+    """The learning rate of each batch of a job."""
 
     def __init__(self, train: Train, total_steps: int, num_samples: int) -> None:
         """num_samples: the number of samples in an epoch."""
@@ -64,7 +66,7 @@ class LearningRates:
         self._peak = scaled_lr(train.optimizer.lr, train.lr_scaling, train.global_batch_size)
 
     def of(self, first: int, last: int) -> float:
-        """The rate of the batch that consists of these steps."""
+        """Return the learning rate of the batch that consists of these steps."""
         train = self._train
         lr = lr_at(last, total_steps=self._total_steps, lr=self._peak, schedule=train.schedule)
         if train.batch_range is None:
@@ -75,16 +77,17 @@ class LearningRates:
 
 @dataclass(frozen=True)
 class Calendar:
-    """The steps after which evaluations and checkpoints are due: the same in a resumed run."""
+    """The steps after which evaluations and checkpoints are due, which are the same in a resumed
+    run."""
 
     steps_per_epoch: int
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`: rank 0 then saves after other steps as well, by its own measurement, which
-    the other ranks do not know."""
+    """None for `auto`, in which case rank 0 also saves after other steps, based on its own
+    measurements, which the other ranks do not know."""
     eval_with_save: bool
-    """Whether each checkpoint needs its own metric, because it may be the best one."""
+    """Whether each checkpoint needs its own metric because it could be the best one."""
 
     @classmethod
     def of(cls, train: Train, checkpoint: Checkpoint, steps_per_epoch: int) -> Calendar:
@@ -102,7 +105,8 @@ class Calendar:
 
     @classmethod
     def of_rounds(cls, total: int, evaluate_every: int, checkpoint: Checkpoint) -> Calendar:
-        """Make the calendar of a federated job, whose epochs are the rounds between evaluations."""
+        """Create the calendar of a federated job, whose epochs are the rounds between
+        evaluations."""
         every = checkpoint.every_steps
         return cls(
             steps_per_epoch=evaluate_every,
@@ -113,12 +117,13 @@ class Calendar:
         )
 
     def epoch_of(self, step: int) -> int:
-        """The epoch of a step, counted from 0; the last step of an epoch belongs to the epoch."""
+        """Return the epoch of a step, counted from 0; the last step of an epoch belongs to the
+        epoch."""
         return (step - 1) // self.steps_per_epoch
 
     def last_of(self, first: int, num_steps: int) -> int:
-        """The last step of a batch that begins with `first` and has `num_steps` steps, or fewer if
-        an epoch, a checkpoint or the training ends earlier."""
+        """Return the last step of a batch that begins with `first` and has `num_steps` steps, or
+        fewer if an epoch or training ends, or a checkpoint is due, earlier."""
         every = [self.steps_per_epoch, *filter(None, [self.save_every_steps])]
         stops = [-(-first // each) * each for each in every]
         return min(first + num_steps - 1, self.total_steps, *stops)
@@ -126,7 +131,7 @@ class Calendar:
     def saves_after(self, step: int) -> bool:
         if step == self.total_steps:
             return True
-        if self.save_every_steps is None:  # a possible best checkpoint is saved when measured
+        if self.save_every_steps is None:  # save if it could be the best
             return self.eval_with_save and self._ends_measured_epochs(step)
         return step % self.save_every_steps == 0
 
@@ -142,7 +147,7 @@ class Calendar:
 
 
 def sign_of(metric: str) -> float:
-    """The factor that turns any metric into a number of which less is better."""
+    """Return the factor that converts any metric into a number for which less is better."""
     return 1.0 if metric in MINIMISED else -1.0
 
 
@@ -151,11 +156,11 @@ class EarlyStoppingState:
     """The state of early stopping; part of every checkpoint."""
 
     best: float = math.inf
-    """The best value of the metric times its sign."""
+    """The best value of the metric, multiplied by its sign."""
     evaluations_since: int = 0
 
     def after(self, rule: EarlyStopping, metrics: Mapping[str, float]) -> Self:
-        """The state after an evaluation. NaN is no improvement."""
+        """Return the state after an evaluation. NaN is not an improvement."""
         value = sign_of(rule.metric) * metrics[rule.metric]
         if value < self.best - rule.min_delta or (math.isinf(self.best) and value < self.best):
             return replace(self, best=value, evaluations_since=0)

@@ -1,8 +1,9 @@
-"""Measures the use of a script's time, as far as its calls to `dray.train` show it.
+"""Measures how a script uses its time, based on its calls to `dray.train`.
 
 The time before the first report of a step counts as unreported. Later time counts as useful, or as
-recomputed up to the last step that an earlier attempt reported. A script that saves or loads files
-in its main thread is checkpointing meanwhile; in another thread it continues to train.
+recomputed up to the last step that an earlier attempt reported. While a script saves or loads files
+in its main thread, the time counts as checkpointing; if it does so in another thread, training
+continues.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ MAX_STEP = 2**63 - 1
 
 
 class ScriptTime:
-    """Records the script's time on the heartbeat page of the rank. Calls from threads, signal
-    handlers and forked processes are safe: a call during another records nothing, and the next call
-    records its time too."""
+    """Records the script's time on the rank's heartbeat page. Calls from threads, signal handlers,
+    and forked processes are safe: a call that overlaps with another records nothing, and the next
+    call includes its time."""
 
     def __init__(self, page: HeartbeatPage, furthest_step: int) -> None:
-        """furthest_step: the highest step that an earlier attempt of the job reported."""
+        """furthest_step: the highest step reported by an earlier attempt of the job."""
         self._page = page
         self._furthest_step = furthest_step
         self._owner_pid = os.getpid()
         self._doing = RankPhase.COMPUTE
         self._use = TimeCategory.UNREPORTED
-        """The category of time in which nothing is saved or loaded."""
+        """The category of time during which nothing is saved or loaded."""
         self._is_booking = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the script in this context. The time after its last report is recorded if the script
-        ends without error; for a script that fails or is killed it is lost."""
+        """A context in which to run the script. The time after its last report is recorded if the
+        script ends without an error; if the script fails or is killed, it is lost."""
         self._enter(self._doing, self._use)
         try:
             yield
@@ -67,7 +68,7 @@ class ScriptTime:
         self._enter(self._doing, self._use)
 
     def _enter(self, phase: RankPhase, use: TimeCategory, step: int | None = None) -> None:
-        # A forked process has its parent's heartbeat page in memory, too.
+        # A forked process also has its parent's heartbeat page in memory.
         if os.getpid() != self._owner_pid or not self._is_booking.acquire(blocking=False):
             return
         try:

@@ -13,14 +13,14 @@ from torchmetrics import MetricCollection
 from ray_workers.training.data.device_dataset import Samples
 
 LossSum = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> scalar: the sum, not the mean, of the samples' losses."""
+"""(outputs, targets) -> scalar: the sum (not the mean) of the samples' losses."""
 WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
-"""(trained model, final metrics, step, folder): write the result's files into the folder."""
+"""(trained model, final metrics, step, folder): writes the result files to the folder."""
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """Convert a model's outputs to float32 for a loss or a metric. Predictions of a table's numbers
-    stay float64, as the numbers are."""
+    """Convert a model's outputs to float32 for a loss or a metric. Predictions of numbers in a
+    table remain float64, like the numbers."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
@@ -35,11 +35,12 @@ class Workload:
     loss_sum: LossSum
     """The loss that training minimises."""
     validation_loss_sum: LossSum
-    """The loss without the terms that only help training; `val/loss` is its mean."""
+    """The loss without terms that are only useful for training; `val/loss` is its mean."""
     metrics: Callable[[], MetricCollection]
-    """Makes fresh metrics, to be updated with (outputs, targets); reported as `val/{name}`."""
+    """Creates new metrics, to be updated with (outputs, targets); reported as `val/{name}`."""
     fingerprint: str
-    """Hash of the data's content: all ranks and attempts of a job must have read the same data."""
+    """Hash of the data's content, because all ranks and attempts of a job must read the same
+    data."""
     write_results: WriteResults
     about: Sequence[str] = ()
-    """Lines for the job's log about the reading of the data."""
+    """Lines for the job's log about how the data were read."""

@@ -1,1 +1,1 @@
-"""From a data set to batches on the device: sampling, loader processes, prefetching."""
+"""Loading batches from a data set to the device: sampling, loader processes, and prefetching."""

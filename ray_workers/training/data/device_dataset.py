@@ -1,4 +1,4 @@
-"""Samples of a data set by number, from memory or from a memory-mapped file."""
+"""Samples of a data set by index, from memory or from a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ray_workers.training.devices import sent
 
 RESIDENT_BYTES = 256 << 20
-"""A split up to this size, once it is converted to tensors, stays on the device."""
+"""Maximum size, as tensors, of a split that is kept on the device."""
 
 Rows = npt.NDArray[np.int64]
 Fetch = Callable[[Rows], tuple[Tensor, Tensor]]
@@ -23,14 +23,15 @@ Fetch = Callable[[Rows], tuple[Tensor, Tensor]]
 class Samples:
     """Some rows of a data set in a given order; sample i is row `rows[i]`.
 
-    The arrays behind `fetch` may be larger than memory: only the requested rows are read.
+    The arrays that `fetch` reads can be larger than memory, because only the requested rows are
+    read.
     """
 
     rows: Rows
     fetch: Fetch
-    """Maps row numbers (B,) to (inputs, targets) on the CPU, each with first dimension B."""
+    """Maps row numbers (B,) to (inputs, targets) on the CPU, whose first dimension is B."""
     labels: Rows | None = None
-    """The class of each sample, in order; None if samples have no classes."""
+    """The class of each sample, in order; None if the samples have no classes."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,7 +72,8 @@ class MemoryMappedSamples:
 
 
 def on_device(samples: Samples, device: torch.device) -> InMemorySamples | MemoryMappedSamples:
-    """Keep the samples on the device if they are small enough; otherwise copy them by the batch."""
+    """Keep the samples on the device if they are small enough; otherwise copy them batch by
+    batch."""
     inputs, targets = samples.fetch(samples.rows[:1])
     if (inputs.nbytes + targets.nbytes) * len(samples) > RESIDENT_BYTES:
         return MemoryMappedSamples(samples, device)

@@ -1,9 +1,9 @@
-"""A process that reads samples for a thread of its rank, free of the rank's interpreter lock.
+"""A process that reads samples for a thread of its rank, independently of the rank's GIL.
 
-The process is forked, so it has samples of any kind, and maps the same files. The rank sends sample
-numbers through one pipe, and receives the samples through another, without a copy in Python.
-Python's own pools are not used: their threads and locks do not survive a worker that is killed at
-an arbitrary moment, or a fork while another thread runs a collective.
+The process is forked, so it supports any kind of samples and maps the same files. The rank sends
+sample indices through one pipe and receives the samples through another, without a copy in Python.
+Python's own pools are not used, because their threads and locks can't handle a worker that is
+killed at an arbitrary time, or a fork while another thread runs a collective operation.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ Take = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = npt.NDArray[Any]
 
 MAX_TRIES = 3
-"""Number of times that a micro-batch is read if the process is killed each time."""
+"""Maximum number of times that reading a micro-batch is tried if the process is killed each
+time."""
 PIPE_BYTES = 1 << 20
-"""The largest pipe that the system grants without privileges."""
+"""The largest pipe size that the system allows without privileges."""
 _starting = threading.Lock()
-"""One start at a time: a process that inherits another's end of a pipe would hide its death."""
+"""Only one process starts at a time, because a process that inherits another's end of a pipe would
+hide its death."""
 _LENGTH = struct.Struct("<q")
 
 
 class Loader:
-    """One loader process, for one thread. A process that is killed is replaced, and its micro-batch
-    is read again. The process dies with the thread that owns it."""
+    """One loader process for one thread. If the process is killed, it is replaced, and its
+    micro-batch is read again. The process dies with the thread that owns it."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -52,7 +54,7 @@ class Loader:
         self._pid, self._requests, self._answers = self._start()
 
     def read(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `take(at)`, or raise what it raised."""
+        """Return `take(at)`, or raise the same error."""
         with self._reading:
             for _ in range(MAX_TRIES):
                 try:
@@ -60,17 +62,17 @@ class Loader:
                 except (EOFError, BrokenPipeError):
                     if self._closed:
                         raise
-                    log("a loader process was killed: starting it again")
+                    log("a loader process was killed; restarting it")
                     self._end()
                     self._pid, self._requests, self._answers = self._start()
         raise RuntimeError(
-            f"a loader process was killed {MAX_TRIES} times while it read the same samples. If "
-            "memory is short, lower data.loader_workers"
+            f"a loader process was killed {MAX_TRIES} times while it was reading the same samples. "
+            "If memory is low, reduce data.loader_workers"
         )
 
     def close(self) -> None:
-        """Kill the process; may be called from any thread. A thread that waits for it gets
-        EOFError, even if the process is stuck."""
+        """Kill the process; can be called from any thread. A thread that is waiting for the process
+        gets EOFError, even if the process is stuck."""
         self._closed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
@@ -130,15 +132,16 @@ def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
 
 def _become_loader(parent: int) -> None:
     """Prepare a process that was just forked from a rank, which has threads and connections: close
-    the connections that would hide the rank's end from its peers, and end with the rank."""
+    the connections, which would hide the rank's end from its peers, and make the process end with
+    the rank."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    gc.freeze()  # finalizers of the parent's garbage may wait for threads that were not forked
+    gc.freeze()  # finalizers of the parent's garbage could wait for threads that were not forked
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
             fd = int(entry.name)
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 os.close(fd)
@@ -182,7 +185,7 @@ def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _fill(fd: int, left: memoryview) -> None:
-    """Fill a buffer from a pipe. Raises EOFError if the other side is gone."""
+    """Fill a buffer from a pipe. Raises EOFError if the other end is closed."""
     while left:
         count = os.readv(fd, [left])
         if not count:

@@ -1,4 +1,4 @@
-"""Reads the samples of each step ahead of it, in a thread or in loader processes."""
+"""Reads the samples of each step in advance, in a thread or in loader processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ray_workers.training.data.sampler import Batch, DistributedBatchSampler
 from ray_workers.training.devices import sent
 
 PIECES_AHEAD = 2
-"""Micro-batches that each loader process has read or will read, unless a step has more."""
+"""Number of micro-batches that are read ahead for each loader process, unless a step has more."""
 MOST_AHEAD = 64
-"""Limit of the micro-batches that wait to be computed, because each takes memory."""
+"""Maximum number of micro-batches waiting to be computed, because each uses memory."""
 
 Piece = tuple[Tensor, Tensor]
 """(inputs, targets) of a micro-batch."""
@@ -36,7 +36,7 @@ class Share:
 
     def counts(self, piece: int) -> bool:
         """Whether a piece counts. Ranks that compute together need the same number of pieces, so a
-        rank with fewer samples repeats one as a stand-in."""
+        rank with fewer samples repeats one of them as a placeholder."""
         return piece < len(self.batch.indices)
 
 
@@ -45,12 +45,12 @@ class Feeding:
     """A rank's work in one optimizer step, usually one share."""
 
     num_global: int
-    """Samples of the global batch."""
+    """Number of samples in the global batch."""
     shares: Sequence[Share]
 
 
 class SharesOnDemand(Sequence[Share]):
-    """The shares of a global batch, each of which is read when it is requested."""
+    """The shares of a global batch, which are read when they are requested."""
 
     def __init__(self, batches: Sequence[Batch], read: Callable[[Batch], Share]) -> None:
         self._batches = batches
@@ -74,21 +74,21 @@ class Feed(Protocol):
     """A rank's work in each step."""
 
     def at(self, step: int) -> Feeding:
-        """Return the batch that begins with this step. Steps up to the last may be requested in any
-        order; consecutive steps are fastest."""
+        """Return the batch that begins with this step. Steps can be requested in any order, up to
+        the last one; consecutive steps are fastest."""
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
         """Make the batch that begins with a step end with the step that `last_of` returns."""
 
     def close(self) -> None:
-        """End the threads and processes that read ahead."""
+        """Stop the threads and processes that read in advance."""
 
 
 class Prefetcher:
-    """A rank's shares of each global batch, by the batch's first step.
+    """A rank's shares of each global batch, by the first step of the batch.
 
-    A thread reads samples that are not in memory while the previous step is computed; with
-    `loader_workers`, this many processes read them (see `Loader`).
+    While the previous step is computed, a thread reads samples that are not in memory. With
+    `loader_workers`, this number of processes reads them (see `Loader`).
     """
 
     def __init__(
@@ -101,8 +101,9 @@ class Prefetcher:
         evenly: bool = False,
         on_demand: bool = False,
     ) -> None:
-        """evenly: every rank has the same number of pieces, because ranks compute them together.
-        on_demand: a rank does not know its shares in advance, so nothing is read ahead."""
+        """evenly: whether every rank must have the same number of pieces, because ranks compute
+        them together. on_demand: whether a rank does not know its shares in advance, so that
+        nothing is read in advance."""
         self._samples = samples
         self._evenly = evenly
         self._on_demand = on_demand
@@ -123,8 +124,8 @@ class Prefetcher:
         self._begin(1)
 
     def at(self, step: int) -> Feeding:
-        """Return the batch that begins with this step. Steps up to the last may be requested in any
-        order; batches of consecutive steps are read ahead."""
+        """Return the batch that begins with this step. Steps can be requested in any order, up to
+        the last one; batches of consecutive steps are read in advance."""
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
     def end_batches(self, last_of: Callable[[int], int], from_step: int) -> None:
@@ -133,13 +134,13 @@ class Prefetcher:
         self._begin(from_step)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
-        """Divide the global batches from this step on by these parts; see
+        """Divide the global batches from this step on according to these parts; see
         `DistributedBatchSampler.parts`."""
         self._batches.parts = parts
         self._begin(from_step)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading in advance."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         while self._loaders:
@@ -152,13 +153,14 @@ class Prefetcher:
         return ThreadPoolExecutor(self._loader_workers or 1, "dray-feed")
 
     def _begin(self, step: int) -> None:
-        """Read from this step on, and drop reads of other steps."""
+        """Start reading at this step, and discard reads of other steps."""
         self._planned.clear()
         self._reading.clear()
         self._plan = self._plan_from(step)
 
     def _plan_from(self, step: int) -> Iterator[Tensor]:
-        """The pieces of the batch that begins with this step and of all later batches, in order."""
+        """Iterate over the pieces of the batch that begins with this step and of all later batches,
+        in order."""
         while step <= self._last_step:
             last = self._last_of(step)
             batches = self._batches.at(step, last)
@@ -186,7 +188,8 @@ class Prefetcher:
         return Feeding(batches[0].num_global, shares)
 
     def _read_ahead(self, pool: Executor, ahead: int) -> None:
-        """Keep `ahead` pieces read or being read, or all remaining pieces if they are fewer."""
+        """Ensure that `ahead` pieces, or all remaining pieces if there are fewer, are read or being
+        read."""
         while len(self._reading) < ahead:
             at = next(self._plan, None)
             if at is None:
@@ -195,7 +198,7 @@ class Prefetcher:
             self._reading.append(pool.submit(read, at))
 
     def _load(self, at: Tensor) -> Piece:
-        """Read a piece by the loader process of the calling thread."""
+        """Read a piece with the calling thread's loader process."""
         assert isinstance(self._samples, MemoryMappedSamples)
         loader = getattr(self._own, "loader", None)
         if loader is None:

@@ -1,10 +1,11 @@
-"""The samples of a rank at a step: pure functions of seed, step, rank and world size.
+"""The samples of a rank at a step, as pure functions of the seed, step, rank, and world size.
 
-An epoch visits every sample once, in an order drawn from (seed, epoch). The order is divided into
-steps; the last step of an epoch may be shorter. A global batch has the samples of one step, or of
-several consecutive steps if the document gives a range for it. Each global batch is divided into
-contiguous shares: one for each rank, or in an exact group the same number at any world size. So the
-world size decides which rank computes a sample, and not which samples are computed.
+An epoch visits every sample once, in an order derived from (seed, epoch). The order is divided into
+steps; the last step of an epoch can be shorter. A global batch consists of the samples of one step,
+or of several consecutive steps if the document specifies a range of batch sizes. Each global batch
+is divided into contiguous shares: one for each rank, or in an exact group, the same number at any
+world size. Therefore the world size determines which rank computes a sample, but not which samples
+are computed.
 """
 
 from __future__ import annotations
@@ -23,34 +24,36 @@ def steps_per_epoch(num_samples: int, samples_per_step: int) -> int:
 
 
 def samples_of(first: int, last: int, num_samples: int, samples_per_step: int) -> int:
-    """The number of samples in a batch of these steps, which belong to one epoch: the last step of
-    an epoch may have fewer than the others."""
+    """Return the number of samples in a batch of these steps, which must belong to one epoch. The
+    last step of an epoch can have fewer samples."""
     start = (first - 1) % steps_per_epoch(num_samples, samples_per_step) * samples_per_step
     return min((last - first + 1) * samples_per_step, num_samples - start)
 
 
 def position_after(step: int, steps_per_epoch: int, samples_per_step: int) -> dict[str, int]:
-    """The position at which the data continue after a step: the number of `samples` of the epoch's
-    order that are used, at any world size."""
+    """Return the position from which to continue reading the data after a step: `samples` is the
+    number of samples of the epoch's order that have been used, regardless of the world size."""
     epoch, step_in_epoch = divmod(step, steps_per_epoch)
     samples = step_in_epoch * samples_per_step
     return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """Every index in [0, num_samples) once: int64 of shape (num_samples,). Epochs count from 0."""
+    """Return a permutation of [0, num_samples): int64 of shape (num_samples,). Epochs count from
+    0."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     return torch.randperm(num_samples, generator=generator)
 
 
 def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
-    """[start, stop) of a rank's contiguous share; shares differ by one item at most."""
+    """Return [start, stop) of a rank's contiguous share; the sizes of shares differ by at most one
+    item."""
     return num_items * rank // world_size, num_items * (rank + 1) // world_size
 
 
 def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
-    """[start, stop) of a contiguous share whose size is its part of 1; each share has at least one
-    item if there are enough."""
+    """Return [start, stop) of a contiguous share whose size is proportional to its entry in
+    `parts`, which sum to 1; each share has at least one item if there are enough."""
     least = min(num_items // len(parts), 1)
     free = num_items - least * len(parts)
     start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
@@ -62,24 +65,24 @@ class Batch:
     """One share of one global batch."""
 
     number: int
-    """Index of the share: the rank, unless the group is exact."""
+    """Index of the share, which is the rank unless the group is exact."""
     indices: Tensor
     """The samples to compute: int64, never empty. If there are more shares than samples, a share
-    repeats its neighbour's, because a collective waits for every rank."""
+    repeats a sample of its neighbour, because collective operations wait for every rank."""
     num_global: int
     """Number of samples in the global batch."""
     is_empty: bool
-    """Whether the samples are a neighbour's, and have no weight."""
+    """Whether the samples belong to a neighbour, and have no weight."""
 
     @property
     def weight(self) -> float:
-        """The weight of each of the samples in the mean over the global batch."""
+        """The weight of each sample in the mean over the global batch."""
         return 0.0 if self.is_empty else 1 / self.num_global
 
 
 class DistributedBatchSampler:
-    """A rank's shares of the global batches of a data set, by step number (the first step is 1):
-    the shares with the indices `shares`, out of `num_shares`."""
+    """A rank's shares of the global batches of a data set, by step number (the first step is 1).
+    The rank has the shares with the indices `shares`, out of `num_shares`."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class DistributedBatchSampler:
         self._shares = shares
         self.num_shares = num_shares
         self.parts: Sequence[float] | None = None
-        """The part of each share in a global batch, which add up to 1; None for equal shares."""
+        """Fraction of the global batch for each share; they sum to 1. None for equal shares."""
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -105,8 +108,8 @@ class DistributedBatchSampler:
         return steps_per_epoch(self._num_samples, self._samples_per_step)
 
     def at(self, first: int, last: int) -> list[Batch]:
-        """The rank's shares, in order, of the batch with the samples of these steps, which belong
-        to one epoch."""
+        """Return the rank's shares, in order, of the batch that consists of these steps, which must
+        belong to one epoch."""
         epoch, number = divmod(first - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = epoch_order(self._num_samples, self._seed, epoch)

@@ -1,1 +1,1 @@
-"""Ranks that meet, leave and replace each other: rendezvous, process groups, state transfer."""
+"""How ranks meet, leave, and replace each other: rendezvous, process groups, and state transfer."""

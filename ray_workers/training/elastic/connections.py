@@ -1,10 +1,10 @@
-"""Shuts down a process's connections to a group that it leaves.
+"""Shuts down a process's connections to a group that it is leaving.
 
-A gloo operation fails at once if the connection that it waits on breaks, and otherwise waits on: of
-four ranks in a ring, the rank across from the dead one waits for a neighbour that has failed
-already. So a rank that leaves a group shuts its connections down; its neighbours fail and do the
-same, until the failure reaches every rank. Gloo offers no other way: its abort does not wake a
-waiting rank. NCCL's does.
+A gloo operation fails immediately if the connection for which it is waiting breaks; otherwise it
+continues to wait. For example, in a ring of four ranks, the rank opposite the dead one waits for a
+neighbour that has already failed. Therefore a rank that leaves a group shuts down its connections;
+its neighbours then fail and do the same, until the failure reaches every rank. Gloo provides no
+alternative: unlike NCCL's abort, its abort does not wake a waiting rank.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Connections:
     def __init__(self) -> None:
         self._inodes: frozenset[str] = frozenset()
         self._before: frozenset[str] | None = None
-        """The sockets that existed when forming began; None when no group is being formed."""
+        """The sockets that existed before the group was formed; None if no group is being
+        formed."""
         self._numbers: dict[int, str] | None = None
-        """The names of the sockets by descriptor, once `sent_bytes` has requested them."""
+        """The names of the sockets by descriptor; set by the first call to `sent_bytes`."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
-        """Record the sockets that appear within this context; one thread forms groups."""
+        """Record the sockets that are opened within this context. Only one thread forms groups."""
         self._before = before = frozenset(_sockets().values())
         try:
             yield
@@ -42,11 +43,11 @@ class Connections:
             self._before = self._numbers = None
 
     def cut(self, is_due: Callable[[], bool] = lambda: True) -> None:
-        """Shut the sockets down, also while the group is still being formed. This may be repeated,
-        and is harmless for sockets that gloo has closed itself.
+        """Shut down the sockets, even while the group is still being formed. Can be called
+        repeatedly, and is harmless for sockets that gloo itself has closed.
 
-        is_due: for a thread that does not form groups: called once the sockets are listed, which
-        may belong to the next group already.
+        is_due: for a thread that does not form groups, returns whether to continue; called after
+        the sockets are listed, because they may already belong to the next group.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -54,15 +55,15 @@ class Connections:
         for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
-            # Gloo may close the descriptor meanwhile, and a thread reopen it: check the duplicate.
+            # Gloo can close the descriptor now, and a thread can reopen it, so check the duplicate.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                 if f"socket:[{os.fstat(ours.fileno()).st_ino}]" == inode and not _listens(ours):
                     ours.shutdown(socket.SHUT_RDWR)
 
     def sent_bytes(self) -> int | None:
-        """Bytes that this process has sent to the others of its group, as the kernel counts them:
-        with message headers, without packet headers and retransmissions. None if the kernel does
-        not count."""
+        """Return the number of bytes that this process has sent to other members of its group, as
+        counted by the kernel: including message headers, excluding packet headers and
+        retransmissions. None if the kernel does not count them."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:
@@ -76,8 +77,8 @@ class Connections:
 
 
 def _sent_through(fd: int) -> int:
-    """Bytes sent through a TCP connection; 0 for other sockets, such as gloo's listener. Needs
-    Linux 4.19 (`tcpi_bytes_sent` and `tcpi_bytes_retrans` in linux/tcp.h)."""
+    """Return the number of bytes sent through a TCP connection; 0 for other sockets, such as gloo's
+    listener. Requires Linux 4.19 (`tcpi_bytes_sent` and `tcpi_bytes_retrans` in linux/tcp.h)."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -92,12 +93,13 @@ def _sent_through(fd: int) -> int:
 
 
 def _listens(sock: socket.socket) -> bool:
-    """Whether a socket is a listener: gloo ends the process when it can no longer accept."""
+    """Whether a socket is a listener. These must stay open, because gloo ends the process when it
+    can no longer accept connections."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets() -> dict[int, str]:
-    """The open sockets of this process: their names in /proc, by descriptor."""
+    """Return the names in /proc of this process's open sockets, by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

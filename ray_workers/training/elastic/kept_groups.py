@@ -1,8 +1,8 @@
-"""Keeps process groups until the process ends. Needs no torch to be imported.
+"""Keeps process groups alive until the process ends. Can be imported without torch.
 
-Releasing the last reference to a gloo group joins its threads while holding the interpreter's lock,
-and one of those threads may wait for that lock to release a finished operation. A rank deadlocked
-in this way after its training, and never exited.
+Releasing the last reference to a gloo group joins its threads while holding the GIL, but one of
+these threads may be waiting for the GIL to release a finished operation. This deadlock has occurred
+in a rank after its training, so that it never exited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _MODULE = "torch.distributed"
 
 
 def keep_groups() -> None:
-    """Keep every group made from now on, also by a script that imports torch later."""
+    """Keep every group that is created from now on, including by a script that imports torch
+    later."""
     if _MODULE in sys.modules:
         _wrap(sys.modules[_MODULE])
     else:
@@ -28,7 +29,7 @@ def keep_groups() -> None:
 
 
 class _WrappedOnImport:
-    """A finder of torch.distributed that wraps its functions once it is imported."""
+    """A finder for torch.distributed that wraps its functions after it is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -50,7 +51,7 @@ class _WrappedOnImport:
 
 def _wrap(dist: ModuleType) -> None:
     for name in ("init_process_group", "new_group"):
-        if hasattr(dist, name):  # missing if torch is built without it
+        if hasattr(dist, name):  # missing if torch was built without it
             keeping = _keeping(dist, getattr(dist, name))
             setattr(dist, name, keeping)
             setattr(dist.distributed_c10d, name, keeping)

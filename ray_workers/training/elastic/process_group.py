@@ -1,4 +1,5 @@
-"""Joins the other ranks, and has the small collectives besides gradients."""
+"""Joins the other ranks, and provides small collective operations for purposes other than
+gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from ray_workers.training.elastic.kept_groups import kept
 T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
-"""Tensors are sent together up to this size."""
+"""Maximum total size of tensors that are sent together."""
 
 
 def keep_all() -> None:
-    """Keep every group that exists now, and set its timeout, as `join` does for the world's."""
+    """Keep every existing group, and set its timeout, as `join` does for the default group."""
     for group in compat_torch.groups():
         compat_torch.set_timeout(group, OPERATION_LIMIT)
         kept.append(group)
@@ -31,8 +32,8 @@ def join(
 ) -> None:
     """Form the group with the ranks at `store`; `timeout` applies to connecting.
 
-    Operations of the group have practically no limit: the supervisor, which watches the ranks,
-    detects a hang better than a fixed time would.
+    Operations of the group have practically no timeout, because the supervisor, which monitors the
+    ranks, detects hangs more reliably than a fixed timeout.
     """
     compat_torch.count_groups_from_zero()
     dist.init_process_group(
@@ -43,13 +44,13 @@ def join(
 
 
 def leave() -> None:
-    """End the group, once every rank is done."""
+    """Destroy the group when every rank is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def abandon() -> None:
-    """Abandon a broken group without a message to the others."""
+    """Abandon a broken group without notifying the other ranks."""
     if not dist.is_initialized():
         return
     if dist.get_backend() != "gloo":
@@ -64,10 +65,10 @@ def backend_of(device: torch.device) -> str:
 
 
 def all_same(value: int, device: torch.device, world_size: int) -> bool:
-    """Whether every rank passed the same value; all get the same answer."""
+    """Return whether every rank passed the same value; all ranks get the same answer."""
     if world_size == 1:
         return True
-    # The maximum, and the maximum of the negated values, which is the negated minimum.
+    # The maximum of the values, and of the negated values, which is the negated minimum.
     bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     greatest, least = bounds.tolist()
@@ -75,13 +76,13 @@ def all_same(value: int, device: torch.device, world_size: int) -> bool:
 
 
 def add_up(total: Tensor, world_size: int) -> None:
-    """Replace `total` by its sum over the ranks."""
+    """Replace `total` with its sum over all ranks."""
     if world_size > 1:
         dist.all_reduce(total)
 
 
 def gathered(value: T, world_size: int) -> list[T]:
-    """The values of all ranks, by rank. The values must be picklable."""
+    """Return the values of all ranks, by rank. The values must be picklable."""
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size
@@ -90,7 +91,7 @@ def gathered(value: T, world_size: int) -> list[T]:
 
 
 def have_rank_0s(tensors: Sequence[Tensor]) -> None:
-    """Replace the content of the tensors by that on rank 0."""
+    """Replace the contents of the tensors with their contents on rank 0."""
     if tensors:
         compat_torch.broadcast_from_rank_0([t.detach() for t in tensors], BROADCAST_BYTES)
 

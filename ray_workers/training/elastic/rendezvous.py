@@ -1,10 +1,10 @@
-"""The rounds of a rank's rendezvous: how it gets from a broken group into the next one.
+"""The rounds of a rank's rendezvous: how a rank moves from a broken group to the next one.
 
-The supervisor, which sees all ranks, decides which ranks join the next round, and announces it.
-Here a rank reads its assignment, cuts its connections to the old group, and meets the others at the
-store. Every change of a group works in this way: a peer died, was killed because it hung, or the
-world size changed. torchelastic uses the same term, rendezvous; the number of a round is
-`generation` on the wire.
+The supervisor, which sees all ranks, decides which ranks join the next round, and announces it. In
+this module, a rank reads its assignment, cuts its connections to the old group, and meets the
+others at the store. All changes of a group work in this way: when a peer died or was killed because
+it hung, and when the world size changed. The term rendezvous is also used by torchelastic; the
+number of a round is called `generation` in the protocol.
 """
 
 from __future__ import annotations
@@ -31,46 +31,49 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-# Only the supervisor judges whether a round takes too long: it knows the speed of the machines, and
-# whether a rank died or is stopped. So these limits exceed its own limits on overloaded machines:
-# the limits in `supervision.rules.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
+# Only the supervisor decides whether a round takes too long, because it knows the speed of the
+# machines, and whether a rank died or is stopped. Therefore these limits exceed its own limits on
+# overloaded machines: the limits in `supervision.rules.timings.Timings` times
+# `machine_pace.MAX_SLOWNESS`.
 PLACE_LIMIT_S = 9000.0
-"""Seconds that a rank waits for its assignment in the next round: slots may have to be found first,
-data read again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""
+"""Maximum number of seconds that a rank waits for its assignment in the next round, including the
+time to find slots and to read data again (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s`,
+and `ready_limit_s`)."""
 MEETING_LIMIT_S = 5400.0
-"""Seconds that the other ranks may take to come to the store: the slowest reads its data first
-(`whole_limit_s`)."""
+"""Maximum number of seconds until the other ranks arrive at the store; the slowest rank reads its
+data first (`whole_limit_s`)."""
 FORMING_LIMIT_S = 5400.0
-"""Seconds that connecting to the ranks at the store may take (`whole_limit_s`); less than a second
-on a machine at its usual speed."""
+"""Maximum number of seconds for connecting to the ranks at the store (`whole_limit_s`); usually it
+takes less than a second."""
 LOOK_S = 0.002
 FINISH_LOOK_S = 0.1
-"""Longest pause between two looks while a rank of a script waits for the others to end."""
+"""Maximum polling interval while a rank of a script waits for the others to end."""
 WATCH_S = 0.25
 WATCH_TURNS = 2
-"""A rank's connections are cut after this many looks at the announced round. Usually the rank
-notices earlier by itself: between two steps, or because a neighbour has ended."""
+"""A rank's connections are cut after the announced round was seen more than this number of times.
+Usually the rank notices the round earlier: between two steps, or because a neighbour has ended."""
 
 
 class GroupChanged(Exception):
-    """The rank must leave its group for its assignment in the next one."""
+    """The rank must leave its group, because it has an assignment in the next one."""
 
 
 class Spool:
-    """The spool of this process's reports: another one for each rank that the process becomes,
-    because the name of a spool contains the rank whose frames are in it."""
+    """The spool for the reports of this process. When the process becomes another rank, it uses
+    another spool, because the name of a spool contains the rank to which its frames belong."""
 
     def __init__(self, path: Path, rank: int | None) -> None:
         self._path = path
         self._rank = rank
 
     def take(self, place: RankAssignment) -> None:
-        """Write as this rank from now on. No two processes have the same rank in one round."""
+        """Write as this rank from now on. Two processes never have the same rank in the same
+        round."""
         if place.rank != self._rank:
             self._rank = place.rank
             key = spool_key(place.rank, place.generation, "metrics")
             directory = self._path.with_name(key)
-            if known(self._path) != EVERYTHING:  # the service's cursors are recorded here
+            if known(self._path) != EVERYTHING:  # the service records its cursors
                 begin_count(directory)
             os.environ["DRAY_SPOOL_DIR"] = str(directory)
 
@@ -96,9 +99,10 @@ class RendezvousHandler:
         return self.place.world_size == 1
 
     def join(self, enter: Callable[[], None]) -> None:
-        """Form the group of this round. Raises GroupChanged if a newer one is announced first.
+        """Form the group of this round. Raises GroupChanged if a later round is announced first.
 
-        enter: forms the smaller groups within it, whose connections are cut together with its own.
+        enter: forms the smaller groups within this group; their connections are cut together with
+        its own.
         """
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
@@ -112,9 +116,9 @@ class RendezvousHandler:
             enter()
 
     def meet_without_group(self) -> Store:
-        """Get an assignment without a process group, for ranks that are connected in another way;
-        return the attempt's store, in which they find each other. Later rounds concern only the
-        ranks that are new in them."""
+        """Get an assignment without a process group, for ranks that connect in another way; return
+        the attempt's store, through which they find each other. Later rounds affect only the ranks
+        that join in them."""
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
             self._take_place(PLACE_LIMIT_S)
@@ -123,9 +127,9 @@ class RendezvousHandler:
         return TCPStore(*self._address, wait_for_workers=False)
 
     def _form(self) -> None:
-        """Meet the others and connect to them. An error here comes from the store or a peer, never
-        from the training code, so it is raised as DistStoreError unless it is GroupChanged or has
-        another cause."""
+        """Meet the other ranks and connect to them. Errors here come from the store or a peer,
+        never from the training code, so they are raised as DistStoreError, except for GroupChanged
+        and errors that have another cause."""
         try:
             store = self._meet()
             use = TimeCategory.RECOVERING if self.place.generation else TimeCategory.STARTING
@@ -144,8 +148,9 @@ class RendezvousHandler:
             raise dist.DistStoreError(f"the group could not be formed: {error}") from error
 
     def _watch(self) -> None:
-        """Cut this rank's connections when another round is announced, even while it waits for a
-        silent peer whose connections are intact, or for a peer that died before connecting."""
+        """Cut this rank's connections when another round is announced, even while it waits for an
+        unresponsive peer whose connections are intact, or for a peer that died before
+        connecting."""
         if not self._prefix or self._watcher is not None:
             return
 
@@ -164,8 +169,8 @@ class RendezvousHandler:
         self._watcher.start()
 
     def _meet(self) -> Store:
-        """Wait at the store until all ranks of this round have come."""
-        # Each round has its own connection: cutting the connection wakes a rank that waits for it.
+        """Wait at the store until all ranks of this round have arrived."""
+        # Each round has its own connection, because cutting it wakes a rank that is waiting for it.
         whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
             self.place.generation,
@@ -175,16 +180,18 @@ class RendezvousHandler:
         self._store = store = PrefixStore(f"generation-{generation}", whole)
         store.set(f"here-{rank}", "1")
         keys = [f"here-{other}" for other in range(world_size)]
-        self._wait(lambda: store.check(keys), MEETING_LIMIT_S, "the other ranks to come")
+        self._wait(lambda: store.check(keys), MEETING_LIMIT_S, "the other ranks to arrive")
         return store
 
     def check(self) -> None:
-        """Raise GroupChanged if another round is announced. To be called between two steps."""
+        """Raise GroupChanged if another round has been announced. Must be called between two
+        steps."""
         if not self._is_without_group and self._page.wanted > self.place.generation:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error only means that the group is broken, and another round may follow."""
+        """Whether an error only means that the group is broken, so that another round may
+        follow."""
         if isinstance(error, GroupChanged):
             return True
         if isinstance(error, PartsLostError) or self._device.type != "cpu":
@@ -194,7 +201,7 @@ class RendezvousHandler:
     def follow(self, error: BaseException) -> None:
         """Leave the broken group, and join the next round.
 
-        Raises `error` again if no assignment comes in time.
+        Reraises `error` if no assignment arrives in time.
         """
         self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
         self._connections.cut()
@@ -212,16 +219,16 @@ class RendezvousHandler:
         self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
 
     def sent_bytes(self) -> int | None:
-        """Bytes that this rank has sent to the others in this round; None on GPUs, where the kernel
-        sees little or none of NCCL's traffic."""
+        """Return the number of bytes that this rank has sent to other ranks in this round; None on
+        GPUs, where the kernel sees little or no NCCL traffic."""
         if self.is_alone or self._device.type != "cpu":
             return None
         return self._connections.sent_bytes()
 
     def finish(self) -> None:
-        """Wait until all ranks of this round have called this. This is no collective, so a rank
-        that calls it too early disturbs no operation of the others. Raises GroupChanged if another
-        round is announced first."""
+        """Wait until all ranks of this round have called this. This is not a collective operation,
+        so a rank that calls it too early does not interfere with operations of other ranks. Raises
+        GroupChanged if another round is announced first."""
         if self.is_alone:
             return
         assert self._store is not None
@@ -234,7 +241,7 @@ class RendezvousHandler:
             pause_s = min(2 * pause_s, FINISH_LOOK_S)
 
     def leave(self) -> None:
-        """End the group after the training has ended on all ranks."""
+        """Destroy the group after training has ended on all ranks."""
         process_group.leave()
 
     def _wait(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
@@ -245,7 +252,7 @@ class RendezvousHandler:
         try:
             self._until(is_over, limit_s)
         except TimeoutError:
-            raise dist.DistStoreError(f"timed out waiting for {what}, {limit_s:g} s") from None
+            raise dist.DistStoreError(f"timed out waiting for {what} after {limit_s:g} s") from None
 
     def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
         deadline = time.monotonic() + limit_s

@@ -1,8 +1,9 @@
-"""Transfers the state of a replica to the ranks that lack it.
+"""Transfers the state of a replica to ranks that do not have it.
 
-After a fault the ranks of a group may differ by one step: an all-reduce can have ended on some of
-them and not on others, and a replacement has no state. The state of the furthest rank is correct,
-because replicas that have done the same step are bitwise equal; the others receive it.
+After a failure, the ranks of a group can differ by one step, because an all-reduce may have ended
+on some of them but not on others, and a replacement has no state. The state of the furthest rank is
+correct, because replicas that have completed the same step are bitwise identical; the other ranks
+receive this state.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor
 from dray.train.prepared.copies import changed, leaves
 
 FLAT_BYTES = 16 << 20
-"""Smaller tensors are sent together, up to about this many bytes at once."""
+"""Smaller tensors are sent together, up to approximately this total size."""
 Group = dist.ProcessGroup | None
-"""None for the world."""
+"""None for the default group."""
 
 
 def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
-    """Return the number of each rank, by rank. A collective."""
+    """Return the number passed by each rank, by rank. A collective operation."""
     if world_size == 1:
         return [number]
     mine = torch.tensor([number], dtype=torch.int64, device=device)
@@ -33,7 +34,8 @@ def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
 
 
 def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
-    """Return (furthest progress, lowest rank that has it, whether all have it). A collective."""
+    """Return (furthest progress, lowest rank with this progress, whether all ranks have it). A
+    collective operation."""
     all_progress = everyones(progress, device, world_size)
     best = max(all_progress)
     return best, all_progress.index(best), all(one == best for one in all_progress)
@@ -46,11 +48,11 @@ def broadcast(
     device: torch.device,
     group: Group = None,
 ) -> dict[str, Any] | None:
-    """Broadcast the source's state, and return it, on `device`, on every other rank of the group;
-    return None on the source. A collective of the group, with `source` and `rank` of the world.
+    """Broadcast the source's state. Returns it, on `device`, on all other ranks of the group, and
+    None on the source. A collective operation of the group; `source` and `rank` are global ranks.
 
-    `state` is called only on the source: nested mappings, lists and tuples of tensors and plain
-    values.
+    `state` is called only on the source, and returns nested mappings, lists, and tuples of tensors
+    and plain values.
     """
     tensors: list[Tensor] = []
     outline: list[Any] = [None]
@@ -72,11 +74,12 @@ def broadcast(
 def gather(
     state: Callable[[], Mapping[str, Any]], device: torch.device, group: Group = None
 ) -> list[dict[str, Any]]:
-    """Return the states of the other ranks, in order, on the first rank of a group; an empty list
-    elsewhere. A collective of the group.
+    """Return the states of the other ranks, in order, on the first rank of a group, and an empty
+    list on other ranks. A collective operation of the group.
 
-    The states are received in the host's memory: together they may exceed a GPU's. `state` is
-    called on each rank but the first, and has the same form as for `broadcast`.
+    The states are received in host memory, because their total size can exceed a GPU's memory.
+    `state` is called on each rank except the first, and returns the same structure as for
+    `broadcast`.
     """
     first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
     if others and dist.get_rank() != first:
@@ -102,15 +105,16 @@ def _received(source: int, device: torch.device) -> dict[str, Any]:
 
 
 class _Place:
-    """The outline of a tensor in a state."""
+    """A placeholder for a tensor in a state."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-        self.device_type = tensor.device.type  # an optimizer's count of steps may be on the CPU
+        self.device_type = tensor.device.type  # an optimizer's step count can be on the CPU
 
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:
-    """Replace each tensor in the value by a `_Place`, and append it to `tensors`, in order."""
+    """Replace each tensor in the value with a `_Place`, and append the tensors to `tensors`, in
+    order."""
 
     def place_of(one: Any) -> Any:
         if not isinstance(one, Tensor):
@@ -122,7 +126,7 @@ def _outlined(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _places(value: Any) -> list[_Place]:
-    """The tensors' places in an outline, in order."""
+    """Return the placeholders in an outline, in order."""
     return [one for one in leaves(value) if isinstance(one, _Place)]
 
 
@@ -131,7 +135,8 @@ def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Group tensors that are sent at once: small ones of one type together, large ones alone."""
+    """Group the tensors that are sent at once: small tensors of the same type together, large ones
+    individually."""
     pieces: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:

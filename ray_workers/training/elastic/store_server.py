@@ -1,4 +1,5 @@
-"""The rendezvous store of one attempt, in its own process so that it outlives any rank."""
+"""The rendezvous store of one attempt, which runs in its own process so that it outlives any
+rank."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ SECRET_BYTES = 32
 
 
 def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
-    """Serve a store at `listener`, and connect to it by address and port.
+    """Serve a store on `listener`, and connect to it by address and port.
 
-    torch requires that a listener which it did not make be bound to that port.
+    torch requires an externally created listener to be bound to this port.
     """
     from ray_workers.training.core.compat_torch import TCPStore
 
-    # Without libuv: it changes the set of watched descriptors through io_uring, and can lose a
-    # socket that reuses the number of a socket just closed. This happened after ranks had been
-    # killed: a request was never read.
+    # libuv is disabled because it changes the set of watched descriptors through io_uring, and can
+    # lose a socket that reuses the number of a recently closed socket. This happened after ranks
+    # had been killed: a request was never read.
     return TCPStore(
         address,
         port,
@@ -44,7 +45,7 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
 
 
 def loopback_store() -> TCPStore:
-    """Serve a store without a secret at a free port of loopback, for measurements and tests."""
+    """Serve a store without a secret on a free loopback port, for measurements and tests."""
     listener = socket.create_server(("127.0.0.1", 0))
     return new_store(listener, "127.0.0.1", listener.getsockname()[1])
 
@@ -54,9 +55,9 @@ def serve(address: str, temp_dir: Path) -> int:
 
     temp_dir: the attempt's folder for temporary files.
 
-    Prints the proxy's port and its secret in hexadecimal digits, or an error.
+    Prints the proxy's port and its hexadecimal secret, or an error.
     """
-    # torch warns that each connection is not a TCP connection, and no process reads the warnings.
+    # torch warns that each connection is not a TCP connection, but no process reads the warnings.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
         asyncio.run(_serve(address, temp_dir))
@@ -81,11 +82,11 @@ async def _serve(address: str, temp_dir: Path) -> None:
     proxy.is_open = True
     _print_line(f"{port} {secret.hex()}")
     await server.serve_forever()
-    del store  # serves for as long as it is referenced
+    del store  # it serves as long as it is referenced
 
 
 def _outer_listener(address: str) -> socket.socket:
-    """Listen at a free port whose number, as two bytes, is a valid file name."""
+    """Listen on a free port whose number, as two bytes, is a valid file name."""
     while True:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
@@ -95,11 +96,11 @@ def _outer_listener(address: str) -> socket.socket:
 
 
 def _inner_listener(port: int, temp_dir: Path) -> tuple[socket.socket, str]:
-    """Return a Unix socket that only this process can connect to, and its path.
+    """Return a Unix socket to which only this process can connect, and its path.
 
-    The file is deleted at once, and only a descriptor of it remains. torch reads the port of a
-    listener from the bytes at which an IPv6 address has it; in the address of a Unix socket these
-    are the first two bytes of its path.
+    The file is deleted immediately, so that only a descriptor for it remains. torch reads the port
+    of a listener from the offset of the port in an IPv6 address; in the address of a Unix socket,
+    this offset contains the first two bytes of its path.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,1 +1,1 @@
-"""The training loop of one rank of a recipe, and its measurements and reports."""
+"""The training loop of one rank of a recipe, with its measurements and reports."""

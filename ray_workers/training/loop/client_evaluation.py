@@ -16,13 +16,13 @@ from ray_workers.training.parallel import DataPart, Strategy, StrategyContext
 from ray_workers.training.parallel.strategy import Numbers
 
 ClientBatch = list[tuple[int, Tensor]]
-"""Clients, each with the numbers of some of its samples."""
+"""Clients, each with the indices of some of its samples."""
 SAMPLES_AT_ONCE = 256
-"""Clients are evaluated together up to about this many samples."""
+"""Clients are evaluated together up to this total number of samples."""
 
 
 def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
-    """Return the evaluation for a job of this kind."""
+    """Return the evaluation for this kind of job."""
     kind = Evaluation if strategy.clients is None else ClientEvaluation
     parts = (given.workload, given.device, strategy, given.autocast, given.spec.train)
     return kind(*parts, moved=given.page.move)
@@ -30,10 +30,11 @@ def evaluation_of(given: StrategyContext, strategy: Strategy) -> Evaluation:
 
 class ClientEvaluation(Evaluation):
     """Adds the mean over the worst tenth of the clients to `val/loss` and the recipe's metrics, in
-    which each sample counts equally: `val/worst_tenth_loss`, and for classification
+    which all samples have the same weight: `val/worst_tenth_loss`, and for classification also
     `val/worst_tenth_accuracy`.
 
-    One rank evaluates a client, with the same clients in its batch at any number of ranks.
+    Each client is evaluated by one rank, in a batch with the same other clients for any number of
+    ranks.
     """
 
     def take(self, part: DataPart, world_size: int) -> None:
@@ -48,7 +49,7 @@ class ClientEvaluation(Evaluation):
 
     def measure(self) -> dict[str, float]:
         # (clients, 2): the sum of the losses, and the number of correct predictions. Only one rank
-        # has values other than zero for a client, so the sum over the ranks is exact.
+        # has non-zero values for a client, so the sum over the ranks is exact.
         found = torch.zeros(len(self._sizes), 2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for batch in self._own:
@@ -66,7 +67,8 @@ class ClientEvaluation(Evaluation):
         return measured | self._measured_metrics()
 
     def _measure_batch(self, batch: ClientBatch, found: Tensor) -> None:
-        """Add the losses of the samples, and the correct predictions, to their clients' rows."""
+        """Add the losses of the samples and the number of correct predictions to the rows of their
+        clients."""
         self._moved()
         inputs, targets = self._samples.take(torch.cat([numbers for _, numbers in batch]))
         with self._autocast():
@@ -83,7 +85,7 @@ class ClientEvaluation(Evaluation):
 
 
 def _together(clients: Sequence[int], numbers: Sequence[Numbers]) -> list[list[int]]:
-    """Group clients that are evaluated at once; a client with many samples has its own group."""
+    """Group clients that are evaluated together; a client with many samples has its own group."""
     groups: list[list[int]] = []
     size = 0
     for at in clients:
@@ -104,6 +106,6 @@ def _batches(group: Sequence[int], numbers: Sequence[Numbers]) -> list[ClientBat
 
 
 def _worst_tenth(values: Tensor) -> float:
-    """The mean of the lowest tenth of the values, at least one value."""
+    """Return the mean of the lowest tenth of the values (at least one value)."""
     count = math.ceil(len(values) / 10)
     return float(values.sort().values[:count].mean())

@@ -1,4 +1,4 @@
-"""The communication cost that a rank has by keeping in step: the same metrics for each `sync`."""
+"""The communication cost of a rank for synchronisation, with the same metrics for each `sync`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ VALUE_BYTES = 4
 class CommMetrics:
     """Returns for each step:
 
-    - `perf/sent_bytes`, the bytes that this rank sent to others, as the kernel counts them;
-    - `perf/compression`, the bytes that a ring all-reduce of the whole gradient in fp32 would send,
-      divided by the bytes sent;
-    - `perf/compute_time_s`, the seconds for which this rank computed a share of the batch until it
-      had to communicate. It differs between ranks by their speed, regardless of which rank waits.
+    - `perf/sent_bytes`: number of bytes that this rank sent to others, as counted by the kernel;
+    - `perf/compression`: number of bytes that a ring all-reduce of the whole fp32 gradient would
+      send, divided by the number of bytes sent;
+    - `perf/compute_time_s`: number of seconds that this rank computed a share of the batch before
+      it had to communicate. It depends on the speed of the rank, regardless of which rank waits.
     """
 
     def __init__(self, num_elements: int, *, times_compute: bool) -> None:
-        """num_elements: size of the gradient. times_compute: whether the time of a call is the time
-        of its computation, which is not so on a GPU."""
+        """num_elements: size of the gradient. times_compute: whether the duration of a call is the
+        duration of its computation, which is not the case on a GPU."""
         self._num_elements = num_elements
         self._times_compute = times_compute
         self._count: Callable[[], int | None] = lambda: None
@@ -32,10 +32,11 @@ class CommMetrics:
         self._before: int | None = None
         self._shares_s: list[float] = []
         self._sent = self._num_steps = 0
-        """Bytes sent since the last evaluation, and the number of steps in which they were sent."""
+        """Number of bytes sent since the last evaluation, and number of steps in which they were
+        sent."""
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
-        """Get the bytes that were sent since the group was formed from `count` from now on, which
+        """Use `count` from now on to get the number of bytes sent since the group was formed; it
         returns None if they are not counted."""
         self._count, self._world_size = count, world_size
 
@@ -44,12 +45,14 @@ class CommMetrics:
         self._shares_s.clear()
 
     def computed(self, seconds: float) -> None:
-        """Record the seconds that a share was computed until the rank had to communicate."""
+        """Record the number of seconds that a share was computed before the rank had to
+        communicate."""
         if self._times_compute:
             self._shares_s.append(seconds)
 
     def of_step(self) -> dict[str, float]:
-        """The metrics of the step that has just ended, without metrics that were not counted."""
+        """Return the metrics of the step that has just ended, except for metrics that were not
+        counted."""
         found: dict[str, float] = {}
         if self._shares_s:
             found[COMPUTE_TIME] = sum(self._shares_s) / len(self._shares_s)
@@ -65,8 +68,9 @@ class CommMetrics:
         return found
 
     def of_all(self, device: torch.device, world_size: int) -> dict[str, float]:
-        """The metrics of an evaluation. A collective, unless bytes are not counted. world_size:
-        size of the group that evaluates; a group of one rank has no metrics."""
+        """Return the metrics of an evaluation. A collective operation, unless bytes are not
+        counted. world_size: size of the group that evaluates; a group of one rank has no
+        metrics."""
         if world_size == 1 or self._count() is None:
             return {}
         sent = torch.tensor([self._sent], dtype=torch.float64, device=device)

@@ -28,7 +28,7 @@ class Evaluation:
         options: spec.Train,
         moved: Callable[[], None],
     ) -> None:
-        """moved: called before each batch, so that a long evaluation is not mistaken for a hang."""
+        """moved: called before each batch, so that a long evaluation is not considered hung."""
         self._strategy = strategy
         self._samples: InMemorySamples | MemoryMappedSamples = on_device(
             workload.validation, device
@@ -42,7 +42,7 @@ class Evaluation:
         self.take(DataPart(range(1), 1), 1)
 
     def take(self, part: DataPart, world_size: int) -> None:
-        """Evaluate this part of the samples from now on, and discard an interrupted evaluation."""
+        """Evaluate this part of the samples from now on, and discard any interrupted evaluation."""
         self._part = part
         self._world_size = world_size
         share = -(-self._options.global_batch_size // part.num_shares)
@@ -50,9 +50,10 @@ class Evaluation:
         self._metrics = self._fresh_metrics().to(self._device)
 
     def measure(self) -> dict[str, float]:
-        """Return `val/loss` and the recipe's metrics over all ranks' shares, equal on every rank.
+        """Return `val/loss` and the recipe's metrics over the shares of all ranks, equal on every
+        rank.
 
-        A collective: all ranks call it together.
+        A collective operation: all ranks must call it together.
         """
         # One sum for each share, so that the total does not depend on which rank evaluated a share.
         losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
@@ -63,8 +64,8 @@ class Evaluation:
         return {"val/loss": losses.sum().item() / len(self._samples)} | self._measured_metrics()
 
     def _measured_metrics(self) -> dict[str, float]:
-        """Compute the recipe's metrics over the updates of all ranks, and reset them. A
-        collective."""
+        """Compute the recipe's metrics over the updates of all ranks, and reset them. A collective
+        operation."""
         with warnings.catch_warnings():
             # Ranks without outputs have not updated the metrics.
             warnings.filterwarnings("ignore", message="The ``compute`` method")
@@ -77,22 +78,22 @@ class Evaluation:
         num_shares = self._part.num_shares
         start, stop = share(len(self._samples), number, num_shares)
         counts = stop > start
-        # A rank without samples computes one without weight: ranks that have a model together must
-        # compute together.
+        # A rank without samples computes one with zero weight, because ranks that share a model
+        # must compute together.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         batches = torch.split(numbers, self._batch_size)
         for at in batches:
             loss += self._take_batch(at, len(at) if counts else 0)
-        # Ranks that have a model together must compute the same number of batches.
+        # Ranks that share a model must compute the same number of batches.
         largest = -(-len(self._samples) // num_shares)
         for _ in range(-(-largest // self._batch_size) - len(batches)):
             self._take_batch(numbers[:1], 0)
         return loss
 
     def _take_batch(self, at: torch.Tensor, count: int) -> torch.Tensor:
-        """Update the metrics with the first `count` of some samples, unless `count` is 0: most
-        metrics do not support an empty batch. Return the sum of the losses."""
+        """Update the metrics with the first `count` samples of the batch, unless `count` is 0,
+        because most metrics do not support empty batches. Return the sum of the losses."""
         self._moved()
         inputs, targets = self._strategy.narrowed(self._samples.take(at))
         with self._autocast():

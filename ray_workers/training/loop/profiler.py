@@ -1,4 +1,4 @@
-"""Profiles some steps, and summarises the use of their time."""
+"""Profiles some steps, and summarises how they use their time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STEP, DATA = "dray.step", "dray.data"
 NUM_TOP = 15
 
 Span = tuple[float, float]
-"""[begin, end), in microseconds of the trace's own clock."""
+"""[begin, end) in microseconds, by the clock of the trace."""
 
 
 class Profiler:
-    """Profiles the steps and ranks that a document selects; none without options."""
+    """Profiles the steps and ranks selected by a document; none without options."""
 
     def __init__(self, options: spec.Profile | None, device: torch.device) -> None:
         self.rank = 0
@@ -41,12 +41,13 @@ class Profiler:
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
         self._parts: list[Any] = []
-        """The open ranges of a step that is profiled: the step, and within it the wait for data."""
+        """The open ranges of the step being profiled: the step, and within it, the wait for
+        data."""
         self._began_with = 0
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """Begin a step, whose data are loaded next."""
+        """Begin a step; its data are loaded next."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # unfinished operations belong to the previous step
@@ -67,7 +68,7 @@ class Profiler:
             self._end_part()
 
     def end_step(self, step: int) -> None:
-        """End a step; the last one stores the artifacts."""
+        """End a step; at the last one, store the artifacts."""
         if not self._parts:
             return
         self._wait_for_device()  # launched operations belong to this step
@@ -82,20 +83,20 @@ class Profiler:
         self._parts.pop().__exit__(None, None, None)
 
     def break_off(self) -> None:
-        """Discard the profile, because the group broke."""
+        """Discard the profile because the group is broken."""
         if self._profile is not None:
             self._profile.stop()
         self._profile = None
         self._parts.clear()
 
     def finish(self, steps_done: int) -> None:
-        """Store the profile at the end of training, or log that its steps were never reached."""
+        """Store the profile at the end of training, or log that its steps were not reached."""
         if self._profile is not None:
             self._leave(steps_done)
         elif self._is_wanted and not self._is_done:
             log(
-                f"nothing was recorded by this process of rank {self.rank}: profile asks for steps "
-                f"{self._first} to {self._last}, and the training ended with step {steps_done}"
+                f"this process of rank {self.rank} recorded no profile: profile requests steps "
+                f"{self._first} to {self._last}, but training ended with step {steps_done}"
             )
 
     def _leave(self, step: int) -> None:
@@ -128,12 +129,12 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum the seconds of the profiled steps by their use, from the events of a trace. Time between
-    two steps, such as an evaluation, does not count.
+    """Sum up the time of the profiled steps in seconds by its use, from the events of a trace. Time
+    between two steps, such as an evaluation, is not counted.
 
-    `overlap_s` counts as both compute and communication; `other_s` is the rest of `wall_s`: Python,
-    launches, and waiting for slower ranks. Computation during the wait for data, such as assembling
-    a batch, counts only as that wait.
+    `overlap_s` is included in both compute and communication; `other_s` is the rest of `wall_s`:
+    Python, kernel launches, and waiting for slower ranks. Computation during the wait for data,
+    such as collating a batch, counts only as waiting for data.
     """
     spans: dict[str, list[Span]] = {"step": [], "data": [], "compute": [], "communication": []}
     has_gpu = False
@@ -145,7 +146,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             continue
         if kind == "gpu compute" and not has_gpu:
             has_gpu = True
-            spans["compute"].clear()  # with a GPU, the CPU only launches
+            spans["compute"].clear()  # with a GPU, the CPU only launches kernels
         if kind == "compute" and has_gpu:
             continue
         begin = float(event["ts"])
@@ -167,7 +168,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _kind(category: str, name: str) -> str | None:
-    """The kind of time that an event of a trace counts as; None if it does not count."""
+    """Return the category to which an event of a trace belongs; None if it is not counted."""
     if name in (STEP, DATA):
         return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -178,7 +179,7 @@ def _kind(category: str, name: str) -> str | None:
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
-    """Merge spans into disjoint ones that cover the same time, in order."""
+    """Merge spans into disjoint, ordered spans that cover the same time."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -189,12 +190,12 @@ def union(spans: Sequence[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """The total length of disjoint spans."""
+    """Return the total length of disjoint spans."""
     return sum(end - begin for begin, end in spans)
 
 
 def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The time that both have in common. Both are disjoint spans in order, as is the result."""
+    """Return the intersection of two lists of disjoint, ordered spans, which has the same form."""
     found = []
     at = 0
     for begin, end in ours:
@@ -208,16 +209,16 @@ def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
 
 
 def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The time in `ours` and not in `theirs`, which are disjoint spans in order."""
+    """Return the time that is in `ours` but not in `theirs`; both are disjoint, ordered spans."""
     edges = [-math.inf, *(edge for span in theirs for edge in span), math.inf]
     return common(ours, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
-    """The operators that took the most time themselves, on the GPU if the process has one.
+    """Return the operators with the most self time, on the GPU if the process has one.
 
-    torch's list also has kernels, whose time is included in that of the operators that launched
-    them, and ranges that the program named; both are left out.
+    torch's list also contains kernels, whose time is included in the time of the operators that
+    launched them, and ranges named by the program; both are omitted.
     """
     found = [
         {
@@ -234,7 +235,7 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _is_operator(average: Any) -> bool:
-    # gloo records a named range for each of its operations, and no operator.
+    # gloo records a named range for each of its operations instead of an operator.
     return average.key.startswith("gloo:") or not average.is_user_annotation
 
 

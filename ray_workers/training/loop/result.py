@@ -1,4 +1,4 @@
-"""The result of a training, and the log lines of an evaluation and an early end."""
+"""The result of training, and the log messages for evaluations and early stopping."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def store(
 ) -> None:
     """Store the recipe's result files as artifacts of the job.
 
-    If the storage is full, wait for free space; `waiting` is called meanwhile, so that the wait is
-    not mistaken for a hang.
+    If the storage is full, wait for free space, and call `waiting` during the wait, so that the
+    rank is not considered hung.
     """
 
     def write() -> None:
@@ -39,7 +39,7 @@ def store(
 
 
 def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
-    """Log and report that the job ends after `step`, which is its last step now."""
+    """Log and report that the job ends after `step`, which is now its last step."""
     rule = options.early_stopping
     assert rule is not None
     job_log.log(
@@ -50,7 +50,8 @@ def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
 
 
 def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
-    """Log it if the job ends after this round because another would exceed the privacy budget."""
+    """Log a message if the job ends after this round because another round would exceed the privacy
+    budget."""
     if options is None or options.privacy is None or step >= options.rounds:
         return
     job_log.log(
@@ -60,6 +61,6 @@ def log_spent_privacy(options: spec.Federated | None, step: int) -> None:
 
 
 def of_evaluation(calendar: Calendar, step: int, metrics: Mapping[str, float]) -> str:
-    """The line in the job's log for an evaluation."""
+    """Return the log message for an evaluation."""
     figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items()))
     return f"epoch {calendar.epoch_of(step)}, step {step} of {calendar.total_steps}: {figures}"

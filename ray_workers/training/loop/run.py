@@ -1,4 +1,4 @@
-"""The training loop of one rank of a recipe. `Trainer` has its stages."""
+"""The training loop of one rank of a recipe, whose stages are in `Trainer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray_workers.training.loop.trainer import Trainer
 def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) -> None:
     """Train the workload as the document specifies, in every group that this rank joins.
 
-    Raises Preempted if the rank was asked to leave, and left.
+    Raises Preempted if the rank has left on request.
     """
     if task.rank == 0 and task.incarnation == 0:
         for line in workload.about:
@@ -26,11 +26,11 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
 
 
 def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
-    """Train one rank to the end of its job, in every group that it joins.
+    """Train one rank until the end of its job, in every group that it joins.
 
     A group breaks when one of its ranks dies or hangs, or when its size is to change. The other
-    ranks leave it, discard the step that they were in, and meet with the rest of their state in the
-    next round of the rendezvous. Raises Preempted if the rank was asked to leave, and left.
+    ranks leave it, discard the current step, and meet in the next round of the rendezvous with the
+    rest of their state. Raises Preempted if the rank has left on request.
     """
     try:
         while True:
@@ -40,7 +40,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
-                            rendezvous.check()  # raises GroupChanged if a round is announced
+                            rendezvous.check()  # raises GroupChanged if a round was announced
                             batch = trainer.load_batch(step)
                             for turn in trainer.turns(step, batch):
                                 loss = trainer.forward_backward(step, turn)
@@ -68,4 +68,4 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 trainer.leave_group()
                 rendezvous.follow(error)
     finally:
-        trainer.close()  # commits a checkpoint whose state is copied, also after an error
+        trainer.close()  # commits a checkpoint whose state is copied, even after an error

@@ -1,5 +1,5 @@
-"""Reports the figures of each step without slowing it down, and the figures of steps that a dead
-rank 0 had committed but not reported."""
+"""Reports the metrics of each step without slowing it down, and the metrics of steps that a
+previous process of rank 0 had committed but not reported."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ray_workers.training.core.divergence import Divergence
 from ray_workers.training.devices import is_gpu, module_of
 
 FLUSH_S = 0.05
-"""Limit of the seconds that a step's figures wait to be written while training continues. A frame
-that is written in the middle of a step finds its code and data evicted from the CPU's caches, and
-takes three times as long as in a sequence of frames."""
+"""Maximum number of seconds that a step's metrics wait to be written while training continues. A
+frame written in the middle of a step takes three times as long as in a sequence of frames, because
+its code and data have been evicted from the CPU's caches."""
 
 
 Event = Any
@@ -30,7 +30,7 @@ Event = Any
 
 
 class StepFigures(NamedTuple):
-    """The figures of a step, once it is launched."""
+    """The metrics of a step after it has been launched."""
 
     step: int
     epoch: int
@@ -39,20 +39,20 @@ class StepFigures(NamedTuple):
     lr: float
     data_wait_s: float
     loss: Tensor
-    """Mean over the global batch: a scalar on the device, valid until the next backward pass."""
+    """Mean over the global batch; a scalar on the device, valid until the next backward pass."""
     grad_norm: Tensor
-    """The gradient norm before clipping."""
+    """Gradient norm before clipping."""
     more: Mapping[str, float] = MappingProxyType({})
     """Additional metrics of the step."""
 
 
 class StepReporter:
-    """Reports every step: rank 0 reports the global figures, the others only their own times. Each
-    rank keeps all figures on its heartbeat page, for a rank that may have to replace rank 0.
+    """Reports every step: rank 0 reports the global metrics, and the others only their own times.
+    Each rank keeps all metrics on its heartbeat page, for a rank that might have to replace rank 0.
 
-    On a GPU, reading a number waits for all operations launched before. So the numbers are copied
-    to pinned memory in the GPU's stream, and read once the next step was launched; a step's time is
-    measured in that stream, from the end of the previous step to its own end.
+    On a GPU, reading a number waits for all previously launched operations. Therefore the numbers
+    are copied to pinned memory in the GPU's stream, and read after the next step has been launched.
+    The time of a step is measured in this stream, from the end of the previous step to its own end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StepReporter:
         self.divergence = divergence
         self._waiting: list[UnreportedStep] = []
         self._more: dict[int, Mapping[str, float]] = {}
-        """Additional metrics of the steps that are not written yet, by step."""
+        """Additional metrics of the steps that have not been written, by step."""
         self._device = device
         self._is_on_gpu = is_gpu(device)
         self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None
@@ -74,15 +74,15 @@ class StepReporter:
         self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
-        """Begin the next step's time now, so that an evaluation or a checkpoint after the last step
-        does not count."""
+        """Restart the clock for the next step, so that an evaluation or a checkpoint after the last
+        step is not counted."""
         self._began = time.perf_counter()
         if self._is_on_gpu:
             self._began_on_gpu = _mark(self._device)
 
     def step_done(self, figures: StepFigures) -> None:
-        """Record the figures of the step that ends now. The figures of the first step are written
-        at once, because users wait for them."""
+        """Record the metrics of the step that ends now. The metrics of the first step are written
+        immediately, because users wait for them."""
         now = time.perf_counter()
         if self._is_on_gpu:
             self._read_device()
@@ -98,7 +98,8 @@ class StepReporter:
             self._is_first = False
 
     def flush(self, *, wait_for_device: bool = True) -> None:
-        """Write the recorded figures; on a GPU, with or without the step that may still run."""
+        """Write the recorded metrics; on a GPU, with or without the step that may still be
+        running."""
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
@@ -107,7 +108,7 @@ class StepReporter:
         self._flushed = time.perf_counter()
 
     def write(self, figures: UnreportedStep) -> None:
-        """Write the figures of one step."""
+        """Write the metrics of one step."""
         values = {
             "perf/step_time_s": figures.step_time_s,
             "perf/data_wait_s": figures.data_wait_s,
@@ -134,8 +135,8 @@ class StepReporter:
     def report_unseen(
         self, step: int, epoch: int, lr: float, loss: float, grad_norm: float
     ) -> None:
-        """Report a step whose end no process of this rank has seen, so its time is unknown. The
-        service ignores figures that it has already."""
+        """Report a step whose end no process of this rank has seen, so its duration is unknown. The
+        service ignores metrics that it already has."""
         self.last_loss = loss
         values = {"train/loss": loss, "train/lr": lr, "train/grad_norm": grad_norm}
         train.report(step, values, epoch=epoch, total_steps=self._total_steps)
@@ -167,14 +168,15 @@ class StepReporter:
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """Begin to copy (loss, norm) to the host; return them and the event of their arrival."""
+    """Begin to copy (loss, norm) to the host; return them with the event that marks the end of the
+    copy."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)
 
 
 def _mark(device: torch.device) -> Event:
-    """Record an event in the stream, after all operations that were launched before."""
+    """Record an event in the stream, after all previously launched operations."""
     event = module_of(device).Event(enable_timing=True)
     event.record()
     return event
@@ -183,11 +185,11 @@ def _mark(device: torch.device) -> Event:
 def unreported_steps(
     spools: Path, kept: Iterable[UnreportedStep], last_step: int
 ) -> list[UnreportedStep]:
-    """The figures of steps up to `last_step` that are on no spool of rank 0, in order.
+    """Return the metrics of steps up to `last_step` that are not in any spool of rank 0, in order.
 
-    spools: the attempt's folder on this node. kept: the figures of the last steps that the other
-    ranks have. If rank 0 ran on another node, its spools can't be read here, and all of `kept` is
-    returned: the service ignores figures that it has already.
+    spools: the attempt's folder on this node. kept: the metrics of the last steps from the other
+    ranks. If rank 0 ran on another node, its spools can't be read here, and all of `kept` is
+    returned, because the service ignores metrics that it already has.
     """
     reported = max(map(_last_reported, spools.glob("r0.*.metrics")), default=0)
     found = {figures.step: figures for figures in kept}
@@ -195,7 +197,8 @@ def unreported_steps(
 
 
 def _last_reported(directory: Path) -> int:
-    """The last step whose figures are on a spool, delivered or not; 0 if there is none."""
+    """Return the last step whose metrics are in a spool, whether delivered or not; 0 if there is
+    none."""
     frames = spool_reader.decode(directory.name, spool_reader.tail(directory))
     steps = [
         int(frame.body["step"])

@@ -41,7 +41,7 @@ from ray_workers.training.parallel import StrategyContext, calendar_of, strategy
 from ray_workers.training.parallel.gradients import Pass
 
 NOWHERE = -1
-"""The rank of a process that is in no group."""
+"""The rank of a process that does not belong to a group."""
 
 
 class Batch(NamedTuple):
@@ -49,13 +49,13 @@ class Batch(NamedTuple):
 
     feed: Feeding
     began: float
-    """The beginning of the step, by `time.perf_counter`, in seconds."""
+    """Start time of the step, from `time.perf_counter`, in seconds."""
     wait_s: float
-    """Seconds that the step waited for its samples."""
+    """Number of seconds that the step waited for its samples."""
 
 
 class Trainer:
-    """One rank's training: its state between two steps, and each stage of the loop."""
+    """The training of one rank: its state between two steps, and each stage of the loop."""
 
     def __init__(
         self, task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage
@@ -93,7 +93,7 @@ class Trainer:
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )
         self.prefetcher: Feed | None = None
-        """Reads this rank's part of the data, once the rank is in a group."""
+        """Reads this rank's part of the data while the rank is in a group."""
         self.place: RankAssignment
         self.rank, self.world_size = NOWHERE, 0
         self.was_rank = NOWHERE
@@ -103,10 +103,10 @@ class Trainer:
         """The progress of this rank."""
         return self.state.progress
 
-    # Joining a group, and restoring the newest state.
+    # Joining a group, and restoring the latest state.
 
     def join_group(self, place: RankAssignment) -> None:
-        """Join a group that was just formed. A collective."""
+        """Join a group that was just formed. A collective operation."""
         use = TimeCategory.RECOVERING if place.generation else TimeCategory.STARTING
         self.page.enter(RankPhase.JOINING, use)
         self.place = place
@@ -114,10 +114,10 @@ class Trainer:
         self.strategy.join_group(place.rank, place.world_size)
 
     def restore(self) -> None:
-        """Restore the newest state. A collective.
+        """Restore the latest state. A collective operation.
 
-        A rank of a broken group keeps its state, and a newcomer receives it. If no rank has a
-        state, the newest intact checkpoint is loaded, or training begins.
+        A rank of a broken group keeps its state, and a new rank receives it. If no rank has a
+        state, the latest intact checkpoint is loaded, or training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
@@ -162,9 +162,9 @@ class Trainer:
         return process_group.all_same(number, self.device, self.world_size)
 
     def _take_over(self) -> None:
-        """Take over from a dead rank 0: report the steps that it had done and not reported, or
-        whose end only the others saw, and save the checkpoint that may have been due. The service
-        ignores figures that it has already."""
+        """Take over from a rank 0 that died: report steps that it completed but did not report, or
+        whose end only other ranks saw, and save a checkpoint in case one was due. The service
+        ignores metrics that it already has."""
         kept = [*self.state.unreported, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
         for figures in unreported_steps(spools, kept, self.progress.step):
@@ -181,8 +181,8 @@ class Trainer:
     def steps_are_timed(
         self, sent_bytes: Callable[[], int | None], num_ranks: int
     ) -> Iterator[None]:
-        """Time and report each step within this context. sent_bytes: returns the bytes that this
-        rank has sent to others. num_ranks: number of ranks that train together."""
+        """Time and report each step within this context. sent_bytes: returns the number of bytes
+        that this rank has sent to others. num_ranks: number of ranks that train together."""
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(sent_bytes, num_ranks)
@@ -190,26 +190,26 @@ class Trainer:
         try:
             yield
         finally:
-            # After an error the device may no longer answer; the figures read so far are reported.
+            # After an error, the device might not respond, so report the metrics read so far.
             self.reporter.flush(wait_for_device=False)
 
     # One optimizer step: the mean gradient over one global batch.
 
     def steps(self) -> Iterator[int]:
-        """Iterate over the last steps of batches, beginning with the step that is done."""
+        """Iterate over the last steps of batches, beginning with the last completed step."""
         yield self.progress.step
         while True:
             yield self._last_of(self.progress.step + 1)
 
     def _last_of(self, first: int) -> int:
-        """The last step of the batch that begins with a step: the same step, unless the document
-        gives a range for the batch."""
+        """Return the last step of the batch that begins with a step, which is the same step unless
+        the document specifies a range of batch sizes."""
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
 
     def load_batch(self, step: int, first: int | None = None) -> Batch:
-        """Load this rank's samples of the step to its device. first: the first step of its batch,
-        if it does not follow the last step that is done."""
+        """Load this rank's samples of the step to its device. first: the first step of the batch,
+        if it is not the one after the last completed step."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
@@ -225,19 +225,19 @@ class Trainer:
         return batch
 
     def turns(self, step: int, batch: Batch) -> Iterator[Batch]:
-        """Iterate over the parts of the step that this rank computes, each of which one optimizer
-        step follows: one part, unless ranks train at their own speed."""
+        """Iterate over the parts of the step that this rank computes, each followed by an optimizer
+        step. There is only one part, unless each rank trains at its own speed."""
         for shares in self.strategy.turns(step, batch.feed.shares):
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
-        """Compute the gradient of the global batch, equal on all ranks; return its mean loss, a
-        scalar on the device."""
+        """Compute the gradient of the global batch, which is equal on all ranks; return the mean
+        loss, a scalar on the device."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
             faultpoint(FaultPoint.SHARE_BEGINS, step, batch)
-            # Dropout depends only on (seed, step, share), so no generator's state is saved.
+            # Dropout depends only on (seed, step, share), so generator states are not saved.
             seed = derive_seed("step", self.options.seed, step, number, *strategy.place)
             devices.seed(self.device, seed)
 
@@ -253,14 +253,14 @@ class Trainer:
         began = time.perf_counter()
         strategy.gradients.backward(Pass(batch.feed.shares, scale, seed_share, before_exchange))
         if self.comm_metrics is not None:
-            alone_until.append(time.perf_counter())  # used if nothing was exchanged
+            alone_until.append(time.perf_counter())  # used if there was no exchange
             self.comm_metrics.computed(alone_until[0] - began)
         faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
         return loss if scale is None else loss / scale
 
     def update(self, step: int) -> Tensor:
-        """Do the optimizer step, and return the gradient norm before clipping, on the device."""
+        """Run the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
@@ -278,9 +278,9 @@ class Trainer:
         num_steps: int = 1,
         lr: float | None = None,
     ) -> None:
-        """Record the figures of the step, which are written during the next steps. num_steps:
-        number of steps since the last report, if ranks do steps concurrently. lr: the applied rate,
-        if it is not the schedule's rate for this step."""
+        """Record the metrics of the step, which are written during the next steps. num_steps:
+        number of steps since the last report, if ranks run steps concurrently. lr: the learning
+        rate that was used, if it differs from the schedule."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
@@ -308,7 +308,7 @@ class Trainer:
         return {BATCH_SIZE: float(self.state.batch_size)}
 
     def commit(self, step: int) -> None:
-        """Mark the step as done, regardless of what happens to the group."""
+        """Mark the step as completed, regardless of what happens to the group."""
         self.state.progress = Progress.just_after(step)
         self.page.commit(step)
 
@@ -317,23 +317,24 @@ class Trainer:
         return TimeCategory.RECOMPUTED if again else TimeCategory.USEFUL
 
     def report_unseen(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
-        """Report a step whose end the previous process of this rank may not have seen."""
+        """Report a step whose end the previous process of this rank might not have seen."""
         lr = self._rates.of(step, step)
         epoch = self.calendar.epoch_of(step)
         self.reporter.report_unseen(step, epoch, lr, loss.item(), grad_norm.item())
 
     def _lr_at(self, step: int) -> float:
-        """The rate of the batch that ends with this step and is not committed yet."""
+        """Return the learning rate of the uncommitted batch that ends with this step."""
         return self._rates.of(self.progress.step + 1, step)
 
-    # Evaluation and checkpoint after a step: metrics first, so that no checkpoint precedes them.
+    # Evaluation and checkpoint after a step; metrics come first, so that no checkpoint precedes
+    # them.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate on the validation split. A collective: every rank gets the result, and decides
-        whether to continue."""
+        """Evaluate on the validation split. A collective operation: every rank gets the result, and
+        decides whether to continue."""
         self.reporter.flush()
         self.page.enter(RankPhase.EVALUATE, TimeCategory.USEFUL)
         faultpoint(FaultPoint.BEFORE_EVALUATION, step, self)
@@ -341,7 +342,7 @@ class Trainer:
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
-        if rule is not None and step != state.measured_at:  # otherwise it is a repetition
+        if rule is not None and step != state.measured_at:  # otherwise it is repeated
             state.early_stopping = state.early_stopping.after(rule, measured)
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
@@ -354,15 +355,15 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due: by the calendar, at an early end, and on rank 0 also by its
-        own measurement, which the others need not know."""
+        """Whether a checkpoint is due: according to the calendar, at early stopping, and on rank 0
+        also based on its own measurements, which the others do not need to know."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0, which is written during the next steps. A collective if
-        rank 0 does not have the whole state."""
+        """Begin a checkpoint on rank 0, which is written during the next steps. A collective
+        operation if rank 0 does not have the whole state."""
         self.reporter.flush()
         if not self.strategy.saves_alone:
             self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
@@ -377,14 +378,14 @@ class Trainer:
         about, state = self.state.of_checkpoint(step, self.world_size)
         if self.divergence.forbids_saving:
             log(
-                f"the checkpoint of step {step} is not saved: the loss or the gradient of the last "
-                "steps is not finite"
+                f"the checkpoint of step {step} is not saved because the loss or the gradient of "
+                "the last steps is not finite"
             )
             return
         self.triggers.save(about, state, volatile=self.strategy.model.buffers())
 
     def settle(self) -> None:
-        """Mark all that was due after the last step as done."""
+        """Mark all tasks that were due after the last step as done."""
         self.state.progress = self.progress.settled()
 
     def is_over(self, step: int) -> bool:
@@ -394,11 +395,11 @@ class Trainer:
         rule = self.options.early_stopping
         return rule is not None and self.state.early_stopping.is_over(rule)
 
-    # The ways to leave.
+    # Leaving.
 
     def leave_with_checkpoint(self, step: int) -> None:
-        """Save on rank 0, which then raises Preempted. Without rank 0 the others can't do another
-        step, and the supervisor ends them."""
+        """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
+        another step, and the supervisor ends them."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
         if self.rank == 0:
@@ -408,8 +409,8 @@ class Trainer:
             raise Preempted
 
     def finish(self) -> None:
-        """Store the result on rank 0: the model is the same on all ranks. The others stay until it
-        is stored, so that one of them can store it if rank 0 dies."""
+        """Store the result on rank 0, because the model is the same on all ranks. The others stay
+        until it is stored, so that one of them can store it if rank 0 dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
@@ -441,7 +442,7 @@ class Trainer:
         self.rank = NOWHERE
 
     def close(self) -> None:
-        """Commit the checkpoint that is being saved, and end the threads of the training."""
+        """Commit the checkpoint that is being saved, and stop the threads of training."""
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:

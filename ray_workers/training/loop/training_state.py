@@ -1,4 +1,5 @@
-"""The state of a rank between two steps, which checkpoints restore and newcomers receive."""
+"""The state of a rank between two steps, which is restored from checkpoints and received by new
+ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from ray_workers.training.parallel.optim.optimizer_step import is_numbered
 
 
 class TrainingState:
-    """The state of one rank between two steps, without the strategy's (weights, optimizer).
+    """The state of one rank between two steps, except for the strategy's state (weights and
+    optimizer).
 
     It is equal on all ranks of a group, except for `unreported`.
     """
@@ -42,13 +44,14 @@ class TrainingState:
         self.progress: Progress = NO_STATE
         self.early_stopping = EarlyStoppingState()
         self.batch_size = spec.train.global_batch_size
-        """The current global batch, which may differ from the document's in `train.batch_range`."""
+        """The current global batch size, which can vary within `train.batch_range`."""
         self.metrics: dict[str, float] = {}
-        """The results of the last evaluation."""
+        """Results of the last evaluation."""
         self.measured_at = 0
-        """The step of this attempt after which the last evaluation took place; 0 if none did."""
+        """The step of this attempt after which the last evaluation took place; 0 if there was
+        none."""
         self.unreported: list[UnreportedStep] = []
-        """The figures of the last steps, which a peer sent with its state."""
+        """The metrics of the last steps, received from a peer together with its state."""
         self._task = task
         self._spec = spec
         self._workload = workload
@@ -59,10 +62,10 @@ class TrainingState:
     def resume(
         self, checkpoints: CheckpointManager, all_agree: Callable[[int], bool], *, is_rank_0: bool
     ) -> None:
-        """Restore the newest intact checkpoint of an earlier attempt, or begin at step 0. A
-        collective: `all_agree` returns whether all ranks have the same number.
+        """Restore the latest intact checkpoint of an earlier attempt, or begin at step 0. A
+        collective operation: `all_agree` returns whether all ranks have the same number.
 
-        Rank 0 reports the checkpoint, and the newer ones that could not be used.
+        Rank 0 reports the checkpoint, and any later ones that could not be used.
         """
         refs = self._task.resume_from
         loaded, passed_over = resuming.choose(refs, lambda sound: all_agree(sound) and sound)
@@ -80,8 +83,8 @@ class TrainingState:
         train.emit(report.KIND, report.body())
 
     def _begin(self) -> LoadedCheckpoint | None:
-        """Begin at step 0, or with the part of another job's checkpoint that the document requests;
-        return that checkpoint."""
+        """Begin at step 0, or with the requested part of another job's checkpoint; return this
+        checkpoint."""
         self.progress = Progress.at(0)
         ref, asked = self._task.init_from, self._spec.init_from
         if ref is None:
@@ -98,13 +101,13 @@ class TrainingState:
         return loaded
 
     def _restore(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of a checkpoint. Raises DataError if it was trained on other data."""
+        """Load the state of a checkpoint. Raises DataError if it was trained on different data."""
         known = loaded.position.get("data")
         if known != self._workload.fingerprint:
             raise DataError(
-                f"the checkpoint of step {loaded.saved.step} was trained on another data set: the "
-                f"content of data.source hashes to {self._workload.fingerprint}, not {known}. "
-                "Restore the data, or start a new job with init_from, which takes the weights"
+                f"the checkpoint of step {loaded.saved.step} was trained on a different data set: "
+                f"the hash of data.source is {self._workload.fingerprint} instead of {known}. "
+                "Restore the data, or start a new job with init_from, which uses the weights"
             )
         step = loaded.saved.step
         resuming.refuse_other_model(
@@ -118,20 +121,21 @@ class TrainingState:
         self.metrics = dict(loaded.saved.metrics)
 
     def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
-        """Load the state of another job's checkpoint, without its batch size within a range, and
-        without the waiting time of its early stopping, because this job may use another metric.
-        Raises DataError if no step remains, or if the checkpoint is too old to be divided."""
+        """Load the state of another job's checkpoint, except for its batch size within a range, and
+        for the state of early stopping, because this job might use a different metric. Raises
+        DataError if no steps remain, or if the checkpoint is too old to be divided."""
         step, last = loaded.saved.step, self._calendar.total_steps
         if step >= last:
             raise DataError(
-                f"init_from: the checkpoint is of step {step}, and the job ends after step {last}: "
-                "give it more train.epochs, or a larger train.max_steps, federated.rounds or "
+                f"init_from: the checkpoint is from step {step}, but the job ends after step "
+                f"{last}: increase train.epochs, train.max_steps, federated.rounds or "
                 "federated.privacy.epsilon"
             )
         if self._spec.is_divided and is_numbered(loaded.state["optimizer"]):
             raise DataError(
-                "init_from: an old version of dray wrote the checkpoint, whose optimizer state is "
-                "for ranks that have the whole model. Take its weights alone, or divide nothing"
+                "init_from: the checkpoint was written by an old version of dray, and its "
+                "optimizer state requires ranks with the whole model. Load only its weights, or do "
+                "not divide the model"
             )
         self._restore(loaded)
         self.batch_size = self._spec.train.global_batch_size
@@ -140,7 +144,7 @@ class TrainingState:
     def of_checkpoint(
         self, step: int, world_size: int
     ) -> tuple[CheckpointMetadata, dict[str, Any]]:
-        """The metadata and the content of a checkpoint after `step`, on rank 0."""
+        """Return the metadata and the contents of a checkpoint after `step`, on rank 0."""
         loss = self._reporter.last_loss
         about = CheckpointMetadata(
             step,
@@ -157,7 +161,8 @@ class TrainingState:
         return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
 
     def peer_state_dict(self, unreported: list[UnreportedStep]) -> dict[str, Any]:
-        """The state for a rank that joins the group without a state; for `load_peer_state`."""
+        """Return the state for a rank that joins the group without a state, as input for
+        `load_peer_state`."""
         return {
             **self._strategy.peer_state_dict(),
             "patience": asdict(self.early_stopping),
@@ -181,6 +186,6 @@ class TrainingState:
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:
-        # Each client has its own data, so no sample of the data set is the next one.
+        # Each client has its own data, so the data set has no next sample.
         samples = 0 if self._spec.federated is not None else self._spec.train.samples_per_step
         return position_after(step, self._calendar.steps_per_epoch, samples)

@@ -1,1 +1,1 @@
-"""The process of a rank, from its first line to its exit code."""
+"""The process of a rank, from start to exit code."""

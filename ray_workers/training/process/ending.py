@@ -1,4 +1,5 @@
-"""Ends a rank's process: its exit code, and its error on the spool. Needs no torch."""
+"""Ends a rank's process: determines its exit code, and reports its error to the spool. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ from ray_workers.training.core.failure_reason import (
 
 MAX_TRACEBACK_CHARS = 32_000
 CONSEQUENCE = "a consequence: another rank ended, hung or could not be reached"
-"""Follows the traceback and the reason of a rank whose error is not the root cause."""
+"""Appended to the traceback and the reason of a rank whose error is not the root cause."""
 
 
 def flush_output() -> None:
-    """Flush the streams that the script has left open."""
+    """Flush the streams that the script left open."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -39,7 +40,7 @@ def flush_output() -> None:
 
 
 def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+    with contextlib.suppress(OSError, ValueError):  # the script could have closed it
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -52,11 +53,11 @@ class RankEnd:
     masked: Callable[[str], str]
     """Removes the values of secrets from a text."""
     has_code: bool
-    """Whether the job brings uploaded code."""
+    """Whether the job has uploaded code."""
 
     def after_error(self, error: BaseException) -> int:
         """Print and report an error, and return the exit code."""
-        raised_at = time.time()  # taken first: writing the report may take long
+        raised_at = time.time()  # recorded first, because writing the report can take long
         text = traceback_of(error)
         _print(text)
         reason = reason_of(error, self.masked)
@@ -68,7 +69,8 @@ class RankEnd:
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
 
     def after_exit(self, leaving: SystemExit) -> int:
-        """Return the code that Python would exit with. A non-zero one writes an ERROR frame too."""
+        """Return the code with which Python would exit. If it is not 0, also write an ERROR
+        frame."""
         if isinstance(leaving, Left):
             return LEFT_EXIT_CODE
         status = status_of(leaving)
@@ -76,7 +78,7 @@ class RankEnd:
             return 0
         raised_at = time.time()
         _print(words_of(leaving))
-        # An exit from the handler of an error that a lost peer caused follows from that loss, too.
+        # An exit while handling an error caused by a lost peer is also a consequence of that loss.
         is_echo = any(self.cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
         reason, text = reason_of(leaving, self.masked), traceback_of(leaving)
         if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
@@ -89,7 +91,8 @@ class RankEnd:
         return status
 
     def _marked(self, reason: str) -> str:
-        """Mark the reason of an error that another rank's end caused, and log a line about it."""
+        """Mark the reason of an error caused by the end of another rank, and log a message about
+        it."""
         if self.task.world_size == 1:
             return reason
         _print(f"dray: the error above is {CONSEQUENCE}\n")

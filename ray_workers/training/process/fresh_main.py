@@ -1,8 +1,8 @@
-"""Runs a rank of a script in a fresh interpreter, for example because its environment has another
-torch than the forkserver has imported.
+"""Runs a rank of a script in a new interpreter, for example because its environment has a different
+version of torch from the one imported by the forkserver.
 
-All modules imported here belong to the standard library or to dray, and dray's modules here import
-no others, so the script finds only the packages of its environment.
+All modules imported here belong to the standard library or to dray, and these modules of dray
+import no other packages, so that the script uses only the packages in its environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TASK_FD = "DRAY_FRESH_TASK_FD"
 
 
 def main() -> int:
-    """Run the script to its end, and return the process's exit code."""
+    """Run the script to completion, and return the process's exit code."""
     with open(int(os.environ.pop(TASK_FD)), "rb") as file:
         given: dict[str, Any] = json.load(file)
     program, task = Program(**given["program"]), RankTask.from_json(given["task"])
@@ -71,7 +71,8 @@ def _begin_page(prefix: str) -> HeartbeatPage:
 
 
 def _torch_version() -> str | None:
-    """The version of torch in the environment, without importing it; None without torch."""
+    """Return the version of torch in the environment, without importing it; None if torch is not
+    installed."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -88,7 +89,8 @@ def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
 
 def _cause_of(error: BaseException) -> Cause:
     if "torch" in sys.modules:
-        # That module knows torch's own errors; another torch may lack a name that it imports.
+        # That module knows torch's errors, but other versions of torch may lack names that it
+        # imports.
         try:
             from ray_workers.training.core.errors import cause_of
 

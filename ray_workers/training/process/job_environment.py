@@ -1,9 +1,9 @@
-"""The job's environment in a rank: its packages, variables and secrets.
+"""The job's environment in a rank: its packages, variables, and secrets.
 
-A forked rank imports from the environment's folder first. The rank of a script continues in a fresh
-interpreter (`ray_workers.training.process.fresh_main`) if the folder has a module that the
-forkserver has already imported from the node's own packages, or if a variable must be set when the
-interpreter starts.
+A forked rank searches for imports in the environment's folder first. The rank of a script continues
+in a new interpreter (`ray_workers.training.process.fresh_main`) if the folder contains a module
+that the forkserver has already imported from the node's packages, or if a variable must be set when
+the interpreter starts.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from ray_workers.training.scripts.script import Program
 
 
 class EnvironmentMissingError(StorageError):
-    """The environment or a secret is no longer on this node, for example after the node's packages
-    were changed. The scheduler prepares it for the next attempt."""
+    """The environment or a secret is no longer on this node, for example because the node's
+    packages have changed. The scheduler prepares it for the next attempt."""
 
 
 @dataclass(frozen=True)
 class FreshTask:
-    """All that a rank in a fresh interpreter needs besides its variables."""
+    """Everything that a rank in a new interpreter needs in addition to its variables."""
 
     program: Program
     task: str
-    """The `RankTask`, as JSON."""
+    """The `RankTask` as JSON."""
     secrets: tuple[str, ...]
 
 
 _masker = Masker({})
 _held: list[int] = []
-"""Descriptors that prevent the removal of environments until this process ends."""
+"""Descriptors that prevent environments from being removed until this process ends."""
 
 
 def masked(text: str) -> str:
-    """Return the text without the values of this rank's secrets."""
+    """Return the text with the values of this rank's secrets removed."""
     return _masker.text(text)
 
 
 def enter(task: RankTask, environment: Environment | None, program: Program | None) -> None:
-    """Give this process the job's packages and secrets; the variables of `environment.env` are set
-    already. Does not return if the script needs a fresh interpreter.
+    """Make the job's packages and secrets available in this process; the variables of
+    `environment.env` are already set. Does not return if the script needs a new interpreter.
 
-    Raises EnvironmentMissingError if the node no longer has what was prepared on it.
+    Raises EnvironmentMissingError if the prepared environment or secrets are no longer on the node.
     """
     global _masker
     if environment is None:
@@ -82,7 +82,7 @@ def enter(task: RankTask, environment: Environment | None, program: Program | No
 
 
 def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
-    """Find the environment, and prevent its removal from now on."""
+    """Find the environment, and prevent it from being removed from now on."""
     record = overlay.find(root, key)
     try:
         if record is None:
@@ -94,7 +94,7 @@ def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
 
 
 def _start_fresh(task: RankTask, environment: Environment, program: Program) -> NoReturn:
-    """Replace this process by a fresh interpreter, with the same output and the same parent."""
+    """Replace this process with a new interpreter that has the same output and the same parent."""
     fresh = FreshTask(program, task.to_json(), tuple(environment.secrets))
     sent = os.memfd_create("task", 0)  # not closed by exec
     with open(sent, "wb", closefd=False) as file:

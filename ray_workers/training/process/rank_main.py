@@ -1,4 +1,4 @@
-"""The main function of a training process, from its first line to its exit code."""
+"""The main function of a training process."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ from ray_workers.training.scripts import frameworks
 from ray_workers.training.scripts.script import Program, run_script
 
 MAX_RESUME_REFS = 20
-"""Limit of the checkpoints that a script is given, in case the newest are damaged."""
+"""Maximum number of checkpoints passed to a script, in case the latest ones are damaged."""
 
 
 def main(task: RankTask) -> int:
-    """Train as one rank, and return the process's exit code. For a freshly forked process: it
-    changes the environment, the seeds and, for a script, `sys.argv` and `sys.path`.
+    """Train as one rank, and return the process's exit code. Must be called in a newly forked
+    process, because it changes the environment, the seeds, and, for a script, `sys.argv` and
+    `sys.path`.
 
-    The exit code is 0 only once every report of the rank is on the node's disk. An error is printed
-    to standard error and written to the spool as an ERROR frame.
+    The exit code is 0 only after all reports of the rank have been written to the node's disk. An
+    error is printed to standard error and written to the spool as an ERROR frame.
     """
     end = RankEnd(task, cause_of, job_environment.masked, _has_code(task))
     try:
@@ -71,12 +72,12 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         if program is not None:
             if 0 < (share := spec.resources.gpus_per_worker) < 1:
                 compat_torch.cap_memory_when_used(share)
-            # The forkserver's generators are the same in each process that it forks. A process that
-            # replaces this rank draws the same numbers.
+            # The forkserver's random generators are the same in each process that it forks. A
+            # process that replaces this rank generates the same numbers.
             seed_from("rank", task.job_id, task.attempt, task.rank)
             run_script(program, task, page)
         else:
-            with children_leave():  # a model of the job's code may fork
+            with children_leave():  # a model from the job's code can fork
                 run_recipe(task, spec, page)
     except Preempted:
         return LEFT_EXIT_CODE
@@ -91,12 +92,12 @@ def _program(script: Script) -> Program:
 
 
 def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
-    """The variables of a rank: torchrun's, so that scripts written for it work unchanged, then
-    dray's own, and last the variables of the task.
+    """Return the variables of a rank: the ones set by torchrun, so that scripts written for it work
+    unchanged, followed by dray's own variables and the variables of the task.
 
-    As under torchrun, the rendezvous store is served outside of the ranks; with
-    TORCHELASTIC_USE_AGENT_STORE `init_process_group` joins it, and no rank starts another. With one
-    visible GPU per process, LOCAL_RANK is the index of that GPU, 0, as with torchrun's
+    As with torchrun, the rendezvous store is served outside the ranks; with
+    TORCHELASTIC_USE_AGENT_STORE, `init_process_group` joins it, and no rank starts another one.
+    With one visible GPU per process, LOCAL_RANK is the index of this GPU, 0, as with torchrun's
     `--virtual-local-rank`.
     """
     virtual = is_gpu(torch.device(task.device))
@@ -135,7 +136,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         refs = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
         variables["DRAY_RESUME_FROM"] = json.dumps(refs)
     if task.device == "cpu" and _is_loopback(task.master_addr):
-        # All ranks are on this node: keep gloo from looking up its interface by the host's name.
+        # All ranks are on this node: prevent gloo from looking up its interface by the host name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if task.array_index is not None:
         variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
@@ -154,24 +155,25 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
 
 
 def _enter(task: RankTask, spec: JobSpec) -> None:
-    faulthandler.enable()  # a segfault leaves its stacks in the rank's log
+    faulthandler.enable()  # write the stacks to the rank's log on a segfault
     variables = environment(task, spec)
     os.environ.update(variables)
     Path(variables["TMPDIR"]).mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in ("DRAY_OUTPUT_DIR", "DRAY_CHECKPOINT_DIR"):
         if name in variables:
             Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
-    tempfile.tempdir = None  # the parent may have cached it already
+    tempfile.tempdir = None  # the parent may have cached it
     os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
-    # The parent's thread pool was sized for the parent, before this process had its variables.
+    # The size of the parent's thread pool does not take this process's variables into account.
     torch.set_num_threads(_threads(variables))
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a log line is seen when it is printed
+        if hasattr(stream, "reconfigure"):  # show log lines immediately
             stream.reconfigure(line_buffering=True)
 
 
 def _threads(variables: Mapping[str, str]) -> int:
-    """The number of threads. OMP_NUM_THREADS may be a list with a number for each nesting level."""
+    """Return the number of threads. OMP_NUM_THREADS can be a list with a number for each nesting
+    level."""
     first = variables["OMP_NUM_THREADS"].split(",")[0].strip()
     return max(1, int(first)) if first.isdigit() else 1
 
@@ -182,7 +184,7 @@ def _has_code(task: RankTask) -> bool:
 
 
 def _begin_page(task: RankTask) -> HeartbeatPage:
-    """Open the heartbeat page, and install the signal that writes this process's stacks."""
+    """Open the heartbeat page, and install the signal handler that writes this process's stacks."""
     if not task.page_prefix:
         return HeartbeatPage(None)
     page = HeartbeatPage(heartbeat.page_path(task.page_prefix))
@@ -191,9 +193,9 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
 
 
 def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Train as this rank, or serve as a parameter server, until the end of the job."""
+    """Train as this rank, or run a parameter server, until the end of the job."""
     assert spec.recipe is not None
-    # An elastic group may have more ranks than its document has workers, but it has no servers.
+    # An elastic group can have more ranks than the document has workers, but it has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)
     if has_servers and task.rank >= (num_workers := spec.num_ranks_that_train):
         rendezvous = RendezvousHandler(task, page)

@@ -1,1 +1,1 @@
-"""Runs a user's own training program as a rank, with the variables that its framework needs."""
+"""Runs a user's own training program as a rank, with the variables required by its framework."""

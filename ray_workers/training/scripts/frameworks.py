@@ -1,7 +1,7 @@
-"""The variables by which the framework of a script finds the peers of a rank. Pure functions.
+"""Variables through which the framework of a script finds the peers of a rank. Pure functions.
 
-`adapted` adds the variables of the framework to the ones of torchrun. `RankTask.peers` has the
-addresses of the ranks of a group.
+`adapted` adds the variables of the framework to the ones set by torchrun. `RankTask.peers` contains
+the addresses of the ranks in a group.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ NO_GROUP = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
 )
-"""Variables that a rank of framework `none` does not have: torch would form a group by them."""
+"""Variables that are removed for the framework `none`, because torch would use them to form a
+group."""
 
 
 def adapted(variables: Mapping[str, str], task: RankTask, script: Script) -> dict[str, str]:
-    """The variables of a rank of the script. variables: the ones that torchrun sets."""
+    """Return the variables of a rank of the script. variables: the ones that torchrun sets."""
     found = {**variables, **_of_role(task, script)}
     match script.framework:
         case "torch":
@@ -57,8 +58,8 @@ def _of_role(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def tf_config(task: RankTask, script: Script) -> dict[str, object]:
-    """TensorFlow's description of the cluster. It leaves out an evaluator, which reads the files
-    that the others write."""
+    """Return TensorFlow's description of the cluster, which does not include an evaluator, because
+    it only reads files written by the others."""
     if not script.roles:
         return {
             "cluster": {"worker": list(task.peers)},
@@ -74,9 +75,9 @@ def tf_config(task: RankTask, script: Script) -> dict[str, object]:
 
 
 def _jax(task: RankTask, local_rank: str) -> dict[str, str]:
-    """The variables of JAX. `jax.distributed.initialize()` without arguments reads the coordinator
-    from JAX's own variable. Versions without variables for the other arguments use Open MPI's,
-    which they read if the address of Open MPI's launcher is set."""
+    """Return the variables for JAX. `jax.distributed.initialize()` without arguments reads the
+    coordinator from JAX's own variable. Versions that have no variables for the other arguments use
+    the variables of Open MPI, if the address of Open MPI's launcher is set."""
     return {
         "JAX_COORDINATOR_ADDRESS": task.peers[0],
         "JAX_COORDINATOR_BIND_ADDRESS": task.peers[0],
@@ -113,7 +114,8 @@ def _mxnet(task: RankTask, script: Script) -> dict[str, str]:
 
 
 def _deepspeed(task: RankTask) -> dict[str, str]:
-    """The variables that DeepSpeed's own launcher sets in addition to torchrun's."""
+    """Return the variables that DeepSpeed's own launcher sets in addition to the ones set by
+    torchrun."""
     return {
         "LOCAL_SIZE": str(task.local_world_size),
         "CROSS_RANK": str(task.node_rank),

@@ -1,5 +1,5 @@
 """The process group of a user's script that has called `train.prepare`. Like a recipe's group, it
-continues when a rank is lost and another replaces it."""
+continues when a lost rank is replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ray_workers.training.elastic.rendezvous import RendezvousHandler
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
     LoopPhase.COMPUTE: RankPhase.COMPUTE,
-    # A script's own code after its update may take as long as an evaluation.
+    # A script's own code after the update can take as long as an evaluation.
     LoopPhase.OWN_CODE: RankPhase.EVALUATE,
     LoopPhase.SAVE: RankPhase.SAVE,
     LoopPhase.FINISH: RankPhase.FINISH,
@@ -35,36 +35,34 @@ _PHASES = {
 
 
 class BatchLostError(PartsLostError):
-    """No rank is at a batch from which a newcomer could continue."""
+    """No rank is at a batch from which a new rank could continue."""
 
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "no rank is at a batch from which a new one could go on: after an optimizer step the "
-            "ranks waited for each other before the loader's next batch, or the script changed "
-            "weights by itself, or added to gradients of an earlier batch for the first time; the "
-            "newest checkpoint has the state",
+            "no rank is at a batch from which a new rank could continue: the ranks waited for each "
+            "other between an optimizer step and the next batch of the loader, or the script "
+            "changed weights itself, or accumulated gradients of several batches for the first "
+            "time; the job resumes from its latest checkpoint",
         )
 
 
 class ScriptDiffersError(CopiesDifferError):
-    """A replaced rank ran the script again and got other weights."""
+    """A replacement rank ran the script again and got different weights."""
 
     def __init__(self) -> None:
         Exception.__init__(
             self,
-            "after the group of ranks was formed again, the ranks had different weights or "
-            "optimizer states, or were at different batches: the script depends on something that "
-            "prepare() does not know of, such as an object that is not tracked, or a count of "
-            "batches of its own (train.progress() has one); the job goes back to its newest "
-            "checkpoint",
+            "after the group was re-formed, the ranks had different weights or optimizer states, "
+            "or were at different batches: the script depends on state that is not known to "
+            "prepare(), such as an untracked object or the script's own batch counter (use "
+            "train.progress() instead); the job resumes from its latest checkpoint",
         )
 
 
 class RankGroup:
-    """The group of one rank of a job, made by `train.prepare`. From then on the rank follows its
-    group into later rounds, and leaves when SIGTERM asks it to, unless the script handles
-    SIGTERM."""
+    """The group of one rank of a job, created by `train.prepare`. From then on, the rank follows
+    its group into later rounds, and leaves on SIGTERM unless the script handles this signal."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self._page = page
@@ -94,7 +92,7 @@ class RankGroup:
     def join(self) -> None:
         if dist.is_initialized():
             raise RuntimeError(
-                "prepare() forms the process group: leave init_process_group() out of the script"
+                "prepare() forms the process group: remove init_process_group() from the script"
             )
         self._rendezvous.join(self._take_place)
         faultpoint(FaultPoint.GROUP_JOINED, given=self)
@@ -110,7 +108,7 @@ class RankGroup:
         return self._rendezvous.may_follow(error)
 
     def follow(self, error: BaseException) -> None:
-        if self.is_asked_to_leave:  # rank 0 has saved, and has left
+        if self.is_asked_to_leave:  # rank 0 has saved and left
             raise Left from error
         self._rendezvous.follow(error)
 
@@ -168,7 +166,7 @@ class _Unobserved:
     """Ignores the script's calls, because the group's phases record its time."""
 
     def stepped(self, step: int) -> None:
-        """Do nothing: the optimizer's step records it."""
+        """Do nothing, because the optimizer's step records it."""
 
     def storing(self) -> AbstractContextManager[None]:
         return nullcontext()

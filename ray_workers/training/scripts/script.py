@@ -1,6 +1,7 @@
-"""Runs a user's training program in its job's own directory, as `python` itself would run it.
+"""Runs a user's training program in the job's directory, in the same way as `python` would run it.
 
-Needs no torch, so that it also serves a rank whose environment has another torch.
+Does not import torch, so that it also works for ranks whose environment has a different version of
+torch.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ class Program:
     module: str | None
     args: tuple[str, ...]
     has_code: bool
-    """Whether the program is among uploaded files, which are in the job's directory already."""
+    """Whether the program is among the uploaded files, which are already in the job's directory."""
 
 
 def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
     """Run the program in the job's directory. Raises EntrypointError if its file is missing."""
     path = _enter(program, Path(task.work_dir))
-    # As `python file` and `python -m module` do.
+    # Like `python file` and `python -m module`.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
     refuse_mpi4py(task.world_size)
     keep_groups()
@@ -69,8 +70,8 @@ def _enter(program: Program, directory: Path) -> Path | None:
     if program.entrypoint is None:
         return None
     path = Path(program.entrypoint).absolute()
-    if not path.is_file():  # the server could check only uploaded files
-        raise EntrypointError(f"there is no file {program.entrypoint} in the job's code")
+    if not path.is_file():  # the server could only check uploaded files
+        raise EntrypointError(f"{program.entrypoint} does not exist in the job's code")
     return path
 
 
@@ -78,24 +79,24 @@ def _program_of_the_node(entrypoint: str) -> Path:
     path = Path(entrypoint).absolute()
     if not path.is_file():
         raise EntrypointError(
-            f"script.entrypoint is {entrypoint}, but there is no such file on this worker (looked "
-            f"from {Path.cwd()}); `dray submit --code` brings it along"
+            f"script.entrypoint is {entrypoint}, but this file does not exist on this worker "
+            f"(relative to {Path.cwd()}); use `dray submit --code` to upload it"
         )
     return path
 
 
 @contextmanager
 def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
-    """Within this context a script that calls `train.prepare` follows its group into later rounds.
+    """A context in which a script that calls `train.prepare` follows its group into later rounds.
 
-    Raises Left if the script was asked to leave, and left; NotPreparedError if an elastic script
-    ends without calling `train.prepare`.
+    Raises Left if the script has left on request, and NotPreparedError if an elastic script ends
+    without calling `train.prepare`.
     """
 
     def new_group() -> Group:
         try:
             from ray_workers.training.scripts.prepared_script import RankGroup
-        except (ImportError, AttributeError):  # another torch, which can't follow rounds
+        except (ImportError, AttributeError):  # another version of torch can't follow rounds
             from dray.train.prepared.group import group_of_environment
 
             return group_of_environment()
@@ -119,13 +120,14 @@ def _finish(task: RankTask) -> None:
         return
     if task.generation == AWAITING:
         raise RuntimeError(
-            "the script ended without train.prepare(), where the other ranks wait for this one"
+            "the script ended without calling train.prepare(), in which the other ranks wait for "
+            "this one"
         )
     parallel = task.spec.get("parallel") or {}
     if max(parallel.get("shard", 1), parallel.get("tensor", 1)) > 1:
         raise RuntimeError(
-            "the job document has a parallel.shard or parallel.tensor above 1, and the script "
-            "ended without train.prepare(), which divides the model"
+            "the job document has a parallel.shard or parallel.tensor greater than 1, but the "
+            "script ended without calling train.prepare(), which divides the model"
         )
     if task.spec.get("elastic"):
         raise NotPreparedError(NOT_PREPARED)
@@ -133,13 +135,13 @@ def _finish(task: RankTask) -> None:
 
 WHY_NO_MPI4PY = (
     "mpi4py is not supported: its ranks find each other through the daemons of mpirun, which dray "
-    "does not run, so each would be alone, as rank 0 of 1. Use torch.distributed, whose gloo "
-    "backend has MPI's collectives, or dray.train.hvd"
+    "does not run, so each of them would be rank 0 of 1. Use torch.distributed, whose gloo backend "
+    "provides MPI's collective operations, or dray.train.hvd"
 )
 
 
 class _Mpi4pyRefused:
-    """A finder that raises the reason, before any finder that would find mpi4py."""
+    """A finder that raises the reason, placed before any finder that would find mpi4py."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name == "mpi4py":
@@ -148,6 +150,6 @@ class _Mpi4pyRefused:
 
 
 def refuse_mpi4py(world_size: int) -> None:
-    """Make imports of mpi4py fail in this process, unless the process is the job's only rank."""
+    """Make imports of mpi4py fail in this process, unless it is the job's only rank."""
     if world_size > 1:
         sys.meta_path.insert(0, _Mpi4pyRefused())

@@ -1,5 +1,5 @@
-"""Drawn job documents, from the request to the launch of their ranks on a cluster in memory.
+"""Generated job documents, followed from the request to the launch on a cluster in memory.
 
-`drawing.py` draws from the JSON schema. `way.py` follows one document; `fields.py` looks for the
-readers of each field.
+`drawing.py` generates documents from the JSON schema. `way.py` follows one document. `fields.py`
+and `readers.py` find the code that reads each field.
 """

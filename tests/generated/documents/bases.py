@@ -1,4 +1,4 @@
-"""Documents that are valid, from which others are drawn. Together they have every field."""
+"""Valid documents, from which others are generated. Together they contain every field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLE = {
 
 
 def images(workers: int = 1, **fields: Any) -> dict[str, Any]:
-    """A job of the first recipe."""
+    """A job with the first recipe."""
     return {"recipe": "image_classification", "resources": {"num_workers": workers}, **fields}
 
 
@@ -269,4 +269,4 @@ ELSEWHERE = {
     "Script.code": "tests/unit/api/routes/test_code.py",
     "Imported.code": "tests/unit/spec/test_code_of_ones_own.py",
 }
-"""Fields that need another job, or uploaded code, and the tests that have these."""
+"""Fields that need another job or uploaded code, and the tests that cover them."""

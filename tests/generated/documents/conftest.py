@@ -1,11 +1,11 @@
-"""Which seeds are tried."""
+"""The seeds to try."""
 
 from __future__ import annotations
 
 from tests.seeds import drawn, header
 
 FEW = 10
-"""Of `make test`, in which they take 3 s; `make soak` tries more."""
+"""Number of seeds in `make test`, which take 3 s; `make soak` tries more."""
 
 
 def seeds() -> range:

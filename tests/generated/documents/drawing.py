@@ -1,4 +1,4 @@
-"""Job documents, drawn from the JSON schema: every field, every alternative, at bounds."""
+"""Generates job documents from the JSON schema: every field, every alternative, at the bounds."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ TEXTS = (
 )
 MOST = 1 << 62
 OPTIONS = 0.13
-"""Share of the optional fields that a document gets besides those that it has."""
+"""Share of the missing optional fields that are added to a document."""
 LEFT_OUT = frozenset({"recipe", "script"})
 
 
 class Draw:
-    """Draws from one seed."""
+    """Random choices from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def document(self) -> dict[str, Any]:
-        """One that was valid, with parts of others and a few changed values."""
+        """Return a valid document combined with parts of others and a few changed values."""
         found = copy.deepcopy(self.random.choice(BASES))
         for _ in range(self.random.choice((0, 0, 1, 1, 2, 3))):
             self._change(found)
@@ -57,7 +57,7 @@ class Draw:
         node[int(last) if isinstance(node, list) else last] = self._near(value)
 
     def _near(self, value: Any) -> Any:
-        """Another value, usually of the same type."""
+        """Return another value, usually of the same type."""
         if isinstance(value, bool) or value is None or self.chance(0.1):
             return self.random.choice((True, False, None, 0, "auto", 1.5))
         if isinstance(value, int | float):
@@ -77,8 +77,8 @@ class Draw:
         return self.random.random() < share
 
     def mutated(self, document: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """A copy with one place that can't be right, and its pointer."""
-        free = ("/model/args", "/labels", "/script/parameters", "/sweep")  # take names of users
+        """Return a copy in which one value is invalid, and the pointer to that value."""
+        free = ("/model/args", "/labels", "/script/parameters", "/sweep")  # accept any names
         places = [one for one in objects(document) if not one[0].startswith(free)]
         pointer, node = self.random.choice(places)
         name = self.random.choice(("zzz", "__proto__", "", "a/b", *node))
@@ -160,7 +160,7 @@ def escaped(name: Any) -> str:
 
 
 def objects(node: Any, pointer: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object of a document by its pointer."""
+    """Return each object of a document by its pointer."""
     if isinstance(node, dict):
         yield pointer, node
         for name, inner in node.items():
@@ -168,7 +168,7 @@ def objects(node: Any, pointer: str = "") -> Iterator[tuple[str, dict[str, Any]]
 
 
 def leaves(node: Any, pointer: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value of a document that has no values within."""
+    """Return each scalar or empty value of a document."""
     if isinstance(node, dict | list) and node:
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for name, inner in items:
@@ -182,7 +182,7 @@ def parts_of(pointer: str) -> list[str]:
 
 
 def step(node: Any, part: str) -> Any:
-    """What is below a node; KeyError, IndexError or ValueError if nothing is."""
+    """Return the child of a node; KeyError, IndexError or ValueError if there is none."""
     if isinstance(node, list):
         return node[int(part)]
     if isinstance(node, dict):

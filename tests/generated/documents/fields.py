@@ -1,4 +1,4 @@
-"""The fields of a job document, and those that a document sets."""
+"""The fields of a job document, and the fields that a document sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dray.spec import JobSpec
 
 
 def classes() -> list[type[BaseModel]]:
-    """The class of each part of a document."""
+    """Return the class of each part of a document."""
     found: list[type[BaseModel]] = [JobSpec]
     for model in found:
         for field in model.model_fields.values():
@@ -27,12 +27,12 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def all_fields() -> set[str]:
-    """`Class.field` of each field."""
+    """Return `Class.field` for each field."""
     return {f"{model.__name__}.{name}" for model in classes() for name in model.model_fields}
 
 
 def set_fields(part: Any) -> Iterator[str]:
-    """`Class.field` of each field that a document gives."""
+    """Return `Class.field` for each field that a document sets."""
     if isinstance(part, BaseModel):
         for name in part.model_fields_set:
             yield f"{type(part).__name__}.{name}"

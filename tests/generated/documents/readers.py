@@ -1,8 +1,8 @@
-"""The fields of documents that the program reads, by the types of its expressions.
+"""Finds the document fields that the program reads, by the types of its expressions.
 
-Types are followed through annotations, assignments, loops, attributes and results, by the names of
-classes, so that `optimizer.lr` is no read of `server.lr`. Keys of JSON count for a part if the
-mapping has the name of a field that holds the part, as in `train["seed"]`.
+Types are followed through annotations, assignments, loops, attributes and results, by class names,
+so `optimizer.lr` does not count as a read of `server.lr`. JSON keys count for a part if the mapping
+has the name of a field that holds the part, as in `train["seed"]`.
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ CHECKS = (
     "service/domain/init_from",
     "service/planning/model/memory.py",
 )
-"""What is read here alone has no effect on a job: it is checked, estimated, compared with another
-document's, or shown."""
+"""Reads in these modules have no effect on a job: they only check, estimate, compare or show."""
 SPEAKS_OF_DOCUMENTS = re.compile("(?<![a-z])(spec|document|federated)(?![a-z])")
-"""What a file has that imports `dray.spec`, or has a document at hand."""
+"""Content of files that import `dray.spec`, or have a document available."""
 Types = frozenset[str]
 """Names of classes."""
 NONE: Types = frozenset()
 UNPACKED = "*"
-"""Stands for the parts of a tuple with names."""
+"""Represents the parts of a tuple with names."""
 SAME = frozenset({"get", "values", "items", "pop", "model_copy", "setdefault"})
-"""Methods whose result is, or holds, what the mapping or the part is."""
+"""Methods whose result is, or contains, the mapping or the part itself."""
 THROUGH = frozenset(
     {
         *("list", "tuple", "sorted", "set", "enumerate", "zip", "reversed", "next", "iter", "max"),
         *("min", "cast", "replace", "deepcopy", "dict", "map", "filter", "model_validate"),
     }
 )
-"""Functions whose result is, or holds, one of their arguments."""
+"""Functions whose result is, or contains, one of their arguments."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Program:
-    """The classes and functions of all files, and what is read of documents in each function."""
+    """The classes and functions of all files, and the document fields that each function reads."""
 
     def __init__(self) -> None:
         self.models = {model.__name__: model for model in classes()}
@@ -72,12 +71,12 @@ class Program:
             for path, tree in self.trees.items()
             for function, owner in functions(tree)
         ]
-        for _ in range(3):  # what an attribute is may depend on what another is
+        for _ in range(3):  # the type of an attribute can depend on another's
             for _, reading in self.readings:
                 reading.learn()
 
     def _places(self) -> dict[str, set[str]]:
-        """By class, the names of the fields that hold it."""
+        """Return, for each class, the names of the fields that hold it."""
         found: dict[str, set[str]] = defaultdict(set)
         for model in self.models.values():
             for name, field in model.model_fields.items():
@@ -86,7 +85,7 @@ class Program:
         return found
 
     def _aliases(self) -> dict[str, Types]:
-        """Names of `dray.spec` that stand for parts, such as unions of them."""
+        """Return the names in `dray.spec` that stand for parts, such as unions of them."""
         found: dict[str, Types] = {}
         for module in pkgutil.walk_packages(dray.spec.__path__, "dray.spec."):
             for name, value in vars(importlib.import_module(module.name)).items():
@@ -147,8 +146,8 @@ class Program:
         return self._above[name]
 
     def read(self) -> set[str]:
-        """`Class.field` of each field that is read outside of the checks of documents, or in a
-        function of `dray.spec` that is no check and whose name is read outside."""
+        """Return `Class.field` for each field that is read outside of the document checks, or in a
+        function of `dray.spec` that is not a check and whose name is used elsewhere."""
         read, names = set[str](), set[str]()
         inside: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
         for path, reading in self.readings:
@@ -169,7 +168,7 @@ class Program:
 
 
 class Reading:
-    """One function: what its names are, and which fields it reads."""
+    """One function: the types of its names, and the fields that it reads."""
 
     def __init__(self, program: Program, function: ast.AST, owner: str | None) -> None:
         self.program = program
@@ -177,7 +176,7 @@ class Reading:
         self.owner = owner
         self.names: dict[str, Types] = defaultdict(frozenset)
         self.json: dict[str, set[str]] = defaultdict(set)
-        """Names of fields that a name, which holds JSON, was taken from."""
+        """Field names from which a name that holds JSON was assigned."""
         self.nodes = list(walk(function))
         self.assigned = [pair for node in self.nodes for pair in assigned(node)]
         if isinstance(function, Function):
@@ -190,7 +189,7 @@ class Reading:
                 self.names["self"] = frozenset({self.owner})
 
     def learn(self) -> None:
-        """Follow the assignments, and note what attributes of `self` are."""
+        """Follow the assignments, and record the types of attributes of `self`."""
         for target, value in self.assigned:
             self._assign(target, value)
 
@@ -251,7 +250,7 @@ class Reading:
         return found or self.program.results.get(name, NONE)
 
     def places(self, node: ast.AST | None) -> set[str]:
-        """The names by which a mapping of JSON is known."""
+        """Return the names by which a JSON mapping is known."""
         match node:
             case ast.Name(id=name):
                 return {name.lstrip("_")} | self.json.get(name, set())
@@ -270,7 +269,7 @@ class Reading:
         return set()
 
     def fields(self) -> tuple[set[str], set[str]]:
-        """(`Class.field` of what is read, names of all attributes and functions)."""
+        """Return (`Class.field` of each read, names of all attributes and functions)."""
         read, names = set[str](), set[str]()
         for node in self.nodes:
             match node:
@@ -318,7 +317,7 @@ class Reading:
 
 
 def functions(tree: ast.AST, owner: str | None = None) -> Iterator[tuple[ast.AST, str | None]]:
-    """Each function with the class that it is a method of, and what stands outside of them."""
+    """Yield each function with the class to which it belongs, and the code outside of functions."""
     rest = ast.Module(body=[], type_ignores=[])
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
@@ -332,7 +331,7 @@ def functions(tree: ast.AST, owner: str | None = None) -> Iterator[tuple[ast.AST
 
 
 def is_check(function: ast.AST) -> bool:
-    """Whether it is called when a document is made, and by nothing else."""
+    """Whether it is called only when a document is created."""
     if not isinstance(function, Function):
         return False
     decorators = map(ast.unparse, function.decorator_list)
@@ -342,7 +341,7 @@ def is_check(function: ast.AST) -> bool:
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr]]:
-    """What gets a value, and the value, or what holds it."""
+    """Return the targets of an assignment, and the value or its container."""
     match node:
         case ast.Assign(targets=targets, value=value):
             yield from ((target, value) for target in targets)
@@ -364,7 +363,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr]]:
 
 
 def named(annotation: ast.AST | None) -> Iterator[str]:
-    """The names in an annotation, also in one that is a text."""
+    """Return the names in an annotation, even if it is a string."""
     for node in ast.walk(annotation) if annotation is not None else ():
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -374,7 +373,7 @@ def named(annotation: ast.AST | None) -> Iterator[str]:
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """As `ast.walk`, which takes three times as long."""
+    """Like `ast.walk`, which takes three times as long."""
     left = [node]
     while left:
         one = left.pop()

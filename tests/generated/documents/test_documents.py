@@ -1,4 +1,4 @@
-"""Drawn documents go their whole way.
+"""Generated documents pass through the whole service.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/documents` follows one document again.
 """
@@ -22,7 +22,7 @@ from tests.seeds import noted
 from tests.unit.service.loops.world import World
 
 BLOCKS = 4
-"""Tests that share the seeds."""
+"""Number of tests that share the seeds."""
 pytestmark = pytest.mark.anyio
 
 

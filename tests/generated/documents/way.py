@@ -1,4 +1,4 @@
-"""The way of one document: checked, stored, read again, planned, launched, played and ended."""
+"""The life of one document: checked, stored, read back, planned, launched, run and ended."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Followed:
         return cls(world, runtime)
 
     async def follow(self, document: dict[str, Any]) -> str:
-        """How a document that is valid, or is made so, ends."""
+        """Return how a document that is valid, or is made valid, ends."""
         given = copy.deepcopy(document)
         job = await self._submitted(given)
         if job is None:
@@ -84,7 +84,7 @@ class Followed:
         return "launched"
 
     async def _submitted(self, document: dict[str, Any]) -> views.Job | None:
-        """The job, once all that is refused was taken out."""
+        """Return the job, after everything that is refused has been removed."""
         for _ in range(ROUNDS):
             answer = await self.submit(document)
             if isinstance(answer, views.Job):
@@ -99,7 +99,7 @@ class Followed:
         return self.runtime.database.read_sync(lambda session: session.scalar(count)) or 0
 
     async def submit(self, document: dict[str, Any]) -> views.Job | Fault | DomainError:
-        """As the API does it."""
+        """Do the same as the API."""
         before = self._num_jobs()
         is_valid = SCHEMA_CHECK.is_valid(document)
         try:
@@ -119,7 +119,7 @@ class Followed:
         return found
 
     async def _launched(self, job: views.Job, spec: JobSpec) -> AttemptSpec:
-        """It starts at once on the idle cluster, as its document says, and ends."""
+        """The job starts at once on the idle cluster, as its document requests, and ends."""
         ended = await self._ends(job.id)
         assert ended.state is JobState.SUCCEEDED, ended.reason
         (launch,) = [one for one in self.world.fake.launches if one.job_id == job.id]
@@ -147,7 +147,7 @@ class Followed:
 
 
 def named(document: dict[str, Any], refusal: Fault | DomainError) -> str:
-    """The pointer of a refusal, which must be one of the document, or of a field that it lacks."""
+    """Return the pointer of a refusal, which must be in the document or name a missing field."""
     detail = refusal.detail if isinstance(refusal, Fault) else refusal.message
     assert detail.strip(), refusal
     assert refusal.pointer is not None, f"no field is named: {detail}"
@@ -161,8 +161,7 @@ def named(document: dict[str, Any], refusal: Fault | DomainError) -> str:
 
 
 def take_out(document: dict[str, Any], pointer: str) -> bool:
-    """Remove what a refusal names, or what is around a field that is missing. False if that is
-    what every job needs."""
+    """Remove what a refusal names, or the parent of a missing field. False if all jobs need it."""
     parts = parts_of(pointer)
     while parts:
         node: Any = document
@@ -188,16 +187,16 @@ def take_out(document: dict[str, Any], pointer: str) -> bool:
 
 
 def arrives(given: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Every value of the document is in what is stored, at its place."""
+    """Check that every value of the document is stored in its place."""
     swept = (given.get("sweep") or {}).get("parameters", {})
     for pointer, value in leaves(given):
         parts = parts_of(pointer)
         if ".".join(parts) in swept:
-            continue  # each trial has a value of its own
+            continue  # each trial has its own value
         if parts[0] in ("array", "sweep", "after") or value in (None, [], {}):
             continue
         if re.fullmatch("/federated/silos/[0-9]+/source", pointer):
-            continue  # for the silo's node alone
+            continue  # only for the silo's node
         if parts[0] in ("parallel", "sync") and "auto" in str(given[parts[0]]):
             continue  # chosen by the service
         node: Any = stored
@@ -216,7 +215,7 @@ def same(given: Any, stored: Any) -> bool:
 
 
 def is_as_asked(launch: AttemptSpec, stored: dict[str, Any]) -> None:
-    """What the cluster was asked for is what the document says."""
+    """Check that the request to the cluster matches the document."""
     wanted, elastic = stored["resources"], stored.get("elastic")
     number = sum(part.num_workers for part in launch.slices)
     assert number == wanted["num_workers"] or (

@@ -1,5 +1,5 @@
-"""Drawn files: tables, arrays, images, folders, archives and texts.
+"""Generated files: tables, arrays, images, folders, archives and texts.
 
-Each module draws files of one kind together with what they hold. `cases.py` has what all kinds
-share, and `test_files.py` compares what dray reads with it.
+Each module generates files of one kind together with their expected contents. `cases.py` has the
+code shared by all kinds, and `test_files.py` compares the contents with what dray reads.
 """

@@ -1,4 +1,4 @@
-"""What the kinds of drawn files share: a case, its outcome, and the search for a smaller one."""
+"""Code shared by all kinds of generated files: a case, its outcome, and its reduction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
 MOST_TRIED = 400
-"""Smaller cases that are tried."""
+"""Number of smaller cases to try."""
 ENOUGH = 40
-"""Characters of a fault that tell which it is."""
+"""Number of characters of a fault that identify it."""
 LEAKED = ("can't be read (", "list index", "KeyError", "AssertionError", "NotImplementedError")
-"""Words of a refusal that no rule made: an error of a library, or of ours."""
+"""Words of a refusal that no rule produced: an error of a library, or of dray."""
 
 
 T = TypeVar("T")
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 class Case(Protocol):
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:
-        """Write the files into the folder and read them: how that differs from what they hold."""
+        """Write the files into the folder and read them; return how they differ from the truth."""
 
     def smaller(self) -> Iterator[Self]:
-        """Cases with something less."""
+        """Yield cases with something removed."""
 
 
 class Refusal(Exception):
-    """The files are refused with a sentence that names all of some texts."""
+    """The expected refusal, a sentence that contains all of these strings."""
 
     def __init__(self, *named: str) -> None:
         super().__init__(*named)
@@ -41,7 +41,7 @@ class Refusal(Exception):
 
 
 def outcome(read: Callable[[], T], expected: Sequence[Refusal]) -> tuple[T | None, str | None]:
-    """(what was read, the fault): neither where the files are refused as they are to be."""
+    """Return (what was read, the fault); both None if the files are refused as expected."""
     try:
         found = read()
     except DataError as error:
@@ -52,7 +52,7 @@ def outcome(read: Callable[[], T], expected: Sequence[Refusal]) -> tuple[T | Non
 
 
 def _fault_of_refusal(error: DataError, expected: Sequence[Refusal]) -> str | None:
-    """How a refusal differs from the expected ones, of which one is met."""
+    """Return how a refusal differs from the expected ones, one of which must match."""
     sentence = str(error)
     if any(word in sentence for word in LEAKED):
         return f"a refusal that no rule made: {sentence}"
@@ -75,7 +75,7 @@ def fault_in(case: Case) -> str | None:
 
 
 def smallest(case: Case) -> Case:
-    """A case from which nothing can be left out without the fault."""
+    """Return a case from which nothing can be removed without losing the fault."""
     start = (fault_in(case) or "")[:ENOUGH]
     tried = 0
     while True:

@@ -1,4 +1,4 @@
-"""Drawn columns of a text table: the texts of the cells, and what each of them says."""
+"""Generated columns of a text table: the text of each cell, and its value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = (
 class Cell:
     text: str
     value: Fraction | float | int | str | None
-    """A number exactly, an infinity, microseconds since 1970 of a date, a name, or None."""
+    """An exact number, an infinity, a date (microseconds since 1970), a name, or None."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _date(dice: random.Random, when: datetime, form: str) -> Cell:
 
 
 def name_column(dice: random.Random, num_rows: int) -> list[Cell]:
-    """At least every second one is a word that is no number, no date and no truth."""
+    """At least every second value is a word that is not a number, a date or a boolean."""
     words = dice.sample(WORDS, dice.randint(2, 6))
     sure = dice.choice(("ant", "bee", "cat"))
     cells = [

@@ -1,11 +1,11 @@
-"""Which seeds are tried."""
+"""The seeds to try."""
 
 from __future__ import annotations
 
 from tests.seeds import drawn, header
 
 FEW = 15
-"""Of each kind of file in `make test`; `make soak` tries more."""
+"""Number of seeds for each kind of file in `make test`; `make soak` tries more."""
 
 
 def seeds() -> range:

@@ -1,4 +1,4 @@
-"""Draws CSV files."""
+"""Generates CSV files."""
 
 from __future__ import annotations
 

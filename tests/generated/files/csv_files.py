@@ -1,4 +1,4 @@
-"""A CSV file and what it holds, as `csv_drawing` draws it."""
+"""A CSV file and its contents, as `csv_drawing` generates it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Dialect:
     blank_lines: tuple[int, ...] = ()
     """An empty line before each of these records; the header is 0."""
     ragged: tuple[int, int] | None = None
-    """(record, fields more)."""
+    """(record, number of additional fields)."""
     has_trailing_delimiter: bool = False
 
 
@@ -51,9 +51,9 @@ class CsvCase:
     features: tuple[int, ...] | None = None
     missing: str = "error"
     times: int = 1
-    """How often the rows come, one after the other."""
+    """How many times the rows are repeated."""
     spoiled: int | None = None
-    """Column of fractions that has a text in its second row."""
+    """Name of a column of fractions that has text in its second row."""
 
     # The file.
 
@@ -104,7 +104,7 @@ class CsvCase:
         mark = "\ufeff" if self.dialect.has_bom else ""
         return (mark + text).encode(self.dialect.encoding)
 
-    # What it holds.
+    # The contents.
 
     @property
     def chosen(self) -> list[int]:
@@ -152,7 +152,7 @@ class CsvCase:
         ]
 
     def refusals(self) -> list[Refusal]:
-        """Sentences of which one is to be had, if there are any."""
+        """Return the possible refusals, if the file must be refused."""
         names = [column.name for column in self.columns]
         double = [_shown(name) for name in names if names.count(name) > 1]
         if double or (self.dialect.has_trailing_delimiter and "" in names):
@@ -193,7 +193,7 @@ class CsvCase:
                 yield Refusal("values that are not finite")
                 yield Refusal(f"line {lines[1 + row]}:", "not a finite 32-bit number", name)
 
-    # What dray makes of it.
+    # What dray reads.
 
     def options(self) -> dict[str, Any]:
         dialect, style = self.dialect, self.style
@@ -232,7 +232,7 @@ class CsvCase:
         )
 
     def _others_differ(self) -> str | None:
-        """How Python's reader sees another file than was drawn."""
+        """Return how Python's reader sees a file that differs from the generated one."""
         text = self.content().decode(self.dialect.encoding).removeprefix("\ufeff")
         read = [
             row
@@ -248,7 +248,7 @@ class CsvCase:
         some = replace_rows(table, len(rows))
         return tables.prediction_differs(some, rows, style=NumberStyle.of(data))
 
-    # Less of it.
+    # Reductions.
 
     def smaller(self) -> Iterator[Self]:
         plain = Dialect(delimiter=self.dialect.delimiter)
@@ -280,5 +280,5 @@ def replace_rows(table: Any, count: int) -> Any:
 
 
 def _shown(name: str) -> str:
-    """What a sentence has of a name."""
+    """Return the part of a name that a sentence shows."""
     return name[:50] if name.isprintable() and not {"'", "\\"} & {*name} else ""

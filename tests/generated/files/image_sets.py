@@ -1,4 +1,4 @@
-"""Drawn sets of images: folders and archives, with or without masks and divisions."""
+"""Generated image sets: folders and archives, with or without masks and splits."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class ImageCase:
     container: str = ""
     """Suffix of an archive, or nothing for a folder."""
     top: str = ""
-    """Folders of the archive that have all others."""
+    """Folders of the archive that contain all others."""
     bad_member: str = ""
-    """Kind of a member that an archive must not have."""
+    """Kind of a forbidden archive member."""
     doubles: bool = False
-    """Whether the archive has its first member twice, the first time another image."""
+    """Whether the archive contains its first member twice, the first time with another image."""
     is_cut: bool = False
     """Whether the end of the archive is missing."""
     scale: int = 1
@@ -121,7 +121,7 @@ class ImageCase:
                     info.type, info.linkname = BAD_TYPES[self.bad_member][0], "/etc/passwd"
                 archive.addfile(info, io.BytesIO(b""))
 
-    # What it holds.
+    # The contents.
 
     def role(self, path: str) -> str:
         parts = {part.lower() for part in PurePosixPath(path).parts[:-1]}

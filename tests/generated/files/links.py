@@ -1,5 +1,4 @@
-"""Drawn folders with links, which lead to files, to folders, out of the set, in a circle, or to
-nothing."""
+"""Generated folders with links to files, to folders, out of the set, in a circle, or to nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class LinkCase:
     is_linked: bool
     """Whether the source itself is a link to the folder."""
     has_roots: bool
-    """Whether files outside of the set may not be read."""
+    """Whether reading files outside of the set is forbidden."""
 
     def fault(self, folder: Path, policy: DataPolicy) -> str | None:
         top = folder / "set"
@@ -59,7 +58,7 @@ class LinkCase:
         return None if read == expected else f"{read!r}, expected {expected!r}"
 
     def texts(self) -> list[str]:
-        """Of the files and the links to files, in the order of their names."""
+        """Return the files and the links to files, sorted by name."""
         found = {name: f"this is {name}\n" for name in FILES}
         found |= {name: f"this is {to}\n" for name, to in self.links if _counts(name)}
         return [found[name] for name in sorted(found)]

@@ -1,4 +1,4 @@
-"""Drawn Parquet files."""
+"""Generated Parquet files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.generated.files.tables import Truth, Value
 WIDE = Context(prec=100)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Read = tuple[Any, Value]
-"""(a cell as Python writes it, what it says)."""
+"""(a cell as a Python value, its meaning)."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ TYPES: list[tuple[Kind | None, Any, Callable[[random.Random], Read]]] = [
 @dataclass(frozen=True)
 class ParquetCase:
     columns: tuple[TypedColumn, ...]
-    """The first is the target."""
+    """The first column is the target."""
     classifies: bool
     missing: str
     options: tuple[tuple[str, Any], ...]
-    """Of the writer."""
+    """Options of the writer."""
 
     @property
     def num_rows(self) -> int:

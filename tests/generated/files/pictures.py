@@ -1,4 +1,4 @@
-"""Drawn images and masks: the bytes of a file, and the pixels that it shows."""
+"""Generated images and masks: the bytes of a file, and the pixels that it shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 SIZE = (6, 5)
-"""(width, height) of an image that is turned upright."""
+"""(width, height) of an image after it is turned upright."""
 FORMS = {
     "png": ("1", "L", "LA", "P", "P+t", "RGB", "RGBA", "I;16", "P;2"),
     "bmp": ("1", "L", "P", "RGB"),
@@ -26,12 +26,12 @@ FORMS = {
 }
 ODD_FORMS = ("I;16", "F", "I", "frames")
 FORMATS = {"tif": "TIFF", "jpg": "JPEG"}
-"""Pillow's names of those that it calls otherwise."""
+"""Pillow's names for formats with different names."""
 TURNED_SUFFIXES = ("png", "tif", "jpg", "webp")
 TURNED_FORMS = ("L", "RGB", "RGBA", "LA")
 BROKEN = ("empty", "truncated", "no image")
 ORIENTATION = 0x0112
-"""The tag of EXIF."""
+"""The EXIF tag."""
 MASK_FORMS = {
     **{f"L{bits}": ".png" for bits in (1, 2, 4, 8, 16)},
     **{f"P{bits}": ".png" for bits in (1, 2, 4, 8)},
@@ -43,7 +43,7 @@ MASK_FORMS = {
     "JPEG": ".jpg",
     "white is 0": ".tif",
 }
-"""The ending of each."""
+"""The suffix of each format."""
 REFUSED_MASKS = {
     "L16": "mode I;16",
     "RGB": "mode RGB",
@@ -59,7 +59,7 @@ class Picture:
     seed: int
     fault: str = ""
     turned: int = 1
-    """As EXIF counts orientations."""
+    """The orientation, numbered as in EXIF."""
     size: tuple[int, int] = SIZE
     """(width, height) once it is upright."""
 
@@ -125,8 +125,8 @@ class Picture:
         return self.form in ("1", "L", "LA")
 
     def shown(self, *, grey: bool) -> Any:
-        """(channels, height, width) of whole numbers: upright, each pixel over white by its
-        alpha."""
+        """Return (channels, height, width) of integers: upright, with each pixel blended over white
+        by its alpha."""
         if self.path.lower().endswith((".tif", ".tiff")):  # which Pillow turns when it loads them
             return upright(_on_white(self.image()[0], grey=grey), self.turned)
         with Image.open(io.BytesIO(_encoded(self))) as image:
@@ -144,7 +144,7 @@ def _encoded(one: Picture) -> bytes:
 
 
 def upright(pixels: Any, turned: int) -> Any:
-    """Pixels of (..., height, width), which a file stores with an orientation of EXIF."""
+    """Return the pixels (..., height, width) that a file stores with an EXIF orientation."""
     if turned > 4:
         pixels = pixels.swapaxes(-1, -2)
     if turned in (2, 3, 6, 7):
@@ -155,7 +155,7 @@ def upright(pixels: Any, turned: int) -> Any:
 
 
 def doubled(pixels: Any, *, smooth: bool) -> Any:
-    """Pixels of (..., height, width) at twice the size: between them, or the nearest ones."""
+    """Return the pixels (..., height, width) at twice the size, interpolated or nearest."""
     for axis in (-1, -2):
         pixels = np.repeat(pixels, 2, axis)
         if smooth:  # a pixel's two halves are a quarter of the way to its neighbours
@@ -223,7 +223,8 @@ MASK_FORMATS = {"RGB": "PNG", "JPEG": "JPEG"}
 
 
 def _png(pixels: Any, bits: int, turned: int, *, has_palette: bool) -> bytes:
-    """A PNG file of numbers of 1, 2, 4, 8 or 16 bits, which Pillow can't write of all sizes."""
+    """Return a PNG file with 1, 2, 4, 8 or 16 bits per sample, not all of which Pillow can
+    write."""
     height, width = pixels.shape
     shifts = np.arange(bits - 1, -1, -1)
     planes = (pixels.astype(int)[..., None] >> shifts & 1).reshape(height, -1).astype(np.uint8)

@@ -1,5 +1,5 @@
-"""Drawn tables that other seeds hardly ever have: large ones, nearly empty ones, and files that are
-something else than their name says."""
+"""Generated tables that other seeds rarely produce: large ones, nearly empty ones, and files whose
+content does not match their name."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.generated.files.cases import Refusal, outcome
 from tests.generated.files.tables import Truth
 
 BLOCK_BYTES = 1 << 20
-"""What is read at once, and the longest row."""
+"""The size of a read block, which is also the longest row."""
 FEW_WORDS = ("ant", "bee", "Zoë", "日本")
 LARGE_EVERY = 40
-"""Only one seed in this many draws a large table."""
+"""Only one seed in this many generates a large table."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RareTable:
     form: str
     content: bytes = field(repr=False)
     truths: Mapping[str, Truth] = field(repr=False, default_factory=dict)
-    """Of each column, the target `y` among them."""
+    """For each column, including the target `y`."""
     refusal: Refusal | None = None
     name: str = "table.csv"
     classifies: bool = False
@@ -114,7 +114,7 @@ def _many_columns(dice: random.Random) -> Made:
 
 
 def _long_rows(dice: random.Random) -> Made:
-    # Whether a row of one to two blocks can be read depends on where it lies.
+    # Whether a row of one to two blocks can be read depends on its position.
     length = dice.choice((70_000, 700_000, 1_030_000, 2_500_000))
     letter = dice.choice("äb")
     words = [letter * (length // len(letter.encode())), "b", "c"]
@@ -127,7 +127,7 @@ def _long_rows(dice: random.Random) -> Made:
 
 
 def _bad_byte(dice: random.Random) -> Made:
-    """A byte that is no UTF-8, before, at or after the end of what is read at once."""
+    """A byte that is not valid UTF-8, before, at or after the end of a block."""
     rows = _rows(dice, 3)
     text = _written(rows).encode()
     filler = dice.choice(("日", "é", "a")) * 999
@@ -173,7 +173,7 @@ def _json(dice: random.Random) -> Made:
 
 
 def _comments(dice: random.Random) -> Made:
-    """CSV has none: such a line is a header or a row."""
+    """CSV has no comments: such a line is a header or a row."""
     rows = _rows(dice, 4)
     lines = _written(rows).splitlines(keepends=True)
     at = dice.randrange(len(lines))
@@ -211,7 +211,7 @@ def _packed(dice: random.Random) -> Made:
 
 
 def _other_encoding(dice: random.Random) -> Made:
-    """UTF-16 of which nothing is said, or said wrongly."""
+    """UTF-16 with a missing or wrong declaration."""
     rows = _rows(dice, 3)
     text = _written([(y, x, "ant") for y, x, _ in rows])
     match dice.randrange(3):
@@ -228,7 +228,7 @@ def _other_encoding(dice: random.Random) -> Made:
 
 
 def _marked(dice: random.Random) -> Made:
-    """A mark of byte order before a header in quotes."""
+    """A byte order mark before a quoted header."""
     rows = _rows(dice, 3)
     text = _written(rows, end=dice.choice(("\n", "\r\n")))
     header, rest = text[: text.index("word") + 4], text[text.index("word") + 4 :]
@@ -258,7 +258,7 @@ def _open_quote(dice: random.Random) -> Made:
 
 
 def _nul(dice: random.Random) -> Made:
-    """NUL bytes in a name, which is text like any other."""
+    """NUL bytes in a name, which are treated like any other text."""
     rows = _rows(dice, 4)
     y, x, _ = rows[-1]
     rows[-1] = (y, x, dice.choice(("a\0b", "\0", "ant\0")))

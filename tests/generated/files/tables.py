@@ -1,4 +1,4 @@
-"""A table as dray read it beside the values that were drawn."""
+"""Compares a table as dray read it with the values that were generated."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.generated.files.columns import Kind
 
 Value = Fraction | float | int | str | None
 CLOSE = 2**51
-"""float64 holds the differences of whole numbers that are within this, exactly."""
+"""float64 holds the differences of integers within this range exactly."""
 LARGEST = Fraction(float(np.finfo(np.float32).max))
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a column holds, row by row. None is a missing value."""
+    """The values of a column, row by row. None is a missing value."""
 
     kind: Kind
     values: tuple[Value, ...]
@@ -32,7 +32,7 @@ class Truth:
 def difference(
     table: Table, features: Mapping[str, Truth], target: tuple[str, Truth]
 ) -> str | None:
-    """How a table differs from the rows that it should have."""
+    """Return how a table differs from the expected rows."""
     name, truth = target
     numbers = [name for name, one in features.items() if one.kind in ("number", "truth")]
     dates = [name for name, one in features.items() if one.kind == "date"]
@@ -125,7 +125,7 @@ def date_parts(value: Value) -> list[float]:
 def refused_row(
     values: Sequence[Value], kept: Sequence[int], largest: float | Fraction = LARGEST
 ) -> int | None:
-    """The first of some rows whose number no float comes near; of 32 bits, unless said."""
+    """Return the first of these rows whose number no float (32 bits by default) comes close to."""
     for row in kept:
         value = values[row]
         if isinstance(value, float) or (isinstance(value, Fraction) and abs(value) > largest):
@@ -134,7 +134,7 @@ def refused_row(
 
 
 def prediction_differs(table: Table, rows: Sequence[Mapping[str, Any]], **form: Any) -> str | None:
-    """How the rows, given for a prediction, differ from the same rows of the table."""
+    """Return how rows passed for a prediction differ from the same rows of the table."""
     codes = {
         name: {word: code for code, word in enumerate(words)}
         for name, words in zip(table.category_names, table.vocabularies, strict=True)

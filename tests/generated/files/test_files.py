@@ -1,4 +1,4 @@
-"""Drawn files: what dray reads, beside what was written.
+"""Generated files: compares what dray reads with what was written.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/files` reads one case of each kind again.
 """
@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "texts": texts.draw,
 }
 BLOCKS = 4
-"""Tests of each kind that share the seeds."""
+"""Number of tests of each kind that share the seeds."""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

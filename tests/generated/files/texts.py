@@ -1,4 +1,4 @@
-"""Drawn texts: a file, or a folder of them."""
+"""Generated texts: a file, or a folder of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JUNK = (".hidden.txt", "notes.md", "__MACOSX/x.txt", ".git/y.txt")
 @dataclass(frozen=True)
 class TextCase:
     files: tuple[tuple[str, bytes, str], ...]
-    """(name, content, part of a division)."""
+    """(name, content, part of a split)."""
     is_folder: bool
     is_packed: bool = False
     junk: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def draw(seed: int) -> TextCase:
         end = dice.choice(("\n", "\r\n", "\r"))
         lines = [dice.choice(WORDS) for _ in range(dice.choice((0, 1, 5, 30)))]
         text = end.join(lines) + dice.choice(("", end))
-        if dice.random() < 0.03:  # longer than what is read at once
+        if dice.random() < 0.03:  # longer than a read block
             text *= 1 + 1_200_000 // max(1, len(text.encode())) if text.strip() else 1
         encoding = dice.choice(("utf-16", "latin-1")) if dice.random() < 0.05 else "utf-8"
         content = text.encode(encoding, "replace")
@@ -115,7 +115,7 @@ def draw(seed: int) -> TextCase:
 
 
 def _with_bad_byte(dice: random.Random) -> bytes:
-    """Text up to a byte that is none, near the ends of what is read at once."""
+    """Text up to an invalid byte, near the end of a read block."""
     length = dice.choice((9, PIECE_BYTES, 2 * PIECE_BYTES)) + dice.randint(-3, 3)
     word = dice.choice(("a", "日本 ", "line\n")).encode()
     text = b"Z" * (length % len(word)) + word * (length // len(word))

@@ -1,9 +1,9 @@
-"""Run small trainings, and keep what they print and what their loggers write.
+"""Run small trainings, and record their output and the files of their loggers.
 
     python -m tests.generated.loggers.record PYTHON [NAME ...]
 
-PYTHON has the packages of the programs: torch, transformers, accelerate, lightning, keras,
-ultralytics, timm, tensorboard and tqdm; for single NAMEs, those of these programs are enough.
+PYTHON needs the packages of the programs: torch, transformers, accelerate, lightning, keras,
+ultralytics, timm, tensorboard and tqdm; with NAMEs, only the packages of these programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorded programs, played back to what finds their metrics."""
+"""Recorded programs, replayed for the code that finds their metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def output_of(name: str) -> list[tuple[float, str]]:
 async def series_of(
     name: str, folder: Path, *sources: str, output: Sequence[tuple[float, str]] | None = None
 ) -> Series:
-    """The series that are found in a recorded program's files, and in its output or another."""
+    """The series found in a recorded program's files, and in its own or another output."""
     work_dir = folder / "work"
     shutil.copytree(RECORDED / name, work_dir, ignore=shutil.ignore_patterns(*NOT_FILES))
     empty: dict[str, Any] = {"name": None, "pattern": None, "step": None, "rank": 0}

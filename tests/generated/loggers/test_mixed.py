@@ -1,4 +1,4 @@
-"""Recorded runs at drawn paths, written piece by piece at once: each gets a series for each metric.
+"""Recorded runs at random paths, written piece by piece in parallel: each gets its own series.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/loggers` draws one case again.
 """
@@ -21,7 +21,7 @@ from tests.generated.loggers.test_recorded import COUNTED, is_alike, once
 from tests.seeds import noted
 
 BLOCKS = 4
-"""Tests that share the seeds."""
+"""Number of tests that share the seeds."""
 RUNS = {
     "lightning-csv": [f"logs/fold{fold}/version_0/metrics.csv" for fold in range(3)],
     "lightning-tensorboard": [f"logs/fold{fold}/version_0" for fold in range(3)],
@@ -97,7 +97,7 @@ def pieces(dice: random.Random, runs: list[Run]) -> Iterator[tuple[Run, bytes, b
 
 
 def found_in(folder: Path, dice: random.Random, runs: list[Run], *, at_once: bool) -> Series:
-    """at_once: dray looks when all is written."""
+    """at_once: dray looks only after everything is written."""
     files = MetricFiles([folder], frozenset(("tensorboard", "csv")), since=0.0)
     found: Series = {}
     looks = [*pieces(dice, runs)]
@@ -135,8 +135,8 @@ def fault_in(folder: Path, seed: int) -> str | None:
 
 
 def _names(run: Run, key: str, runs: list[Run], *, at_once: bool) -> set[str]:
-    """Ends of the run's path, with the key. Where dray saw all runs at once, the shortest one that
-    no other run's path has, or none if no other run has the key."""
+    """Return the possible ends of the run's path, with the key. If dray saw all runs at once, it is
+    the shortest end that no other run's path has, or none if no other run has the key."""
     parts = ("job", *run.path.parent.parts)
     ends = [parts[at:] for at in range(len(parts), -1, -1)]
     if at_once:

@@ -1,4 +1,4 @@
-"""Recorded programs: what is found of them, beside what their loggers were given."""
+"""Recorded programs: compares the metrics found with what their loggers were given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.generated.loggers.record import PROGRAMS
 from tests.generated.loggers.replay import Series, output_of, series_of, truth_of
 
 COUNTED = ("epoch", "time")
-"""Columns and tags that the loggers add by themselves."""
+"""Columns and tags that the loggers add themselves."""
 GUESSED_FROM: dict[str, dict[str, Callable[[int], bool]] | None] = {
     # Of a bar the log keeps one state a second: here the last one of each epoch.
     "tqdm": {"loss": lambda step: step % 8 == 0, "val_acc": lambda step: True},
@@ -37,7 +37,7 @@ TWO_BARS = re.compile(
 
 
 def once(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The first point of each step."""
+    """Return the first point of each step."""
     first: dict[int, float] = {}
     for step, value in points:
         first.setdefault(step, value)
@@ -52,8 +52,8 @@ def is_alike(found: list[tuple[int, float]], true: list[tuple[int, float]], digi
 
 
 def differences(found: Series, truth: Series, digits: float) -> list[str]:
-    """Series of the truth that are not found once, under a name that has the run's and the key, and
-    found ones that nobody gave a logger."""
+    """Return series of the truth that are not found exactly once, under a name with the run and the
+    key, and series found that were never passed to a logger."""
     faults = []
     left = {name: points for name, points in found.items() if name.split("/")[-1] not in COUNTED}
     for label, points in truth.items():
@@ -78,7 +78,7 @@ async def test_the_trainer_prints_what_it_logs(tmp_path: Path) -> None:
 
 
 async def test_the_bar_of_an_evaluation_may_be_drawn_first(tmp_path: Path) -> None:
-    """tqdm keeps its bars in a set, and draws them anew in the set's order."""
+    """tqdm keeps its bars in a set, and redraws them in the set's order."""
     text = "".join(text for _, text in output_of("transformers-printed"))
     swapped, count = TWO_BARS.subn(r"\1\3\2", text)
     assert count > 3
@@ -86,7 +86,7 @@ async def test_the_bar_of_an_evaluation_may_be_drawn_first(tmp_path: Path) -> No
 
 
 async def test_an_evaluation_may_come_before_the_training(tmp_path: Path) -> None:
-    """The first bar is then not the training's."""
+    """In this case, the first bar is not the training's."""
     bar = "\r  0%|          | 0/2 [00:00<?, ?it/s]\r100%|##########| 2/2 [00:00<00:00, 5.5it/s]\n"
     output = [(0.0, bar), *output_of("transformers-printed")]
     assert await _differences_of_bars(tmp_path, output) == []
@@ -96,7 +96,7 @@ async def _differences_of_bars(
     folder: Path, output: Sequence[tuple[float, str]] | None
 ) -> list[str]:
     truth = truth_of("transformers-printed")
-    truth.pop("train/total_flos", None)  # which it does not print
+    truth.pop("train/total_flos", None)  # which the program does not print
     found = await series_of("transformers-printed", folder, "transformers", output=output)
     return differences(found, truth, 5e-4)
 

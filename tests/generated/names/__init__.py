@@ -1,1 +1,1 @@
-"""Texts and numbers of users, through each door of a server and out of each other."""
+"""Texts and numbers from users, sent into a server in every way and read back in every other."""

@@ -1,4 +1,4 @@
-"""Exits of what is around a job: its queue, its webhook, Prometheus, and the runs of MLflow."""
+"""Outputs around a job: its queue, its webhook, Prometheus, and MLflow's runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.generated.names.sites import RECEIVER
 
 
 def queue_is_counted(doors: Doors) -> None:
-    """Prometheus has the queue of a job that waits, under its name."""
+    """Prometheus shows the queue of a waiting job under its name."""
     answer = doors.site.admin.http.get("/metrics")
     counts = {
         sample.labels["queue"]: sample.value
@@ -47,7 +47,7 @@ def queue_is_shown(doors: Doors) -> None:
 
 
 def owner_is_noted(doors: Doors, job_id: str) -> None:
-    """The first event of a job names who submitted it; only the owner's own jobs are `@me`'s."""
+    """The first event of a job names who submitted it; `@me` matches only the owner's own jobs."""
     events = doors.caller.get(f"/v1/jobs/{job_id}/events")["items"]
     assert events[0]["actor"] == doors.case.owner or doors.case.user is None
     if doors.case.user is not None:
@@ -56,7 +56,7 @@ def owner_is_noted(doors: Doors, job_id: str) -> None:
 
 
 def hook_is_asked(doors: Doors, job_id: str) -> None:
-    """The webhook is shown with its URL, is notified of the job, and asked at that address."""
+    """The webhook is shown with its URL, is notified of the job, and called at that address."""
     hook, hook_id = doors.case.hook, doors.hook_id
     if hook is None or hook_id is None:
         return
@@ -81,7 +81,7 @@ def hook_is_asked(doors: Doors, job_id: str) -> None:
 
 
 def exported(doors: Doors, job_id: str) -> JobPart:
-    """What is written to MLflow of a job that is over."""
+    """Return what is written to MLflow about a finished job."""
 
     def work(session: Any) -> JobPart | None:
         mlflow_exports.add(session, mlflow_exports.new_jobs(session, 1000))
@@ -93,7 +93,7 @@ def exported(doors: Doors, job_id: str) -> JobPart:
 
 
 def run_is_written(doors: Doors, job_id: str) -> None:
-    """Every name is one that MLflow takes, no two become one, and no value is lost."""
+    """MLflow accepts every name, no two names become one, and no value is lost."""
     case, part = doors.case, exported(doors, job_id)
     assert (part.run.name, part.run.experiment) == (name_of(case), experiment_of(case))
     keys = list(dict.fromkeys(key for key, *_ in part.metrics))
@@ -122,8 +122,8 @@ def experiment_of(case: Case) -> str:
 
 
 def is_of_mlflow(name: str) -> bool:
-    """As MLflow's documents have it: letters, digits, `_`, `-`, `.`, blanks, colons and `/`, at
-    most 250, and no path that leads elsewhere."""
+    """Follow MLflow's documentation: letters, digits, `_`, `-`, `.`, spaces, colons and `/`, at
+    most 250 characters, and no path that leads elsewhere."""
     parts = name.split("/")
     return (
         0 < len(name) <= 250

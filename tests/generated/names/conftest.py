@@ -1,4 +1,4 @@
-"""Which seeds are tried, and the servers that they share."""
+"""The seeds to try, and the servers that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.marks import soak
 from tests.seeds import drawn, header
 
 FEW = 3
-"""Of `make test`, in which they and a sweep take 7 s; `make soak` tries more."""
+"""Number of seeds in `make test`, which with a sweep take 7 s; `make soak` tries more."""
 
 
 def seeds() -> range:
@@ -19,7 +19,7 @@ def seeds() -> range:
 
 
 def sweep_seeds() -> range:
-    """A fifth of them: the trials of a sweep take as long as several jobs."""
+    """One fifth of the seeds: the trials of a sweep take as long as several jobs."""
     return seeds()[: max(1, len(seeds()) // 5)]
 
 

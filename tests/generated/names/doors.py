@@ -1,4 +1,4 @@
-"""The doors by which a case goes in: submits, annotations, queues and webhooks."""
+"""The ways in which a case enters a server: submissions, annotations, queues and webhooks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.unit.service.helpers import log
 
 JSON = {"Content-Type": "application/json"}
 IN_URLS = frozenset(map(chr, range(0x21, 0x7F))) - {"#", "\\"}
-"""Characters that the path and the query of a webhook's URL may have."""
+"""Characters that the path and the query of a webhook's URL can contain."""
 
 
 class Quoting(yaml.SafeDumper):
-    """Writes texts in quotes: YAML 1.1 and 1.2 differ in which of them are numbers."""
+    """Quotes all strings: YAML 1.1 and 1.2 disagree on which unquoted ones are numbers."""
 
 
 def _in_quotes(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -39,7 +39,7 @@ Quoting.add_representer(str, _in_quotes)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a door said no to."""
+    """What an entry refused."""
 
     pointer: str
     detail: str
@@ -47,7 +47,7 @@ class Refusal:
 
 @contextmanager
 def entered(sites: Sites, folder: Path, case: Case) -> Iterator[Doors]:
-    """The doors of the server of a case, for its user."""
+    """The entries of a case's server, for its user."""
     with sites.of(case.user).caller(case.user) as caller:
         if caller is not None:
             doors = Doors(sites, folder, case, caller)
@@ -64,7 +64,7 @@ def entered(sites: Sites, folder: Path, case: Case) -> Iterator[Doors]:
 
 
 class Doors:
-    """Puts a case into a server, and takes what is refused out of it."""
+    """Puts a case into a server, and removes what is refused from the case."""
 
     def __init__(self, sites: Sites, folder: Path, case: Case, caller: Caller) -> None:
         self.sites = sites
@@ -77,19 +77,19 @@ class Doors:
         self.hook_id: str | None = None
 
     def close(self) -> None:
-        """A user may have only so many webhooks."""
+        """The number of webhooks per user is limited."""
         if self.hook_id is not None:
             answer = self.http.delete(f"/v1/webhooks/{self.hook_id}")
             assert answer.status_code == 204, answer.text
 
     def put(self) -> str:
-        """The id of a job that has all of the case that was taken, and has succeeded."""
+        """Return the id of a succeeded job that has all accepted parts of the case."""
         job_id = self.submit()
         self.run(job_id)
         return job_id
 
     def submit(self) -> str:
-        """The id of a job that waits."""
+        """Return the id of a waiting job."""
         if "queue" in self.case.document:
             self._make_queue(self.case.queue)
         job_id = self._submit(self.case)
@@ -99,7 +99,7 @@ class Doors:
         return job_id
 
     def run(self, job_id: str) -> None:
-        """Have the job report all that its rank gives, and succeed."""
+        """Make the job report everything that its rank provides, and succeed."""
         case, hands = self.case, self.server.hands
         assert hands.claim(job_id) is not None
         spec = self.caller.get(f"/v1/jobs/{job_id}")["spec"]
@@ -109,7 +109,7 @@ class Doors:
         self.server.succeed(job_id)
 
     def _make_queue(self, name: str) -> None:
-        """By an admin, by a call or a command. A job in a queue that is refused is refused too."""
+        """Change it as an admin, by a call or a command. Jobs in a refused queue are refused."""
         if self.case.door != "program":
             answer = self.site.admin.http.put(f"/v1/queues/{quote(name, safe='')}", json={})
             assert answer.status_code < 500, answer.text
@@ -121,7 +121,7 @@ class Doors:
         assert is_made or is_odd(name) or name != name.lower(), why
 
     def _add_hook(self, hook: dict[str, Any]) -> None:
-        """A webhook that is notified of this job, and perhaps of others."""
+        """Create a webhook that is notified of this job, and perhaps of others."""
         labels = self.case.document.get("labels", {}) if hook["labels"] else {}
         queue = self.case.queue if hook["queue"] else None
         hook["url"] = self.sites.receiver.url + hook["path"]
@@ -176,7 +176,7 @@ class Doors:
         text = json.dumps(case.document, ensure_ascii=case.door != "utf-8", allow_nan=True)
         try:
             content = text.encode()
-        except UnicodeEncodeError:  # half a character has words in JSON's ASCII alone
+        except UnicodeEncodeError:  # only JSON's ASCII form can express a lone surrogate
             content = json.dumps(case.document).encode()
         headers = {"Content-Type": "application/json"}
         answer = self.http.post("/v1/jobs", content=content, headers=headers)
@@ -188,7 +188,7 @@ class Doors:
         return Refusal(problem.get("pointer", ""), problem["detail"])
 
     def _by_command(self, case: Case) -> str | Refusal:
-        """`dray submit` with a file or a program; it must refuse what the API refuses alone."""
+        """Run `dray submit` with a file or a program; it must refuse what the API does."""
         code, out, err = self.caller.command("submit", "--json", *self._words(case))
         if code == 0:
             job_id: str = json.loads(out)["id"]
@@ -220,7 +220,7 @@ class Doors:
         return [*options, "--", "a.py", *script["args"]]
 
     def _annotate(self, job_id: str, case: Case) -> None:
-        """Tags and notes, each by a call or a command of its own."""
+        """Set tags and notes, each by its own call or command."""
         for tag in list(case.tags):
             if not self._changes(job_id, {"add_tags": [tag]}, ("--tag", tag), case.door):
                 case.tags.remove(tag)
@@ -257,7 +257,7 @@ def _of_program(err: str) -> Refusal:
 
 
 def take_out(case: Case, refusal: Refusal) -> None:
-    """Remove what the pointer of a refusal names, which must be odd."""
+    """Remove what the pointer of a refusal names, which must be unusual."""
     parts = [part.replace("~1", "/").replace("~0", "~") for part in refusal.pointer.split("/")[1:]]
     assert parts, f"a refusal names its field: {refusal}"
     if parts[0] == "metrics":

@@ -1,4 +1,4 @@
-"""What a user gives to a job, drawn: texts of all kinds, and numbers at their bounds."""
+"""Generates what a user passes to a job: texts of all kinds, and numbers at their bounds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ PIECES = (
     *("no", "on", "2026-01-01", "12:30", "=1+1", "\t", " ", "  ", "job-1", "a", "A", "x" * 60),
     *("\U0001d518", "/0", "a/1"),
 )
-"""Parts of texts that programs read in ways of their own."""
+"""Parts of texts that programs interpret in special ways."""
 UNSEEN = (
     *("\0", "\x01", "\a", "\b", "\n", "\r\n", "\r", "\v", "\f", "\x1b[31m", "\x1b]0;x\a", "\x7f"),
     *("\x85", "\x9b31m", "\xa0", "\xad", "\u061c", "\u200b", "\u200e", "\u2028", "\u2029"),
     *("\u202e", "\u2066", "\u2069", "\ufeff", "\ufff9", "\ufffd", "\ufffe"),
     *("\U000e0041", "\U0010ffff"),
 )
-"""Characters that are not seen, or that turn, end or hide what is next to them."""
+"""Invisible characters, and characters that turn, end or hide their neighbours."""
 HALVES = ("\ud800", "\udc00", "\udfff")
-"""Halves of a surrogate pair: JSON has words for them, UTF-8 has not."""
+"""Lone surrogates, which JSON can express but UTF-8 can't."""
 NUMBERS = (
     *(0.0, -0.0, 1.0, 0.1, 1 / 3, -1.5, 1e-5, 1e16, 1e22, 123456789.123456789, 5e-324, -5e-324),
     *(2.2250738585072014e-308, 2.225073858507201e-308, 1e308, -1.7976931348623157e308),
@@ -41,9 +41,9 @@ WHOLE = (0, 1, -1, 2**31, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2*
 
 
 DOORS = ("http", "utf-8", "sdk", "json", "yaml", "program")
-"""Two ways to write JSON, a mapping, two kinds of files, and a program with its options."""
+"""Two JSON encodings, a mapping, two kinds of files, and a program with its options."""
 LOGGERS = ("report", "tensorboard", "csv", "printed")
-"""`dray.train.report`, two kinds of files, and lines that the document has patterns for."""
+"""`dray.train.report`, two kinds of files, and lines for which the document has patterns."""
 USERS = (
     *("default", "anonymous", "@me", "@last", "@", "admin", "None", "null", "true", "1e3", "007"),
     *("-", "--", ".", "..", "a@b.example", "Ann", "ann", "no", "x" * 128, "x" * 129, "all"),
@@ -99,21 +99,21 @@ OF_URLS = (
 
 @dataclass
 class Case:
-    """What is given to one job. Texts that a door refuses are taken out of it."""
+    """The input of one job. Texts that an entry refuses are removed from it."""
 
     document: dict[str, Any]
     tags: list[str]
     notes: str
     metrics: dict[Any, list[Any]]
-    """Values of the steps 1, 2, ... by name."""
+    """Values for the steps 1, 2, ... by name."""
     lines: list[str]
     """Lines that rank 0 prints."""
     files: dict[str, bytes]
     door: str
     logger: str
-    """How rank 0 gives its metrics."""
+    """How rank 0 reports its metrics."""
     user: str | None
-    """The owner by the file of tokens; None: the server has no tokens."""
+    """The owner in the tokens file; None if the server has no tokens."""
     hook: dict[str, Any] | None
     """A webhook that is notified of the job: `path` is what follows the host in its URL."""
     refused: list[str] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Case:
 
 
 class Draw:
-    """Draws from one seed."""
+    """Random choices from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -143,7 +143,7 @@ class Draw:
         return "".join(self.random.choices(PLAIN, k=self.random.randint(1, most)))
 
     def text(self, wild: float = 0.08) -> str:
-        """Anything; `wild` is the share of texts with what no name may have."""
+        """Any text; `wild` is the share of texts with something that no name can contain."""
         if self.chance(0.15):
             return self.word()
         parts = [self._piece(wild) for _ in range(self.random.randint(1, 4))]
@@ -169,7 +169,7 @@ class Draw:
         return self.word(6)
 
     def key(self) -> str:
-        """Of a label or a tag: usually one that is allowed."""
+        """A label or tag, usually a valid one."""
         if self.chance(0.15):
             return self.text()
         return self.word(5) + "".join(
@@ -177,7 +177,7 @@ class Draw:
         )
 
     def value(self) -> Any:
-        """Of a parameter."""
+        """A parameter name."""
         kind = self.random.random()
         if kind < 0.1:
             return self.chance(0.5)
@@ -212,7 +212,7 @@ class Draw:
         door = self.random.choice(DOORS)
         if door == "program":
             del document["labels"], script["parameters"]
-        if door in ("json", "yaml"):  # JSON has no words for them, and YAML other ones
+        if door in ("json", "yaml"):  # JSON has no form for them, and YAML a different one
             script["parameters"] = {
                 name: value
                 for name, value in script["parameters"].items()
@@ -237,7 +237,7 @@ class Draw:
         return case
 
     def _surround(self, case: Case) -> None:
-        """Draw what else has a name: user, queue, secrets, webhook, and the logger's metrics."""
+        """Generate the other names: user, queue, secrets, webhook, and the logger's metrics."""
         own, self.random = self.random, self._around
         if self.chance(0.5):
             case.user = self._name(PLAIN + "._@-", USERS)
@@ -272,14 +272,14 @@ class Draw:
         self.random = own
 
     def _add_twins(self, values: dict[str, Any]) -> None:
-        """Two more names, which differ from one in their last sign alone."""
+        """Two more names, which differ from a name only in their last character."""
         if values:
             key, value = self.random.choice(list(values.items()))
             for sign in self.random.choice(("%*", "?#", "aA", "é\u00e8", "._")):
                 values[key[:100] + sign] = value
 
     def _name(self, signs: str, special: tuple[str, ...]) -> str:
-        """Usually one that is allowed."""
+        """Usually a valid name."""
         kind = self.random.random()
         if kind < 0.3:
             return self.random.choice(special)
@@ -294,14 +294,14 @@ class Draw:
         if self.chance(0.15):
             parts.append(self.random.choice(OF_URLS))
         path = self.random.choice(("/", "/", "/", "?")) + "".join(parts)
-        return path.rstrip("?")  # an empty query is none
+        return path.rstrip("?")  # an empty query counts as none
 
     def file(self) -> str:
         return self.text() if self.chance(0.3) else f"{self.word()}/{self.word()}.{self.word(3)}"
 
 
 def single(value: float) -> float:
-    """The nearest number of 32 bits."""
+    """Return the nearest 32-bit number."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -309,7 +309,7 @@ def single(value: float) -> float:
 
 
 def _named(key: str, case: Case) -> str:
-    """The name of a metric, without what the way of this case has no word for."""
+    """Return the name of a metric without the parts that this case's format can't express."""
     if case.logger == "report":
         return key
     key = key.encode(errors="replace").decode()
@@ -319,5 +319,5 @@ def _named(key: str, case: Case) -> str:
 
 
 def is_odd(text: Any) -> bool:
-    """Whether a door may refuse a text: a short one of letters and digits it may not."""
+    """Whether an entry is allowed to refuse a text; it must accept short letters and digits."""
     return not (isinstance(text, str) and 0 < len(text) <= 63 and set(text) <= set(PLAIN))

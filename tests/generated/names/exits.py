@@ -1,4 +1,4 @@
-"""The exits at which the parts of a case come out, each compared with what went in."""
+"""The outputs at which the parts of a case appear, each compared with the input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.generated.names.drawing import Case
 
 
 def bits(value: Any) -> str:
-    """A number as its 64 bits, so that -0.0 is another than 0.0; every NaN is one."""
+    """Return a number as its 64 bits, so that -0.0 differs from 0.0; all NaNs are equal."""
     number = float(value)
     return "nan" if math.isnan(number) else struct.pack(">d", number).hex()
 
@@ -36,12 +36,12 @@ def points(steps: Sequence[int], values: Sequence[Any]) -> list[tuple[int, str]]
 
 
 def storable(text: str) -> str:
-    """A line of a log: NUL is shown as its picture, and half a character as a question mark."""
+    """Return a log line as shown: NUL as its picture, and a lone surrogate as a question mark."""
     return "".join("␀" if c == "\0" else "?" if "\ud800" <= c <= "\udfff" else c for c in text)
 
 
 class Readers:
-    """Reads one job at every exit of its server."""
+    """Reads one job at every output of its server."""
 
     def __init__(self, doors: Doors, job_id: str) -> None:
         self.doors = doors
@@ -240,7 +240,7 @@ class Readers:
             assert shown["name"] == name
 
     def messages(self, job_id: str, case: Case) -> None:
-        """What a webhook is told of the end."""
+        """Return what a webhook is sent about the end."""
         query = select(WebhookDeliveryRow).where(
             WebhookDeliveryRow.job_id == job_id, WebhookDeliveryRow.webhook_id == self.site.hook
         )
@@ -288,7 +288,7 @@ def series_are(found: Mapping[str, Any], case: Case) -> None:
 
 
 def document_is(job: Mapping[str, Any], case: Case) -> None:
-    """A job as it is shown has all of the document that was taken."""
+    """A job is shown with all accepted parts of the document."""
     given, spec = case.document, job["spec"]
     assert job["name"] == spec["name"] == name_of(case)
     assert job["labels"] == given.get("labels", {})
@@ -304,13 +304,13 @@ def document_is(job: Mapping[str, Any], case: Case) -> None:
 
 
 def name_of(case: Case) -> str:
-    """Where it was refused, the default, which is that of the file of a program."""
+    """Return the default, where the value was refused: that of the program file."""
     name: str = case.document.get("name", "a" if case.door == "program" else "job")
     return name
 
 
 def equal(found: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """As JSON: `true` is no 1."""
+    """Compare as JSON: `true` is not 1."""
 
     def typed(values: Mapping[str, Any]) -> dict[str, Any]:
         return {k: (isinstance(v, bool), v) for k, v in values.items()}
@@ -319,26 +319,26 @@ def equal(found: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 
 def quoted(text: str) -> str:
-    """A text in a search."""
+    """Return a string literal of a search."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def of_mlflow(text: str) -> str:
-    """A text in a search of MLflow."""
+    """Return a string literal of an MLflow search."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
 
 
 def is_harmless(shown: str) -> bool:
-    """Whether no character of an output moves the cursor, or turns text."""
+    """Whether no character of an output moves the cursor or changes the text direction."""
     controls = {chr(n) for n in (*range(32), *range(0x7F, 0xA0))} - {"\n", "\t"}
     turning = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
     return not set(shown) & (controls | turning)
 
 
 def single_bits(value: float) -> str:
-    """A number as TensorBoard keeps it."""
+    """Return a number as TensorBoard stores it."""
     if math.isnan(value):
         return "nan"
     try:
@@ -348,7 +348,7 @@ def single_bits(value: float) -> str:
 
 
 def scalars(content: bytes) -> list[tuple[str, int, str]]:
-    """(tag, step, value) of each scalar of an event file, read by TensorBoard's own classes."""
+    """Return (tag, step, value) for each scalar of an event file, read by TensorBoard itself."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     found, at = [], 0

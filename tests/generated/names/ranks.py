@@ -1,4 +1,4 @@
-"""What a rank gives to its job: metrics by the logger of a case, and files."""
+"""What a rank passes to its job: metrics through the logger of a case, and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.wire import rank_task
 
 
 def frames_of(server: LiveServer, job_id: str, spec: Mapping[str, Any], case: Case) -> list[Frame]:
-    """The frames of rank 0 of the job, whose document is `spec`. What it refuses is taken out."""
+    """Return rank 0's frames for the job with document `spec`. Refused parts are removed."""
     folder = server.settings.home / "ranks" / job_id
     artifacts = f"{attempt_prefix(job_id, 1)}/artifacts"
     variables = {
@@ -72,7 +72,7 @@ def _save(file: Path, case: Case) -> None:
 
 
 async def _log(folder: Path, spec: Mapping[str, Any], case: Case) -> None:
-    """Write or print as a logger does, and have the metrics found."""
+    """Write or print like a logger, and let dray find the metrics."""
     task = rank_task(
         spool_dir=str(folder / "r0.0.metrics"),
         work_dir=str(folder / "work"),
@@ -98,7 +98,7 @@ async def _log(folder: Path, spec: Mapping[str, Any], case: Case) -> None:
 
 
 def _is_taken(key: str) -> bool:
-    """Whether a metric of a logger may have this name."""
+    """Whether a metric of a logger can have this name."""
     return 0 < len(key) <= 128 and key.isprintable() and key != "@time"
 
 
@@ -117,7 +117,7 @@ def write_events(path: Path, metrics: Mapping[str, list[float]]) -> None:
 
 
 def write_table(path: Path, metrics: Mapping[str, list[float]]) -> None:
-    """A table with a column for each metric, and cells that are empty where one has no value."""
+    """A table with a column for each metric; cells without a value are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *metrics])
@@ -127,7 +127,7 @@ def write_table(path: Path, metrics: Mapping[str, list[float]]) -> None:
 
 
 def refused(call: Callable[[], object]) -> str | None:
-    """The words of a call's ValueError; None if it was taken."""
+    """Return the message of a call's ValueError, or None if the call succeeds."""
     try:
         call()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The servers of the cases: one without tokens, and one whose users have them."""
+"""The servers of the cases: one without tokens, and one whose users have tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECEIVER = "127.0.0.1"
 
 
 class Caller:
-    """A user of a server: by HTTP, the SDK and the command."""
+    """A user of a server, through HTTP, the SDK and the command."""
 
     def __init__(self, server: LiveServer, token: str | None) -> None:
         self.url = server.url
@@ -35,7 +35,7 @@ class Caller:
         self.sdk = dray.Client(server.url, token=token)
 
     def command(self, *words: str) -> tuple[int, str, str]:
-        """(exit code, output, errors) of `dray` in this process."""
+        """Run `dray` in this process; returns (exit code, output, errors)."""
         out, err = io.StringIO(), io.StringIO()
         variables = {} if self.token is None else {"DRAY_TOKEN": self.token}
         with ExitStack() as stack:
@@ -58,11 +58,11 @@ class Caller:
 
 
 _get_command = functools.cache(typer.main.get_command)
-"""To make the tree of commands takes far longer than to run one."""
+"""The tree of commands, cached because building it takes far longer than running one."""
 
 
 class Site:
-    """A server, an admin of it, and one user at a time besides."""
+    """A server, an admin, and one other user at a time."""
 
     def __init__(self, server: LiveServer, tokens: Path | None) -> None:
         self.server = server
@@ -74,16 +74,16 @@ class Site:
         answer = self.admin.http.post("/v1/jobs", json=body)
         assert answer.status_code == 201, answer.text
         self.other: str = answer.json()["id"]
-        """A job to compare with."""
+        """Return a job to compare with."""
         hook = {"url": "https://93.184.216.34/hook", "all_users": True}
         answer = self.admin.http.post("/v1/webhooks", json=hook)
         assert answer.status_code == 201, answer.text
         self.hook: str = answer.json()["id"]
-        """A webhook that is notified of all jobs that end."""
+        """Return a webhook that is notified of all jobs that end."""
 
     @contextmanager
     def caller(self, user: str | None) -> Iterator[Caller | None]:
-        """The user, once there is a token with this name; None if no such name may be."""
+        """Return the user once there is a token with this name; None if the name is invalid."""
         token = None
         if user is not None:
             assert self._tokens is not None
@@ -113,7 +113,7 @@ class Sites:
 
 
 class Receiver:
-    """Notes what the addresses of webhooks are asked for."""
+    """Records the requests to the addresses of webhooks."""
 
     def __init__(self) -> None:
         self.targets: list[str] = []

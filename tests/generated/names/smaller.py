@@ -1,4 +1,4 @@
-"""Makes a case that fails smaller, by leaving out one thing after the other."""
+"""Reduces a failing case by leaving out one part after another."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.generated.names.drawing import Case
 
 One = TypeVar("One")
 MOST = 150
-"""Cases that are tried."""
+"""Number of cases to try."""
 NEEDED = ("script", "entrypoint", "environment", "pattern", "name")
 
 
 def pass_or_show(
     seed: int, case: One, check: Callable[[One], None], smaller: Callable[[One], Iterator[One]]
 ) -> None:
-    """Fail with the smallest case that fails as this one does, if it does."""
+    """Fail with the smallest case that fails in the same way, if there is one."""
     error = error_of(case, check)
     if error is not None:
         case, error = smallest(case, error, check, smaller)
@@ -29,7 +29,7 @@ def pass_or_show(
 
 
 def error_of(case: One, check: Callable[[One], None]) -> str | None:
-    """The end of the traceback; None if the case passes."""
+    """Return the end of the traceback, or None if the case passes."""
     try:
         check(copy.deepcopy(case))
     except Exception as error:
@@ -45,7 +45,7 @@ def smallest(
     check: Callable[[One], None],
     smaller: Callable[[One], Iterator[One]],
 ) -> tuple[One, str]:
-    """A case that fails at the same line, from which nothing can be left out; and its error."""
+    """Return a case that fails at the same line and can't be reduced further, and its error."""
     tried = 0
     while True:
         for less in smaller(case):
@@ -61,12 +61,12 @@ def smallest(
 
 
 def place(error: str) -> str:
-    """The line that raised it."""
+    """Return the line that raised the error."""
     return error.partition("\n")[0]
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases with something left out, or with a simpler way in."""
+    """Yield cases with something left out, or with a simpler way in."""
     for field, plain in (("hook", None), ("user", None), ("logger", "report"), ("door", "http")):
         if getattr(case, field) not in (plain, "program"):
             less = copy.deepcopy(case)
@@ -90,7 +90,7 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def parts(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each part of a document, the largest first."""
+    """Return the path of each part of a document, largest first."""
     items = [*(node.items() if isinstance(node, dict) else enumerate(node))]
     for key, _ in items:
         yield (*path, key)

@@ -1,4 +1,4 @@
-"""Drawn sweeps of a script: names and values of parameters, and a metric to compare by."""
+"""Generated sweeps of a script: names and values of parameters, and a metric to compare by."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ MOST_TRIALS = 6
 
 @dataclass
 class SweepCase:
-    """A sweep with all combinations. What is refused is taken out of it."""
+    """A sweep with all combinations. Refused parts are removed from it."""
 
     name: str
     values: dict[str, list[Value]]
-    """The choices of each parameter."""
+    """The choices for each parameter."""
     args: list[list[tuple[str, str]]]
-    """Each argument, in pieces: ("text", itself) or ("value", name of a parameter)."""
+    """Each argument in pieces: ("text", itself) or ("value", name of a parameter)."""
     metric: str
     mode: str
     reports: list[float]
-    """What the trials report, one after the other."""
+    """The reports of the trials, in order."""
     door: str
     refused: list[str] = field(default_factory=list)
 
     @property
     def combinations(self) -> list[dict[str, Value]]:
-        """The last parameter changes first."""
+        """The last parameter changes fastest."""
         rows = itertools.product(*self.values.values())
         return [dict(zip(self.values, row, strict=True)) for row in rows]
 
     def argument(self, pieces: list[tuple[str, str]], values: dict[str, Value] | None) -> str:
-        """As it is written, or with values in the places of their names."""
+        """The arguments as written, or with values in place of the names."""
         found = ""
         for kind, text in pieces:
             if kind == "text":
@@ -71,7 +71,7 @@ class SweepCase:
 
     @property
     def best(self) -> int | None:
-        """The first of the trials with the best value; NaN and infinities are none."""
+        """Return the first trial with the best value; NaN and infinities don't count."""
         known = [(at, v) for at, v in enumerate(self._reported) if math.isfinite(v)]
         choose = min if self.mode == "min" else max
         return choose(known, key=lambda pair: pair[1])[0] if known else None
@@ -82,12 +82,12 @@ class SweepCase:
 
 
 def as_text(value: Value) -> str:
-    """Texts as they are, all others as JSON."""
+    """Return strings unchanged, and all other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 class SweepDraw(Draw):
-    """Draws sweeps."""
+    """Generates sweeps."""
 
     def sweep(self) -> SweepCase:
         values: dict[str, list[Value]] = {}
@@ -110,7 +110,7 @@ class SweepDraw(Draw):
         return case
 
     def _write_place_in_value(self, case: SweepCase) -> None:
-        """Have a value that looks like the place of another one, and stays as it is."""
+        """Add a value that looks like the placeholder of another parameter, and stays so."""
         name, other = self._around.sample(list(case.values), 2)
         case.values[name][0] = f"${{{other}}}"
         case.args.append([("value", name)])
@@ -155,18 +155,18 @@ class SweepDraw(Draw):
         return [
             ("value", self.random.choice(names))
             if names and self.chance(0.4)
-            else ("text", self.text(0.02).replace("${HOME}", "$HOME"))  # no place of a value
+            else ("text", self.text(0.02).replace("${HOME}", "$HOME"))  # not a placeholder
             for _ in range(self.random.randint(1, 3))
         ]
 
 
 def variable(name: str) -> str:
-    """As the ranks have it: `DRAY_PARAM_` and the name in capitals, with `_` for `.` and `-`."""
+    """Return the ranks' name: `DRAY_PARAM_` and the name in capitals, with `_` for `.` and `-`."""
     return "DRAY_PARAM_" + name.replace(".", "_").replace("-", "_").upper()
 
 
 def may_be_refused(value: Value) -> bool:
-    """Whether a value is none that a sweep must take."""
+    """Whether a sweep is allowed to refuse a value."""
     if isinstance(value, list):
         return any(map(may_be_refused, value))
     if isinstance(value, str):
@@ -175,7 +175,7 @@ def may_be_refused(value: Value) -> bool:
 
 
 def smaller(case: SweepCase) -> Iterator[SweepCase]:
-    """Sweeps without an argument, a parameter, or a value."""
+    """Yield sweeps without an argument, a parameter, or a value."""
     for at in range(len(case.args)):
         yield replace(case, args=case.args[:at] + case.args[at + 1 :])
     for name, choices in case.values.items():
@@ -187,7 +187,7 @@ def smaller(case: SweepCase) -> Iterator[SweepCase]:
 
 
 def take_out(case: SweepCase, pointer: str) -> None:
-    """Remove what the pointer of a refusal names, which must be odd."""
+    """Remove what the pointer of a refusal names, which must be unusual."""
     parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     match parts:
         case ["script", "args", *_]:

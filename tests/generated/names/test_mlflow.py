@@ -1,4 +1,4 @@
-"""MLflow's own client reads drawn names of dray, may not write, and takes what dray exports."""
+"""MLflow's own client reads generated names from dray, can't write, and accepts dray's exports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reads(client: Any, job_id: str, doors: Doors) -> None:
 
 
 def run_is_taken(doors: Doors, job_id: str, store: Path) -> None:
-    """What dray writes to an MLflow, which keeps it in files."""
+    """Return what dray writes to an MLflow that stores it in files."""
     from service.tracking.mlflow.client import Runs
 
     part = around.exported(doors, job_id)

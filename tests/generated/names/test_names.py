@@ -1,4 +1,4 @@
-"""Drawn texts and numbers go in by a door of a server, and come out of all others as they were.
+"""Generated texts and numbers that enter a server one way leave it unchanged in every other way.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/names` draws one case again.
 """
@@ -19,7 +19,7 @@ from tests.generated.names.smaller import pass_or_show, smaller
 from tests.seeds import noted
 
 BLOCKS = 4
-"""Tests that share the seeds."""
+"""Number of tests that share the seeds."""
 
 
 def goes_through(sites: Sites, folder: Path, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""The web page shows drawn names as they are, in a real Chromium."""
+"""The web page shows generated names unchanged, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def shows(page: Page, case: Case) -> None:
 
 
 def quoted(text: str) -> str:
-    """A text in a selector of CSS."""
+    """Return a string in a CSS selector."""
     return '"' + "".join(f"\\{ord(c):x} " if c in '"\\' else c for c in text) + '"'

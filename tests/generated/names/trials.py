@@ -1,4 +1,4 @@
-"""Puts drawn sweeps into a server, and compares their trials with what was given."""
+"""Puts generated sweeps into a server, and compares their trials with the input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_REFUSALS = 40
 
 
 class Sweeps:
-    """Puts a sweep into a server, plays its trials and reads them."""
+    """Puts a sweep into a server, runs its trials and reads them."""
 
     def __init__(self, server: LiveServer, caller: Caller, folder: Path, case: SweepCase) -> None:
         self.server = server
@@ -33,7 +33,7 @@ class Sweeps:
         self.case = case
 
     def submit(self) -> str:
-        """The id of the sweep of what was taken of the case."""
+        """Return the id of the sweep with the accepted parts of the case."""
         for _ in range(MOST_REFUSALS):
             answer = self._try()
             if "array_id" in answer:
@@ -85,7 +85,7 @@ class Sweeps:
         return list(found)
 
     def _trial_is(self, job_id: str, values: dict[str, Any]) -> None:
-        """Its arguments, the variables of its ranks, and a search for it."""
+        """Check its arguments, the variables of its ranks, and a search for it."""
         args = [self.case.argument(pieces, values) for pieces in self.case.args]
         job = self.caller.get(f"/v1/jobs/{job_id}")
         assert job["spec"]["script"]["args"] == args
@@ -103,7 +103,7 @@ class Sweeps:
                 assert job_id in [one["id"] for one in found], condition
 
     def _values_are(self, sweep_id: str) -> None:
-        """Each trial has the value that it reported, and the best one is named."""
+        """Each trial has the value that it reported, and the best trial is named."""
         for trial in self.caller.sdk.trials(sweep_id):
             reported = self.case.reports[trial.index]
             known = None if trial.value is None else bits(trial.value)
@@ -113,7 +113,7 @@ class Sweeps:
         assert (best and best["index"]) == self.case.best
 
     def _is_shown(self, sweep_id: str, job_ids: list[str]) -> None:
-        """By the commands, in a comparison, and in a frame."""
+        """Check the commands, a comparison, and a frame."""
         code, out, err = self.caller.command("sweep", "show", "--json", "--by-index", sweep_id)
         assert code == 0, err
         shown = [trial["parameters"] for trial in json.loads(out)["trials"]]
@@ -126,7 +126,7 @@ class Sweeps:
             self._is_compared(job_ids)
 
     def _is_compared(self, job_ids: list[str]) -> None:
-        """What differs between the trials is in the columns of a frame and of a comparison."""
+        """The columns of a frame and of a comparison show what differs between the trials."""
         found = self.caller.sdk.compare(job_ids)
         assert [job.id for job in found.jobs] == job_ids
         frame = self.caller.sdk.frame(job_ids)
@@ -148,14 +148,14 @@ class Sweeps:
 
 
 def is_same(value: Any, text: str) -> bool:
-    """Whether an argument is read as what its text is."""
+    """Whether an argument is read as the value that its text denotes."""
     if isinstance(value, str):
         return value == text
     return float(value) == float({"true": "1", "false": "0"}.get(text.lower(), text))
 
 
 def typed(value: Any) -> str:
-    """As JSON, in which 1 is no `true`, and -0.0 another than 0.0."""
+    """Compare as JSON: 1 is not `true`, and -0.0 differs from 0.0."""
     return json.dumps(value, sort_keys=True)
 
 

@@ -1,5 +1,5 @@
-"""Drawn clusters and queues.
+"""Generated clusters and queues.
 
-`clusters.py` draws a small cluster, jobs that hold slots of it, and a queue. `search.py` places
-workers on single GPUs by trying every way. `test_plans.py` compares the plan with it.
+`clusters.py` generates a small cluster, jobs that hold slots in it, and a queue. `search.py` places
+workers on single GPUs by exhaustive search. `test_plans.py` compares the plan with the search.
 """

@@ -1,4 +1,4 @@
-"""Small clusters, jobs that hold slots and queues, drawn by chance."""
+"""Small random clusters, jobs that hold slots, and queues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ and a node whose GPUs are full of parts. A tenth of the seeds draws them."""
 
 @dataclass(frozen=True)
 class Held:
-    """A job that has slots."""
+    """A job that holds slots."""
 
     job: WaitingJob
     slices: tuple[Slice, ...]
@@ -49,7 +49,7 @@ class Held:
     lacking: int = 0
     is_leaving: bool = False
     is_asked: bool = False
-    """It was asked for its spare slots."""
+    """The slots that the job was asked to release."""
     may_be_asked: bool = True
 
     @property
@@ -69,7 +69,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Case:
-    """What one plan is made of."""
+    """The input of one plan."""
 
     nodes: tuple[Node, ...]
     held: tuple[Held, ...]
@@ -77,7 +77,7 @@ class Case:
     queues: tuple[Queue, ...] = ()
     used_s: tuple[tuple[tuple[str, str], float], ...] = ()
     most_tried: int = shared_gpus.MOST_TRIED
-    """Steps of the planner's search for GPUs."""
+    """Number of steps of the planner's search for GPUs."""
 
     def snapshot(self) -> Snapshot:
         holders = tuple(held.holder for held in self.held)
@@ -143,7 +143,7 @@ def _count(slices: Sequence[Slice]) -> int:
 
 
 class Draw:
-    """The case of a seed. Each case has some of the features, so that some are simple."""
+    """Return the case of a seed. Each case has only some of the features, so some are simple."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -215,7 +215,7 @@ class Draw:
         dice = self.dice
         total = {"CPU": float(dice.randint(1, 12))}
         if self.has["parts"] and dice.random() < 0.5:
-            total["CPU"] = 24.0  # so that GPUs are what is scarce
+            total["CPU"] = 24.0  # so that only GPUs are scarce
         if gpus := dice.choice((0, 1, 2, 3, 4, 4)):
             total["GPU"] = float(gpus)
         if self.has["memory"]:
@@ -232,7 +232,7 @@ class Draw:
         return Node.labelled(name, total, total, labels, accepted=dice.random() < 0.95)
 
     def likely_request(self) -> Request:
-        """One that the empty cluster has room for, unless that is hard to find."""
+        """Return a job that the empty cluster can hold, unless such a job is hard to find."""
         for _ in range(4):
             request = self.request()
             if search.most_of(request, self.empty, LEVELS) >= search.least_of(request):
@@ -264,7 +264,7 @@ class Draw:
         return Request(number, bundle, least, level)
 
     def with_roles(self, number: int, bundle: Mapping[str, float]) -> Request:
-        """Up to three roles, at least one rank without resources of its own."""
+        """Return up to three roles, with at least one rank that uses the job's resources."""
         dice, rank = self.dice, 0
         roles: list[RoleSlots] = []
         for name in ("chief", "server", "ps")[: dice.randint(1, 3)]:
@@ -374,7 +374,7 @@ class Draw:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases with something left out."""
+    """Yield cases with something left out."""
     for at, node in enumerate(case.nodes):
         held = [h for h in case.held if all(part.node_id != node.id for part in h.slices)]
         yield replace(case, nodes=_without(case.nodes, at), held=tuple(held))

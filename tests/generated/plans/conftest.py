@@ -1,11 +1,11 @@
-"""Which seeds are tried."""
+"""The seeds to try."""
 
 from __future__ import annotations
 
 from tests.seeds import drawn, header
 
 FEW = 600
-"""Of `make test`, in which they take 8 s; `make soak` tries more."""
+"""Number of seeds in `make test`, which take 8 s; `make soak` tries more."""
 
 
 def seeds() -> range:

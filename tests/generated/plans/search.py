@@ -1,4 +1,4 @@
-"""A slow and obvious placement: it tries every way, in whole numbers, on single GPUs."""
+"""A slow but obvious placement: it tries every possibility, with integers, on single GPUs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.policy import Holder, Node, Request
 
 WHOLE = 10_000
-"""Units of a GPU, and of all other resources."""
+"""Number of units of a GPU, and of all other resources."""
 CLOSED = "open to all jobs"
 """A resource of which nodes with a silo's data have 0."""
 
 Left = tuple[int, ...]
-"""What is left of each GPU of a node, in order."""
+"""The free units of each GPU of a node, in order."""
 Taken = Sequence[tuple[str, Slice, Mapping[str, float]]]
-"""Jobs, and workers of one bundle that they have on a node."""
+"""Jobs, and the number of their workers with one bundle on a node."""
 
 
 def units(amount: float) -> int:
@@ -40,7 +40,7 @@ def taken_by(holders: Iterable[Holder]) -> list[tuple[str, Slice, Mapping[str, f
 
 
 def fits_on_all(nodes: Sequence[Node], holders: Iterable[Holder]) -> bool:
-    """Whether all have their slots together."""
+    """Whether all requests fit together."""
     taken = taken_by(holders)
     there = {node.id for node in nodes}
     return all(part.node_id in there for _, part, _ in taken) and all(
@@ -49,7 +49,7 @@ def fits_on_all(nodes: Sequence[Node], holders: Iterable[Holder]) -> bool:
 
 
 def ways(left: Left, size: int, number: int) -> Iterator[Left]:
-    """What may be left of GPUs after so many workers of one job are on GPUs of their own."""
+    """Return what can be left of the GPUs after this many workers of one job are placed."""
     num_full = size // WHOLE * number
     if num_full:
         if left.count(WHOLE) >= num_full:
@@ -61,18 +61,18 @@ def ways(left: Left, size: int, number: int) -> Iterator[Left]:
 
 
 def as_ray(left: Left, size: int, number: int) -> Left | None:
-    """The one way that Ray takes: each worker is on the fullest GPU that has room."""
+    """The only placement that Ray makes: each worker is on the fullest GPU with free space."""
     return next(ways(left, size, number), None)
 
 
 @dataclass(frozen=True)
 class Here:
-    """What is left on a node."""
+    """The free resources of a node."""
 
     node: Node
     amounts: Mapping[str, int]
     gpus: frozenset[Left]
-    """Every way in which the GPUs may be taken."""
+    """Return every way in which the GPUs can be assigned."""
 
     @classmethod
     def of(
@@ -105,7 +105,7 @@ class Here:
         return cls(node, amounts, frozenset(gpus)) if gpus else None
 
     def room(self, bundle: Mapping[str, float]) -> int:
-        """Workers of one job that have room however the GPUs are taken."""
+        """Return how many workers of one job fit, however the GPUs are assigned."""
         most = [
             self.amounts.get(name, 0) // units(amount)
             if not name.startswith("label:")
@@ -156,7 +156,7 @@ def domain(node: Node, levels: Sequence[str], level: str) -> object:
 
 
 def least_of(request: Request) -> int:
-    """With how few workers it may start."""
+    """Return with how few workers a job can start."""
     return request.num_workers if request.min_workers is None else request.min_workers
 
 
@@ -185,7 +185,7 @@ def most_of(request: Request, spaces: Sequence[Here], levels: Sequence[str]) -> 
 def _all_fit(
     numbers: tuple[int, ...], bundles: Sequence[Mapping[str, float]], there: Sequence[Here]
 ) -> bool:
-    """Whether so many workers of each bundle have room."""
+    """Whether this many workers of each bundle fit."""
     if not any(numbers):
         return True
     if not there:
@@ -200,7 +200,7 @@ def _all_fit(
 
 
 def _at_home(request: Request, there: Sequence[Here]) -> bool:
-    """Whether each worker has room on a node of its own labels, and the first on an open one."""
+    """Whether each worker fits on a node with its own labels, and the first on an open node."""
     may_take = [[here.node.id for here in there if not is_closed(here.node)]]
     for labels in request.homes:
         named = [here.node for here in there if all(here.node.total.get(n) for n in labels)]

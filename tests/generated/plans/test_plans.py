@@ -1,4 +1,4 @@
-"""Drawn clusters and queues: the plan beside a slow placement by search.
+"""Generated clusters and queues: compares the plan with a slow placement by search.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/plans` plans one case again.
 """
@@ -39,9 +39,9 @@ from tests.generated.plans.conftest import seeds
 from tests.seeds import noted
 
 BLOCKS = 20
-"""Tests that share the seeds."""
+"""Number of tests that share the seeds."""
 ENOUGH = 40
-"""Characters of an error that tell which it is."""
+"""Number of characters of an error that identify it."""
 RESERVE_NOTHING = {
     *("held", "waiting_for_jobs", "array_limit", "preparing_environment"),
     *("queue_limit", "user_limit", "budget_used_up"),
@@ -53,7 +53,7 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 class Look:
-    """A slow look at the plan of a case."""
+    """A slow check of the plan of a case."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -92,7 +92,7 @@ class Look:
         return Holder(name, slices, request.bundle, job.queue, job.owner, request.roles)
 
     def holders_after(self) -> list[Holder]:
-        """With all that starts and grows."""
+        """Include everything that starts and grows."""
         grown = [
             self.holder(self.held[grow.job_id].job, grow.slices) for grow in self.grown.values()
         ]
@@ -205,7 +205,7 @@ class Look:
         if any(held.lacking and held.job.job_id not in self.grown for held in self.case.held):
             return
         if self.case.most_tried != shared_gpus.MOST_TRIED:
-            return  # GPUs on which no packing was found count as full
+            return  # GPUs without a known packing count as full
         holders = [held.holder for held in self.case.held]
         holders += [self.holder(self.held[g.job_id].job, g.slices) for g in growth]
         taken, then = search.taken_by(holders), search.taken_by([])
@@ -231,7 +231,7 @@ class Look:
                 assert count(decision.slices) >= fit, ("as many as fit", job)
             then += search.taken_by([self.holder(job, decision.slices)])
 
-    # What is asked of running jobs.
+    # Requests to running jobs.
 
     def asks_are_allowed(self) -> None:
         waits = {each.job_id: each for each in self.decisions if isinstance(each, Wait)}
@@ -248,7 +248,7 @@ class Look:
                 assert not Counter(ask.slices) - Counter(held.spare)
 
     def kept_slots_will_exist(self) -> None:
-        """Once all have left that were asked to."""
+        """The state after all jobs that were asked to leave have left."""
         waits = [each for each in self.decisions if isinstance(each, Wait) and each.slices]
         for wait in waits:
             self.is_whole(self.jobs[wait.job_id].request, wait.slices)
@@ -282,7 +282,7 @@ def amounts(request: Request, slices: Sequence[Slice]) -> Counter[str]:
 
 @contextlib.contextmanager
 def searching(most_tried: int) -> Iterator[None]:
-    """The planner's search for GPUs takes this many steps at most."""
+    """The planner's search for GPUs takes at most this many steps."""
     if most_tried == shared_gpus.MOST_TRIED:
         yield
         return
@@ -324,7 +324,7 @@ def order_of_rows_decides_nothing(case: Case) -> None:
 
 
 def silos_change_nothing_for_others(case: Case) -> None:
-    """Nodes that take ranks of silos alone are as good as missing to all other jobs."""
+    """For all other jobs, nodes reserved for silos might as well not exist."""
     nodes = [node for node in case.nodes if node.accepted and not search.is_closed(node)]
     if not nodes or any(job.request.homes for job in case.queue):
         return
@@ -366,7 +366,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
 
 
 def error_of(case: Case, checks: Sequence[Callable[[Case], None]] = CHECKS) -> str | None:
-    """The error that a check finds; None if all hold."""
+    """Return the error that a check finds, or None if all checks pass."""
     for check in checks:
         try:
             check(case)
@@ -376,7 +376,7 @@ def error_of(case: Case, checks: Sequence[Callable[[Case], None]] = CHECKS) -> s
 
 
 def smallest(case: Case, most: int = 500) -> Case:
-    """A case from which nothing can be left out without the error."""
+    """Return a case from which nothing can be removed without losing the error."""
     tried, error = 0, (error_of(case) or "")[:ENOUGH]
     while True:
         for less in smaller(case):

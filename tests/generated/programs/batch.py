@@ -1,4 +1,4 @@
-"""The lines of a batch: passes, exchanges and steps in any order."""
+"""Generates the lines of a batch: passes, exchanges and steps in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.generated.programs.dice import Dice
 
 @dataclass
 class Trained:
-    """What a program trains."""
+    """The models and optimizers that a program trains."""
 
     num_models: int
     is_shared: bool
@@ -72,7 +72,7 @@ def _bookkeeping(dice: Dice) -> list[str]:
 
 
 def _pass(dice: Dice, trained: Trained, number: int, kept: str | None, leave: str) -> list[str]:
-    """A pass over a chain of models, of which some values may come from an earlier pass."""
+    """Write a pass over a chain of models, in which some values can come from an earlier pass."""
     chain = dice.some("chain", range(trained.num_models), number)
     optimizers = sorted({trained.optimizer_of(each) for each in chain})
     adds_up = trained.is_simple and dice.has("no_sync", 0.25)
@@ -113,7 +113,7 @@ def _loss(dice: Dice, chain: list[int], number: int, kept: str | None) -> list[s
 
 
 def _adding_up(dice: Dice, loss: str, leave: str) -> list[str]:
-    """Batches whose gradients are added up, and exchanged with the next one's."""
+    """Write batches whose gradients are accumulated, and exchanged with those of the next batch."""
     if "uneven" in dice.features:
         dice.features.add("uneven_accumulation")
     return [

@@ -1,4 +1,4 @@
-"""Runs a drawn program by dray in several ways, and compares what it ends with."""
+"""Runs a generated program with dray in several ways, and compares the results."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ REFUSED = {
     **dict.fromkeys(CHANGED_LATER, "after prepare()"),
     "own_resume": "ended before",
 }
-"""Features that dray may refuse, each with a word of the reason."""
+"""Features that dray can refuse, each with a word of the reason."""
 ALONE_KNOWN = {"counts_itself", "own_resume", *CHANGED_LATER}
-"""Features by which a program depends on what prepare() does not know of."""
+"""Features that make a program depend on something that prepare() does not know."""
 CHANGES_MIDWAY = {"group_added", "thawed", *ALONE_KNOWN}
-"""Features by which a later batch steps, or adds to, what earlier ones did not."""
+"""Features by which a later batch applies, or adds to, the gradients of earlier batches."""
 ON_A_GPU = 6
 """Seeds that end with this also run on a pretended GPU, if the program allows it."""
 
@@ -49,8 +49,8 @@ def world_size_of(seed: int) -> int:
 
 
 class LosesResult:
-    """Has a rank lose the result of an exchange, as by a connection that breaks when all have sent
-    their parts, and another one die as soon as it has that result."""
+    """Make a rank lose the result of an exchange, as if a connection broke after all had sent their
+    parts, and make another rank die as soon as it has that result."""
 
     def __init__(self, dying: int, behind: int, number: int) -> None:
         self._dying, self._behind, self._number = dying, behind, number
@@ -77,7 +77,7 @@ class Checked:
     def __init__(
         self, program: DrawnProgram, home: Path, references: Mapping[int, Path] | None = None
     ) -> None:
-        """references: folders of torch's states by the number of ranks, if they were computed."""
+        """references: folders of torch's states by number of ranks, if they were computed."""
         self.program, self.home = program, home
         self.world_size = world_size_of(program.seed)
         self._dice = random.Random(f"kills {program.seed}")
@@ -87,7 +87,8 @@ class Checked:
         self._references = folder / str(program.seed)
 
     def check(self) -> None:
-        """Raises AssertionError if dray trains otherwise than torch, or otherwise after a kill."""
+        """Raise AssertionError if dray trains differently than torch, or differently after a
+        kill."""
         codes = self._run("undisturbed")
         if any(codes):
             assert self._is_refused("undisturbed"), ("not refused", self._errors("undisturbed"))
@@ -131,7 +132,7 @@ class Checked:
         return run_ranks(folder, document, **how)
 
     def _state(self, name: str, ranks: Sequence[int] = ()) -> State:
-        """The state at the end, which is the same on all ranks."""
+        """Return the state at the end, which is the same on all ranks."""
         ranks = ranks or range(self.world_size)
         loaded: list[State] = [torch.load(self.home / name / f"state-{rank}.pt") for rank in ranks]
         states = [self._compared(state) for state in loaded]
@@ -146,7 +147,7 @@ class Checked:
         return [without_buffers(one) for one in state]
 
     def _reference(self) -> State:
-        """By torch's DDP if it takes the program and its ranks end alike, else by hand."""
+        """Use torch's DDP if it accepts the program and its ranks end alike, otherwise by hand."""
         ranks = range(self.world_size)
         paths = [self._references / f"ddp-{rank}.pt" for rank in ranks]
         if all(path.exists() for path in paths):
@@ -201,7 +202,7 @@ class Checked:
             raise AssertionError(f"other bits after the kills {kills}, every={every}") from error
 
     def _kills(self, number: int) -> list[list[int]]:
-        """One or two losses, also of a rank that was lost before."""
+        """Lose one or two ranks, possibly a rank that was lost before."""
         dice = self._dice
         first, second = dice.sample(range(self.world_size), 2)
         incarnation = 0
@@ -232,7 +233,7 @@ class Checked:
         ]
 
     def _went_back(self, name: str) -> None:
-        """Each rank that ended with an error has blamed it on the loss of a peer."""
+        """Check that each failed rank blamed its error on the loss of a peer."""
         errors = self._errors(name)
         assert errors, "ranks ended without a word"
         assert {error["cause"] for error in errors} == {"worker_lost"}, errors
@@ -246,7 +247,7 @@ class Checked:
         return any(word in message for word in words for message in messages)
 
     def _check_as_it_is(self) -> None:
-        """A script that does not call prepare() ends as under torchrun, to the bit."""
+        """A script that does not call prepare() ends as under torchrun, bitwise."""
         if not (self._references / "ddp-0.pt").exists():
             return
         codes = self._run("as-it-is", imports=FROM_REFERENCE)
@@ -260,7 +261,7 @@ class Checked:
             self._check_own_checkpoint(states)
 
     def _check_own_checkpoint(self, undisturbed: Sequence[State]) -> None:
-        """A script that is killed goes on from a checkpoint that it has saved by its path."""
+        """A script that is killed resumes from a checkpoint that it saved under its own path."""
         kills = self._kills(1)
         how: dict[str, Any] = {"imports": FROM_REFERENCE, "kills": kills}
         if any(self._run("own-checkpoint", **how)):
@@ -274,13 +275,13 @@ class Checked:
                 raise AssertionError(f"from its own checkpoint, after {kills}") from error
 
     def _check_on_a_gpu(self, undisturbed: State) -> None:
-        """On pretended GPUs, by the rules of NCCL, it computes what it computes on a CPU."""
+        """On pretended GPUs, with the rules of NCCL, the result is the same as on a CPU."""
         codes = self._run("on-a-gpu", device=pretend_gpu.NAME, before=pretend_nccl.install)
         assert codes == [0] * self.world_size, self._errors("on-a-gpu")
         assert_same(self._state("on-a-gpu"), undisturbed)
 
     def _check_other_sizes(self, undisturbed: State) -> None:
-        """Alone, and with ranks that are lost and come back while the others go on."""
+        """Run alone, and with ranks that are lost and return while the others continue."""
         assert self._run("alone", world_size=1) == [0], "alone"
         close(self._state("alone", [0]), undisturbed, 1e-6)
         elastic = {"elastic": {"min_workers": 1}, "resources": {"num_workers": self.world_size}}
@@ -296,7 +297,7 @@ class Checked:
         self._check_growth(undisturbed)
 
     def _check_growth(self, undisturbed: State) -> None:
-        """A group that gets one more rank, which is ready by a drawn step."""
+        """Run a group that gains a rank, which is ready at a random step."""
         dice = self._dice
         size = dice.randint(1, self.world_size)
         point = dice.choice((FaultPoint.BEFORE_EXCHANGE, FaultPoint.STEP_ENDS))

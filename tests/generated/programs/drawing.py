@@ -1,6 +1,6 @@
-"""Training scripts drawn at random, as people write them.
+"""Generates random training scripts, in the way that people write them.
 
-Each decision has dice of its own, so that one feature can be left out and the others stay.
+Each decision has its own dice, so that one feature can be left out while the others remain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EPOCHS = 2
 EPOCH_BATCHES = 3
 NUM_BATCHES = EPOCHS * EPOCH_BATCHES
 OWN_CHECKPOINTS = 3
-"""Seeds that end with this draw a checkpoint of the script's own, at the end of each epoch."""
+"""Seeds that end with this number save the script's own checkpoint at the end of each epoch."""
 
 _KINDS = (
     "SGD({p}, lr=0.05, momentum=0.9)",
@@ -33,7 +33,7 @@ _SCHEDULERS = (
 
 
 def draw(seed: int, without: frozenset[str] = frozenset()) -> DrawnProgram:
-    """The program of this seed, without these features."""
+    """Return the program of this seed, without these features."""
     return _Drawing(seed, without).program()
 
 

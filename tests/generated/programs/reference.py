@@ -1,8 +1,8 @@
-"""`dray.train` for one pass of a program, by torch alone: its DDP, or gradients averaged by hand.
+"""`dray.train` for one pass of a program, with torch only: its DDP, or gradients averaged by hand.
 
-DDP refuses some programs, or leaves their ranks with different weights, as where a parameter is
-thawed after it was wrapped. By hand, each backward pass averages its new gradients, weighted by the
-samples of each rank.
+DDP refuses some programs, or leaves their ranks with different weights, for example if a parameter
+is unfrozen after it was wrapped. By hand, each backward pass averages its new gradients, weighted
+by the samples of each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class ReferenceTrain:
-    """What programs call."""
+    """The calls that programs make."""
 
     def __init__(self, *, uses_ddp: bool = True) -> None:
         self._rank = int(os.environ.get("RANK", "0"))
@@ -29,7 +29,7 @@ class ReferenceTrain:
         self._models: list[nn.Module] = []
         self._wrapped: list[DistributedDataParallel] = []
         self._local: dict[int, Tensor] = {}
-        """Gradients that were added up and not averaged, by parameter."""
+        """Accumulated gradients that are not averaged yet, by parameter."""
         self._weight = 1.0 / self._world_size
         self._is_synchronous = True
         self._epoch = self._batch = 0
@@ -76,7 +76,7 @@ class ReferenceTrain:
         yield from range(self._next_epoch, number)
 
     def resumed(self, epoch: int) -> int:
-        """Have the next pass of the loader be that of this epoch; returns it."""
+        """Make the next pass of the loader yield this epoch; returns it."""
         self._next_epoch = epoch
         return epoch
 
@@ -87,7 +87,7 @@ class ReferenceTrain:
         pass
 
     def shares(self, loader: Any) -> Iterator[Any]:
-        """This rank's share of each batch."""
+        """Yield this rank's share of each batch."""
         self._epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         sampler = loader.batch_sampler
         if hasattr(sampler.sampler, "set_epoch"):
@@ -116,7 +116,7 @@ class ReferenceTrain:
             self._average_by_hand(loss, **how)
 
     def _average_by_hand(self, loss: Tensor, **how: Any) -> None:
-        """Add the averages of the new gradients to those from before."""
+        """Add the averages of the new gradients to the earlier gradients."""
         parameters = list(dict.fromkeys(p for model in self._models for p in model.parameters()))
         before = {id(p): p.grad for p in parameters}
         for parameter in parameters:

@@ -1,7 +1,7 @@
-"""Runs programs by torch alone, under torchrun (FOLDER FIRST LAST), or in a group that is formed.
+"""Runs programs with torch only, under torchrun (FOLDER FIRST LAST), or in an existing group.
 
-Each program runs with torch's DDP, and with gradients that are averaged by hand. Its states are
-`ddp-RANK.pt` and `hand-RANK.pt` in a folder of its seed; one that torch refuses leaves none.
+Each program runs with torch's DDP, and with gradients averaged by hand. Its states are
+`ddp-RANK.pt` and `hand-RANK.pt` in a folder for its seed; a program that torch refuses leaves none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.generated.programs.script import DrawnProgram
 
 
 def run_all(rank: int, world_size: int, folder: str, programs: list[DrawnProgram]) -> None:
-    """Every program by every way. A rank of one alone needs no group."""
+    """Run every program in every way. A single rank needs no group."""
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def run_all(rank: int, world_size: int, folder: str, programs: list[DrawnProgram
 
 
 def run_one(program: DrawnProgram, home: Path, way: str) -> None:
-    """Leaves the state of this rank, if torch takes the program. All ranks are alike."""
+    """Save the state of this rank, if torch accepts the program on all ranks."""
     rank = os.environ["RANK"]
     train = ReferenceTrain(uses_ddp=way == "ddp")
     own = home / f"run-{way}"

@@ -14,9 +14,9 @@ FROM_REFERENCE = """from tests.generated.programs.reference import ReferenceTrai
 train = ReferenceTrain()
 BACKWARD, resumed = train.backward, train.resumed"""
 NOISY = {"dropout", "noise", "shuffle", "unseeded"}
-"""Features by which a program draws random numbers, so that dray's runs alone are alike."""
+"""Features by which a program draws random numbers, so that only dray's runs are comparable."""
 CHANGED_LATER = {"parameter_added", "layer_replaced"}
-"""Features that give an optimizer other parameters in the midst of the training."""
+"""Features that give an optimizer other parameters in the middle of the training."""
 
 _HEAD = """
     import copy, itertools, multiprocessing, os, sys
@@ -90,7 +90,7 @@ _HEAD = """
 
 @dataclass(frozen=True)
 class DrawnProgram:
-    """A program, and what it was drawn with."""
+    """A program, and the choices with which it was generated."""
 
     seed: int
     body: str
@@ -106,20 +106,20 @@ class DrawnProgram:
 
     @property
     def is_alike_alone(self) -> bool:
-        """Whether the number of ranks makes no difference, but for rounding."""
+        """Whether the number of ranks makes no difference except for rounding."""
         apart = {"batchnorm", "bf16", "block", "uneven_accumulation"}
         return not self.is_noisy and not self.features & apart
 
     @property
     def may_be_on_gpu(self) -> bool:
-        """Whether each tensor of the program is on one device."""
+        """Whether all tensors of the program are on one device."""
         bound = {"scaler", "bf16", "own_checkpoint", "tied_layers", "tied_models", "thawed", "ema"}
         bound |= {"gradient_hook"}  # to() makes new parameters of pretended ones
         return not self.is_noisy and not self.features & {*bound, *CHANGED_LATER}
 
     @property
     def resumes_itself(self) -> bool:
-        """Whether its own checkpoints have all that the next epochs depend on."""
+        """Whether its own checkpoints contain everything on which the next epochs depend."""
         missed = {"group_added", "counts_itself", *CHANGED_LATER, *NOISY}
         return "clean_epochs" in self.features and not self.features & missed
 

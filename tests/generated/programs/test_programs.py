@@ -1,4 +1,4 @@
-"""Drawn training scripts: dray's runs of them beside torch's own.
+"""Generated training scripts: compares dray's runs with torch's.
 
 `DRAY_FIRST_SEED=17 DRAY_SEEDS=1 pytest tests/generated/programs` runs one program again.
 """
@@ -19,11 +19,11 @@ from tests.seeds import noted
 from tests.unit.training import ranks
 
 CHUNK = 10
-"""Programs of a test, which torch runs in the same processes."""
+"""Number of programs per test, which torch runs in the same processes."""
 DEADLINE_S = 60.0
-"""Of one run of a program, which takes 1 s of two free cores. What takes longer hangs."""
+"""Time limit for one run of a program, which takes 1 s on two free cores. Slower runs hang."""
 LEAST_DIFFERENT = 30
-"""Characters of an error that tell which it is."""
+"""Number of characters of an error that identify it."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_drawn_programs_train_as_by_torch_and_after_kills_to_the_same_bits(
 
 
 def under_torchrun(chunk: range, home: Path) -> dict[int, Path]:
-    """The states that torch's own launcher leaves, by the number of ranks."""
+    """Return the states that torch's own launcher leaves, by number of ranks."""
     folders = {}
     for world_size in (2, 3):
         folders[world_size] = home / f"torchrun-{world_size}"

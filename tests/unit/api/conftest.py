@@ -1,4 +1,4 @@
-"""One server for all tests of this folder; each test makes jobs of its own."""
+"""One server for all tests in this folder. Each test creates its own jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server with tokens that has seen its cluster: one node with 4 CPUs."""
+    """A server with tokens that has recorded its cluster: one node with 4 CPUs."""
     home = tmp_path_factory.mktemp("site")
     (home / "tokens").write_text(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
     with serving(home / "home", tokens_file=home / "tokens") as site:
@@ -53,7 +53,7 @@ def ann(site: LiveServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def unchanged(site: LiveServer) -> Iterator[None]:
-    """What the test did left no row and no file."""
+    """Check that the test left no rows or files behind."""
     before = held(site)
     yield
     assert held(site) == before
@@ -61,7 +61,8 @@ def unchanged(site: LiveServer) -> Iterator[None]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Start the server in this process, which it leaves as it is, and return why it can't start."""
+    """Start the server in this process, without changing the process, and return why it can't
+    start."""
     for name in [name for name in os.environ if name.startswith("DRAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["api", "--no-loops"])

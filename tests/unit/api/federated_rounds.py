@@ -1,5 +1,5 @@
-"""A federated job with clients outside of the cluster: the real loop of its rank, the real API, and
-real clients, all in the process of a test."""
+"""A federated job with clients outside the cluster: the real loop of its rank, the real API, and
+real clients, all in the test's process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 class RankKilled(BaseException):
-    """The rank is gone, as by SIGKILL: nothing in it goes on."""
+    """The rank is gone, as after SIGKILL: nothing in it continues."""
 
 
 @dataclass
@@ -69,8 +69,8 @@ class FederatedRun:
             self.tokens = [one.token for one in client.invite_clients(self.job_id, count)]
 
     def train(self, monkeypatch: Any, **fields: Any) -> None:
-        """One attempt, from its claim to the end of its rank; its reports reach the service as they
-        come. Raises what the rank raises."""
+        """Run an attempt, from its claim to the end of its rank. Its reports reach the service as
+        they are written. Raises whatever the rank raises."""
         assert self.server.hands.claim(self.job_id, self.attempt) is not None
         self.attempt += 1
         spool = self.home / f"spool-{self.attempt}" / spool_reader.spool_key(0, 0, "metrics")
@@ -97,7 +97,7 @@ class FederatedRun:
 
     @contextmanager
     def _reports(self, spool: Path) -> Iterator[None]:
-        """Bring what is on the spool to the service, as supervisor and reconciler do."""
+        """Pass on what is in the spool to the service, as the supervisor and reconciler do."""
         over = threading.Event()
 
         def bring() -> None:
@@ -138,7 +138,7 @@ class FederatedRun:
 
 
 class Clients:
-    """Clients of a run, each in a thread with a table of its own."""
+    """Clients of a run, each in its own thread and with its own table."""
 
     def __init__(self, job: FederatedRun, folder: Path) -> None:
         self._job = job
@@ -169,7 +169,7 @@ class Clients:
 
 
 def tables(folder: Path, count: int) -> list[Path]:
-    """The wines, dealt to so many files."""
+    """The wine data set, split into this many files."""
     whole = toy_datasets.table("wine", classifies=True)
     assert whole.classes is not None
     found = []

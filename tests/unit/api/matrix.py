@@ -1,4 +1,5 @@
-"""What the matrix of bad input shares: a request, its problem, and what the server holds."""
+"""Shared by the tests of bad input: a request, the check of its problem, and what the server
+holds."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ TOKEN = "anns secret"
 GOOD = {"recipe": "image_classification"}
 MEASURED = "service_metrics"
 INSIDES = ("Traceback", 'File "', "site-packages", "sqlalchemy", "pydantic", ".py", "SELECT ")
-"""What no answer may show of how it was made."""
+"""Text about the implementation that no answer may contain."""
 
 
 def held(site: LiveServer) -> dict[str, Any]:
-    """But for what the service measures of itself, which it writes when it likes."""
+    """Count all rows and list all files, except for the service's own metrics, which it may write
+    at any time."""
     tables = {name: table for name, table in Base.metadata.tables.items() if name != MEASURED}
     counts = site.hands.database.read_sync(
         lambda s: {
@@ -33,7 +35,7 @@ def held(site: LiveServer) -> dict[str, Any]:
 
 
 def check(site: LiveServer, response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem, which is what it should be and shows nothing of the inside."""
+    """Return the problem after checking that it is as expected and doesn't reveal internals."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()
@@ -52,7 +54,7 @@ def post(client: httpx.Client, body: bytes | dict[str, Any], **headers: str) -> 
 
 
 def get_raw(client: httpx.Client, path: str) -> httpx.Response:
-    """A path just as it is written: httpx would tidy it."""
+    """Request a path exactly as written; httpx would normalize it."""
     url = client.base_url
     with closing(HTTPConnection(url.host, url.port or 80, timeout=DEADLINE_S)) as connection:
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})

@@ -1,4 +1,4 @@
-"""A real server on a port of its own, in a thread, with the loops' part done by the test."""
+"""A real server on its own port, in a thread. The test does the work of the loops."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from service.db.repositories import jobs
 from tests.unit.service.helpers import Service
 
 Refused = Callable[..., str]
-"""(home, variables of the environment) -> what a server says that can't start."""
+"""(home, environment variables) -> the output of a server that can't start."""
 DEADLINE_S = 60.0
-"""What is said to come has come long before, on a slow machine too."""
+"""A time limit that is never reached if things work, even on a slow machine."""
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> None:
-    """Return once `condition` holds; fail the test, naming `what`, if it takes too long."""
+    """Return once `condition` is true. If that takes too long, fail the test with a message about
+    `what`."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
@@ -45,7 +46,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 
 
 class LiveServer:
-    """Its address, and hands to do what the scheduler and the reconciler would."""
+    """A server with its URL, and helpers that do what the scheduler and the reconciler would do."""
 
     def __init__(self, settings: Settings, *, port: int = 0, **limits: float) -> None:
         self.settings = settings
@@ -82,11 +83,11 @@ class LiveServer:
         assert not self._thread.is_alive(), "the server did not stop"
 
     def ask_to_stop(self) -> None:
-        """What a signal does first: whoever waits is to be answered."""
+        """Do the first thing that a signal does: waiting calls are then answered."""
         self._loop.call_soon_threadsafe(self.context.stopping.set)
 
     def num_waiting(self, job_id: str) -> int:
-        """How many long polls and streams wait for something to happen to the job."""
+        """Return how many long polls and streams are waiting for events of the job."""
         waiting = self.context.runtime.signals._subscribers
         return sum(len(waiting.get(topic, ())) for topic in (job_id, events_of(job_id)))
 
@@ -99,7 +100,7 @@ class LiveServer:
         return httpx.Client(base_url=self.url, trust_env=False, timeout=DEADLINE_S, **options)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A call by somebody whom no test before it knows."""
+        """Make a call over a new connection, without a token."""
         with self.client() as client:
             return client.request(method, path, **options)
 
@@ -111,17 +112,17 @@ class LiveServer:
         return job_id
 
     def queue(self, name: str, **rules: Any) -> None:
-        """Make a queue, or replace its rules."""
+        """Create a queue, or replace its rules."""
         response = self.ask("PUT", f"/v1/queues/{name}", json=rules)
         assert response.status_code == 200, response.text
 
     def train(self, job_id: str, *frames: Frame) -> None:
-        """Claim the job for its first attempt and report that it trains."""
+        """Claim the job for its first attempt and report that it is training."""
         assert self.hands.claim(job_id) is not None
         self.hands.report(job_id, 1, frames)
 
     def trains(self, num_workers: int = 2, step: int = 10, **fields: Any) -> str:
-        """A job that trains, `step` of 100 steps done."""
+        """Submit a job that is training, with `step` of 100 steps done."""
         job_id = self.submit(resources={"num_workers": num_workers}, **fields)
         assert self.hands.claim(job_id, workers=num_workers) is not None
         body = {"step": step, "values": {"train/loss": 0.5}, "total_steps": 100}
@@ -130,7 +131,7 @@ class LiveServer:
         return job_id
 
     def age(self, job_id: str, seconds: float) -> None:
-        """Have the job submitted so long ago."""
+        """Make the job this many seconds old."""
 
         def work(session: Session) -> None:
             row = jobs.lock(session, job_id)
@@ -140,14 +141,14 @@ class LiveServer:
         self.hands.database.write_sync(work)
 
     def state_of(self, job_id: str) -> JobState | None:
-        """As it is stored."""
+        """Return the job's state in the database."""
         return self.hands.database.read_sync(lambda s: jobs.state_of(s, job_id))
 
     def succeed(self, job_id: str, *frames: Frame) -> None:
         self.hands.end(job_id, 1, Cause.SUCCEEDED, "trained to its end", frames)
 
     def artifact(self, job_id: str, path: str, content: bytes) -> Frame:
-        """Lay a file where a rank would, and the frame that tells of it."""
+        """Write a file as a rank would, and return the frame that reports it."""
         key = f"{attempt_prefix(job_id, 1)}/artifacts/{path}"
         self.hands.storage.write_bytes(key, content)
         body = {

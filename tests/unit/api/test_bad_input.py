@@ -1,9 +1,10 @@
-"""Bad input, phrase by phrase: a clear problem, nothing stored, nothing leaked.
+"""Many kinds of bad input: the answer is a clear problem, nothing is stored, and nothing is leaked.
 
-Sources of data that nobody may read are in `test_data_sources.py`, more than a thousand metric
-names in `tests/unit/service/telemetry/test_metrics.py`, a stream's bad `Last-Event-ID` in
-`test_events.py`, a key that is in flight in `test_jobs.py`, the gate for web pages in
-`test_gate.py`, and preemptions and drills at fault in `test_bad_faults.py`.
+Some cases are tested elsewhere: data sources that no user is allowed to read in
+`test_data_sources.py`, more than a thousand metric names in
+`tests/unit/service/telemetry/test_metrics.py`, a stream's bad `Last-Event-ID` in `test_events.py`,
+an idempotency key in use in `test_jobs.py`, protection from other web pages in `test_gate.py`, and
+invalid preemptions and drills in `test_bad_faults.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.unit.service.helpers import metrics
 
 
 def raw(number: str, *path: str) -> bytes:
-    """A document with `number`, as it is written, at a path of fields."""
+    """A document with `number`, exactly as written, at a path of fields."""
     inner = number
     for name in reversed(path):
         inner = f'{{"{name}": {inner}}}'
@@ -79,7 +80,7 @@ def test_a_body_over_the_limit_is_413(site: LiveServer, ann: httpx.Client) -> No
 
 
 INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
-    # what is wrong: (document, pointer, part of the detail or hint)
+    # description: (document, pointer, part of the detail or hint)
     "unknown field": ({**GOOD, "nam": "x"}, "/nam", "did you mean 'name'?"),
     "unknown field inside": ({**GOOD, "train": {"epocs": 1}}, "/train/epocs", "'epochs'"),
     "unknown field of the model": (
@@ -344,7 +345,8 @@ def test_cancelling_a_finished_job_is_409(site: LiveServer, ann: httpx.Client) -
     ["../../../etc/passwd", "<script>alert(1)</script>", "a/b", "[red]x[/red]", "%2e%2e"],
 )
 def test_a_name_is_only_ever_a_name(site: LiveServer, ann: httpx.Client, name: str) -> None:
-    """Kept as it was written, answered as JSON that no browser runs, and part of no path."""
+    """It is stored unchanged, returned as JSON that browsers don't execute, and not used in any
+    path."""
     document = {**GOOD, "name": name, "labels": {"label": name}}
     response = post(ann, document, **{"Idempotency-Key": hashlib.md5(name.encode()).hexdigest()})
     assert response.status_code == 201
@@ -373,7 +375,8 @@ def test_metrics_that_json_can_not_hold_are_stored_and_served_as_strings(
 
 @pytest.fixture(scope="module")
 def job_with_files(site: LiveServer) -> tuple[str, str]:
-    """A job with an artifact, and the id of one that is a link out of the storage."""
+    """A job with an artifact, and the id of an artifact that is a link to a file outside the
+    storage."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with site.client(headers=headers) as client:
         job_id = post(client, GOOD, **{"Idempotency-Key": "files"}).json()["id"]

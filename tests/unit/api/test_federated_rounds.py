@@ -1,4 +1,4 @@
-"""Rounds of clients outside of the cluster, from their data to the weights of the server."""
+"""Rounds with clients outside the cluster, from their data to the weights on the server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trained(
     monkeypatch: pytest.MonkeyPatch,
     document: dict[str, Any] = DOCUMENT,
 ) -> dict[str, torch.Tensor]:
-    """The weights of a job whose rank and clients nothing happened to."""
+    """Return the weights of a job without any failures of its rank or clients."""
     home.mkdir()
     job = FederatedRun(server, home, document)
     rounds = document["federated"]["rounds"]
@@ -63,7 +63,7 @@ POINTS = {
     "collected": (OutsideEngine, "_update_of", 5),
     "aggregated": (OutsideEngine, "commit", 2),
 }
-"""Where the rank is killed: in which call of what."""
+"""Where the rank is killed: in which call of which method."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
@@ -82,8 +82,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
 def test_a_rank_that_is_killed_anywhere_counts_each_update_once(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: list[str]
 ) -> None:
-    """The next attempt takes up the round with the updates that are there: the weights are equal to
-    the last bit, and no client has to train a round again whose update came in."""
+    """The next attempt continues the round with the updates that exist: the weights are identical
+    to the last bit, and no client whose update was received has to train a round again."""
     expected = trained(server, tmp_path / "whole", monkeypatch)
     for point in points:
         (home := tmp_path / point).mkdir()
@@ -136,7 +136,8 @@ def test_a_client_with_nonsense_is_named_and_the_others_go_on(
 def test_a_quorum_ends_a_round_at_its_deadline(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that never comes holds nobody up for longer, and one that comes back goes on."""
+    """A client that never sends an update doesn't delay others beyond the deadline. A client
+    that returns continues."""
     monkeypatch.setattr(update_collector, "time", Clock())
     job = FederatedRun(server, tmp_path)
     clients = Clients(job, tmp_path)
@@ -151,7 +152,7 @@ def test_a_quorum_ends_a_round_at_its_deadline(
 
 
 class JumpingClock:
-    """In place of `time`: it stands still until somebody sets it."""
+    """Replaces `time`: it only changes when it is set."""
 
     seconds = 0.0
     sleep = staticmethod(time.sleep)
@@ -161,7 +162,7 @@ class JumpingClock:
 
 
 class Clock:
-    """In place of `time`: each look at it is two seconds later."""
+    """Replaces `time`: it advances by two seconds each time it is read."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -201,7 +202,7 @@ MASKED = {
 def test_masked_updates_come_to_the_same_weights_and_the_server_sees_none_of_them(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the rounding to whole numbers. A rank that is killed begins its round anew."""
+    """Except for rounding to integers. If the rank is killed, its round is restarted."""
     document = {**DOCUMENT, "federated": {**DOCUMENT["federated"], "rounds": 2}}
     expected = trained(server, tmp_path / "plain", monkeypatch, document)
     (home := tmp_path / "masked").mkdir()
@@ -236,7 +237,7 @@ def test_masked_updates_come_to_the_same_weights_and_the_server_sees_none_of_the
 def test_a_client_that_vanishes_in_a_masked_round_is_lost_to_it_alone(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Client 3 shares its keys and then sends nothing more: the others reveal its masks."""
+    """Client 3 shares its keys and then doesn't send anything: the others reveal its masks."""
     federated = {**MASKED["federated"], "clients": 4, "clients_per_round": 4, "rounds": 1}
     answer = OutsideClient.answer
 
@@ -250,7 +251,7 @@ def test_a_client_that_vanishes_in_a_masked_round_is_lost_to_it_alone(
     def counting(*given: Any) -> bytearray:
         came.append(given)
         if len(came) == 3:
-            clock.seconds = 1e6  # the deadline is over when the others' updates are there
+            clock.seconds = 1e6  # the deadline has passed when the others' updates arrive
         return read_parts(*given)
 
     monkeypatch.setattr(OutsideClient, "answer", vanishing)

@@ -1,8 +1,10 @@
-"""The whole API as its description has it, called with whatever schemathesis makes up.
+"""Calls the whole API, according to its OpenAPI description, with input that schemathesis
+generates.
 
-Each operation is called with made-up ids and with those of a job that has one of everything.
-Every check of schemathesis is on: no undeclared status or content type, bodies as described, no
-5xx, what the description forbids refused, what it allows taken.
+Each operation is called with generated ids and with the ids of a job that has one of everything.
+All checks of schemathesis are enabled: no undeclared status or content type, bodies match the
+description, no 5xx, input that the description forbids is refused, and input that it allows is
+accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tests.unit.api.serving import DEADLINE_S, LiveServer
 from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, spent
 
 WHOLE = os.environ.get("DRAY_FUZZ") == "whole"
-"""As `make soak` runs it: more examples, and one for each rule of the description."""
+"""As run by `make soak`: more examples, and one for each rule of the description."""
 BOUNDED = settings(
     max_examples=20 if WHOLE else 4,
     derandomize=True,
@@ -33,25 +35,27 @@ BOUNDED = settings(
 )
 MAX_WAIT_S = 0.01
 NOT_HTTP = b"the request is not valid HTTP/1.1"
-"""What is answered before there is a request."""
+"""An answer that is sent before there is a request."""
 TOO_LONG = 431
-"""The status of an answer to headers, or to an address, that the server did not read to the end."""
+"""The status of the answer if headers or a URL are too long to be read to the end."""
 WITH_MORE_RULES = (
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
     "PATCH /v1/jobs/{job_id}/annotations",
     "POST /v1/jobs/{job_id}/downloads",
-    "POST /v1/jobs/{job_id}/clients",  # to a schema 3.0 is an integer
+    "POST /v1/jobs/{job_id}/clients",  # a schema accepts 3.0 as an integer
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )
 
 
 BY_THE_SCHEMA = ("malformed_request", "invalid_document", "invalid_parameter")
-"""Codes of what the description forbids. Others are of rules that no schema has."""
+"""Codes of problems that the description forbids. Other codes are for rules that schemas can't
+express."""
 
 
 def made_of_examples(server: LiveServer) -> dict[str, str]:
-    """What each POST to a list makes of its example, by the parameter of the path to one item."""
+    """Call each POST for a list with its example, and return the new ids by the path parameter of
+    an item."""
     found = {}
     paths = schema.raw_schema["paths"]
     for path, methods in paths.items():
@@ -67,8 +71,8 @@ def made_of_examples(server: LiveServer) -> dict[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ids(server: LiveServer) -> dict[str, str | int]:
-    """Path parameters that lead somewhere: a finished job with one of everything, and
-    an array. Made first: made-up calls create as many webhooks as there may be."""
+    """Path parameters that exist: a finished job with one of everything, and an array. They are
+    created first, because generated calls create the maximum number of webhooks."""
     server.queue("fuzzed")
     job_id = server.submit(name="fuzzed", labels={"a": "b"}, resources={"num_workers": 2})
     frames = [metrics(1, {"train/loss": 1.0, "x": float("nan")}), log(0, "hello")]
@@ -97,11 +101,11 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "name": "fuzzed",
         "webhook_id": hook["id"],
         "secret": link["url"].rpartition("/")[2],
-        "round_name": "000000000001-0123456789abcdef",  # of a round that is not open
+        "round_name": "000000000001-0123456789abcdef",  # this round is not open
         "part": 0,
         "client": 0,
         "phase": "unmask",
-        "number": 1,  # of no decision: this server plans nothing
+        "number": 1,  # there is no such decision: this server doesn't plan
     }
 
 
@@ -110,23 +114,23 @@ schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
 
 @schemathesis.serializer("application/x-tar")
 def _as_tar(_: object, value: object) -> bytes:
-    """Not one: schemathesis makes up bytes, or anything else."""
+    """Not an archive: schemathesis generates bytes, or any other value."""
     return value if isinstance(value, bytes) else repr(value).encode()
 
 
 def call(case: Case, server: LiveServer) -> None:
     wait_s = case.query.get("wait_s")
     if isinstance(wait_s, int | float) and wait_s > MAX_WAIT_S:
-        case.query["wait_s"] = MAX_WAIT_S  # a wait is meant to last; fuzzing is not
+        case.query["wait_s"] = MAX_WAIT_S  # fuzzing should not wait
     response = case.call(base_url=server.url, timeout=DEADLINE_S)
     if NOT_HTTP in response.content or response.status_code == TOO_LONG:
-        return  # the application was not asked
-    # A cursor is opaque, a search is a language, no schema can say that texts hold no NUL, and some
-    # rules between the fields of a document have none either.
+        return  # the application did not get the request
+    # Cursors are opaque, searches are a language, and schemas can't express that strings must not
+    # contain NUL or some rules between the fields of a document.
     is_plain = case.query.keys().isdisjoint(("cursor", "where"))
     is_plain = is_plain and "%00" not in str(response.request.url)
     says_all = is_plain and case.operation.label not in WITH_MORE_RULES
-    if response.status_code == 422:  # the answer to a HEAD names no code
+    if response.status_code == 422:  # the answer to HEAD has no code
         says_all &= bool(response.content) and response.json()["code"] in BY_THE_SCHEMA
     case.validate_response(response, excluded_checks=[] if says_all else [positive_data_acceptance])
 

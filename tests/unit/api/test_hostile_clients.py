@@ -1,4 +1,4 @@
-"""Clients that lie neither end a federated job nor spoil what the job reports."""
+"""Clients that lie can neither end a federated job nor corrupt what it reports."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def masked(num_clients: int, per_round: int, rounds: int = 3, **more: Any) -> di
 def lie_as(
     monkeypatch: pytest.MonkeyPatch, lies: dict[int, tuple[str, ...]], version: int | None = None
 ) -> None:
-    """Clients by their numbers; the others follow the protocol. version: that the others know."""
+    """lies: what clients do, by number; all others follow the protocol. version: the protocol
+    version of these."""
     honest, rng = masking.MaskingClient, random.Random(0)
 
     def make(name: str, settings: MaskingSettings, newest: int) -> masking.MaskingClient:
@@ -115,7 +116,7 @@ def lie_as(
 def run(
     server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
 ) -> tuple[FederatedRun, list[Any]]:
-    """The run, whose job is over, and its events."""
+    """Run a job to its end. Returns the run and its events."""
     job = FederatedRun(server, home, document)
     clients = Clients(job, home)
     clients.join(*range(document["federated"]["clients"]))
@@ -171,7 +172,8 @@ def test_a_job_without_enough_clients_that_follow_the_protocol_fails_by_their_nu
 def test_a_round_that_is_broken_again_and_again_fails_the_job(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that masks no update spoils the sum, and nothing tells which client it is."""
+    """A client that doesn't mask its update corrupts the sum, and it can't be determined which
+    client it is."""
     monkeypatch.setattr(masked_collector, "MAX_BROKEN_ROUNDS", 3)
     whole = OutsideClient.answer
 
@@ -198,7 +200,8 @@ def test_a_round_that_is_broken_again_and_again_fails_the_job(
 def test_a_client_that_vanishes_from_every_round_stops_no_job_that_has_others(
     server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The repetition asks others. It is not named: it may have lost its connection."""
+    """The repeated round asks other clients. The client isn't reported as a liar, because it may
+    have lost its connection."""
     monkeypatch.setattr(masked_collector, "ANSWER_S", 0.5)
     whole = OutsideClient.answer
 

@@ -36,7 +36,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def test_no_path_of_one_router_matches_one_of_another() -> None:
-    """Routers are found in the order of their modules, which must not matter."""
+    """Routers are found in the order of their modules, and that order must not matter."""
     paths = {
         (route.path, method): (router, route.path_regex)
         for router in app.ROUTERS
@@ -117,7 +117,7 @@ def test_the_example_of_a_problem_is_one(code: str) -> None:
 
 
 def test_the_description_is_the_one_that_was_agreed_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever changes the API on purpose writes the file anew with `make openapi`."""
+    """After intended changes to the API, update the file with `make openapi`."""
     app.main()
     printed = capsys.readouterr().out
     agreed = SNAPSHOT.read_text()

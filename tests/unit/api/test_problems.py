@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def domain_codes() -> list[str]:
-    """Of every class that is raised; the base itself never is."""
+    """Return the code of every class that is raised. The base class itself is never raised."""
     found, todo = [], [*domain_errors.DomainError.__subclasses__()]
     while todo:
         kind = todo.pop()

@@ -1,4 +1,4 @@
-"""A home or a database that can't be used: one sentence that says what, where and what to do."""
+"""A home or database that can't be used: one sentence explains where and what to do."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _of_a_newer_version(path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """With a database that was used."""
+    """A home with a database that has been used."""
     home = tmp_path / "home"
     (home / "storage").mkdir(parents=True)
     database = Database(f"sqlite:///{home / 'dray.db'}")
@@ -178,7 +178,7 @@ async def test_damage_that_is_found_while_it_runs_makes_the_service_not_ready(ho
     path = home / "dray.db"
     try:
         assert (await runtime.ready()).checks["database"] == "ok"
-        with sqlite3.connect(path) as connection:  # so that pages are read from the file itself
+        with sqlite3.connect(path) as connection:  # so that pages are read from the database file
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = path.stat().st_size
         with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""`python -m api` as a process: what it says, what it refuses, how it stops."""
+"""`python -m api` as a process: what it prints, what it refuses, and how it stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def command(home: Path, **environment: str) -> subprocess.Popen[str]:
-    """The server without loops, so without Ray, on a port of its own."""
+    """Run the server on its own port, without loops and thus without Ray."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DRAY_")}
     return subprocess.Popen(
         [sys.executable, "-m", "api", "--no-loops"],
@@ -38,7 +38,8 @@ def command(home: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def refusal(process: subprocess.Popen[str]) -> str:
-    """What a server that can't start says; it must be a sentence and no traceback."""
+    """Return the output of a server that can't start, which must be a sentence instead of a
+    traceback."""
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1, said
     assert "Traceback" not in said
@@ -60,7 +61,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def submit(url: str) -> str:
-    """A job whose long poll and stream will be open when the server stops."""
+    """Submit a job whose long poll and stream will be open when the server stops."""
     response = httpx.post(f"{url}/v1/jobs", json={"recipe": "image_classification"}, timeout=30)
     job_id: str = response.json()["id"]
     return job_id
@@ -105,7 +106,7 @@ def test_it_says_where_it_is_and_stops_in_order_though_somebody_waits(
     threads[0].start()
     assert asked.wait(30)
     threads[1].start()
-    # The server took the poll's connection first: where it streams, it has both.
+    # The server accepted the poll's connection first, so once it is streaming, it has both.
     assert streaming.wait(30)
     process.send_signal(number)
     assert process.wait(30) == 0, "half of what the poll would wait"

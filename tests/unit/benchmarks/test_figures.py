@@ -1,4 +1,4 @@
-"""Ratios and intervals say what the samples say."""
+"""Ratios and intervals follow from the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of the service do the work that they say, on both sides."""
+"""The measurements of the service do the work that they claim, on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server for all tests of this folder; each test makes jobs of its own."""
+"""One server for all tests in this folder. Each test creates its own jobs."""
 
 from __future__ import annotations
 

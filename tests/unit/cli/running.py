@@ -1,4 +1,4 @@
-"""Commands run in this process, as processes, and on a terminal of their own."""
+"""Run commands in this process, as separate processes, and on a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_process(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 class OnTerminal:
-    """A command on a pseudo-terminal of 80 columns; what it shows is read as it comes."""
+    """A command on a pseudo-terminal with 80 columns. Its output is read as it is printed."""
 
     def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
         self._screen, side = pty.openpty()
@@ -66,7 +66,7 @@ class OnTerminal:
             stderr=side,
             env={**clean, "TERM": "xterm-256color", **environment},
             start_new_session=True,
-            # A shell's background job ignores Ctrl-C, and so would all that it starts.
+            # A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(side)
@@ -77,7 +77,7 @@ class OnTerminal:
         return self._shown.decode(errors="replace")
 
     def until(self, condition: Callable[[str], bool]) -> str:
-        """Read on until `condition` holds of all that was shown."""
+        """Read until `condition` is true for all of the output so far."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition(self.shown):
             assert time.monotonic() < deadline, self.shown
@@ -91,19 +91,19 @@ class OnTerminal:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        """Read the rest; the exit code."""
+        """Read the rest, and return the exit code."""
         while self._read():
             pass
         os.close(self._screen)
         return self._process.wait(DEADLINE_S)
 
     def _read(self) -> bool:
-        """False at the end."""
+        """Read a part of the output. Returns False at its end."""
         ready, _, _ = select.select([self._screen], [], [], DEADLINE_S)
         assert ready, f"nothing more was shown: {self.shown}"
         try:
             piece = os.read(self._screen, 65536)
-        except OSError:  # Linux says EIO when the other side has gone
+        except OSError:  # Linux raises EIO when the other side has been closed
             return False
         self._shown += piece
         return bool(piece)

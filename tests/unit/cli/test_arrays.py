@@ -1,4 +1,4 @@
-"""Arrays, and jobs that start after others, on the command line."""
+"""Arrays, and jobs that depend on others, on the command line."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_jobs_are_started_after_others(cli: Cli, server: LiveServer, document: s
     server.hands.end(first, 1, Cause.BAD_DATA)
     assert f"after the success of {first}, which failed" in cli("get", second)
     cli("submit", document, "--after", first, exits=Exit.USAGE)
-    assert "hint: let it start after the end of the other" in cli.err
+    assert "hint: use `on: end` to start it after the other's end" in cli.err
     cli("submit", document, "--after", "nothing of this name", exits=Exit.REFUSED)
 
 
@@ -137,7 +137,7 @@ def test_commands_that_only_read_take_the_newest_of_a_name(cli: Cli, server: Liv
         assert newer in cli.err
     assert cli.json("annotate", newer)["tags"] == []
     assert cli.json("wait", "same", "--state", "QUEUED")["id"] == newer
-    cli("get", newer[:8], exits=Exit.USAGE)  # the beginning of several ids
+    cli("get", newer[:8], exits=Exit.USAGE)  # a prefix of several ids
     assert f"'{newer[:8]}' means" in cli.err
 
 

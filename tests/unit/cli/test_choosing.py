@@ -1,4 +1,4 @@
-"""Which jobs a command is about: by id, by how that begins, by name, by label and state."""
+"""How a command's jobs are selected: by id, id prefix, name, label and state."""
 
 from __future__ import annotations
 

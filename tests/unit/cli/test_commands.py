@@ -1,4 +1,4 @@
-"""Each command against a real server: what it prints, and how it exits."""
+"""Each command with a real server: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_model_is_exported_from_a_folder_and_from_a_job(
         path = tmp_path / f"{Path(model).name}.pt2"
         assert cli("export", model, str(path)).split() == [str(path)]
         outputs = torch.export.load(path).module()(rows)
-        expected = work.model.eval()(rows)  # in float64; the file takes and gives float32
+        expected = work.model.eval()(rows)  # in float64; the file uses float32
         torch.testing.assert_close(outputs, expected.float())
     cli("export", str(folder), str(tmp_path / "model.pt"), exits=2)
     cli("export", finished, str(tmp_path / "model.pt2"), exits=2)
@@ -250,7 +250,7 @@ def test_watching_as_json_prints_the_finished_job_alone(cli: Cli, finished: str)
 
 
 def finish(server: LiveServer, label: str, cause: Cause) -> None:
-    """Run the job with this label as the loops would, once it is watched."""
+    """Run the job with this label as the loops would, once a command is watching it."""
     from dray import Client
 
     key, _, value = label.partition("=")

@@ -31,7 +31,7 @@ def cli(priced: LiveServer, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture(scope="module")
 def job_id(priced: LiveServer) -> str:
-    """Has trained for an hour on two workers."""
+    """A job that has trained for an hour on two workers."""
     priced.queue("cli-costs", monthly_budget=100)
     hands = priced.hands
     hands.advance(-HOUR)

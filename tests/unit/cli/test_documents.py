@@ -1,4 +1,4 @@
-"""Commands that help to write a job document, and what is said where there is none."""
+"""Commands that help with writing a job document, and their output if there is no document."""
 
 from __future__ import annotations
 

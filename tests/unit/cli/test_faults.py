@@ -18,7 +18,7 @@ from tests.unit.service.helpers import drilled, hang, regrouped, regrouping, spe
 def when_asked(
     server: LiveServer, job_id: str, frames: Callable[[str], list[Frame]]
 ) -> threading.Thread:
-    """Tells these frames of the job's first drill once somebody waits for it."""
+    """Report these frames for the job's first drill once a call is waiting for it."""
 
     def work() -> None:
         wait_until(lambda: server.num_waiting(job_id), "the command to wait")

@@ -1,4 +1,4 @@
-"""Clients of a federated job by the command line."""
+"""Clients of a federated job on the command line."""
 
 from __future__ import annotations
 

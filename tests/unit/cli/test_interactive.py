@@ -1,4 +1,4 @@
-"""On a terminal: bars, Ctrl-C, completion; and how little is loaded for it."""
+"""On a terminal: progress bars, Ctrl-C and completion, and how little is imported for it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_logs_bring_their_colours_and_nothing_else_to_a_terminal(server: LiveSer
 
 
 def completed(words: str, url: str, shell: str = "zsh") -> str:
-    """What a shell is offered for the command line `words`."""
+    """Return what a shell would offer for the command line `words`."""
     run = as_process(
         _DRAY_COMPLETE=f"complete_{shell}",
         _TYPER_COMPLETE_ARGS=words,
@@ -88,7 +88,7 @@ def completed(words: str, url: str, shell: str = "zsh") -> str:
 
 
 def assert_offered(what: str, words: str, url: str) -> None:
-    """Asked as often as a server needs that has not answered within the second it is given."""
+    """Ask repeatedly, because a slow server may not answer within the one second that it has."""
     wait_until(lambda: what in completed(words, url), f"{what} to be offered")
 
 

@@ -1,4 +1,4 @@
-"""Charts as text."""
+"""Text charts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_curves_together_are_told_apart_by_letters_or_by_colours() -> None:
     assert plain[:2] == ["a train/loss  last 0", "b val/accuracy  last 1"]
     assert plain[2].split()[-2:] == ["┤aaaa", "bbbb"]
     level = Curve("lr", [0, 49], [0.5, 0.5])
-    assert "*" in "".join(text_of(rising(), level))  # where they cross
+    assert "*" in "".join(text_of(rising(), level))  # where the curves cross
     lines = chart([falling, rising()], Style(width=40, height=8, colours=True))
     assert {owner for line in lines for _, owner in line} == {None, 0, 1}
     assert "".join(text for text, _ in lines[0]) == "train/loss  last 0"

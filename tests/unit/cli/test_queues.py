@@ -1,4 +1,4 @@
-"""Commands about queues and the places of jobs: what they print, and what they say of mistakes."""
+"""Commands for queues and the queue positions of jobs: their output, and their errors."""
 
 from __future__ import annotations
 

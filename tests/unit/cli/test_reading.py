@@ -1,4 +1,4 @@
-"""How answers read that a test's server does not give: a full cluster, a job that waits."""
+"""The output for answers that a test's server doesn't produce: a full cluster, a waiting job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ JOB = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command of `dray.cli.commands.reading` against a server that gives one answer."""
+    """Run a command of `dray.cli.commands.reading` with a server that always gives the same
+    answer."""
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
@@ -77,7 +78,7 @@ def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:
 
 @pytest.fixture
 def in_paris(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The zone of the reader."""
+    """Set the reader's time zone."""
     monkeypatch.setenv("TZ", "Europe/Paris")
     time.tzset()
     yield

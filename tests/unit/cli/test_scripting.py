@@ -1,4 +1,4 @@
-"""What scripts stand on: several jobs at once, filters, CSV, offline checks, exit codes."""
+"""Features for scripts: several jobs at once, filters, CSV, offline checks, and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_dry_run_checks_here_and_sends_nothing(cli: Cli, document: str, tmp_pa
     )
     full = cli.json(*nobody, "--set", "train.epochs=3", "--set", "resources.num_workers=2")
     assert (full["train"]["epochs"], full["resources"]["num_workers"]) == (3, 2)
-    assert full["priority"] == 50  # a default
+    assert full["priority"] == 50  # the default
     again = tmp_path / "again.json"
     again.write_text(json.dumps(full))
     assert dray.validate(again) == dray.validate(full)

@@ -1,4 +1,4 @@
-"""Submitting a training program with its folder."""
+"""Submitting a training program and its folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.cli.running import Cli
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a program."""
+    """The current folder, which contains a program."""
     root = tmp_path / "my job"
     (root / "pkg").mkdir(parents=True)
     (root / "train.py").write_text(f"# of {tmp_path}\nprint('hello')\n")
@@ -123,7 +123,7 @@ def test_a_program_that_is_a_link_is_run_by_the_name_that_is_uploaded(
     (folder / ".gitignore").write_text("versions/\n")
     job = json.loads(cli("submit", "--json", "--", "current.py"))
     assert job["spec"]["script"]["entrypoint"] == "current.py"
-    # A folder that is a link is left out, and its files are where they are.
+    # A link to a folder is left out, because its files are uploaded from where they are.
     job = json.loads(cli("submit", "--json", "--", "src/main.py"))
     assert job["spec"]["script"]["entrypoint"] == "pkg/main.py"
 

@@ -1,4 +1,4 @@
-"""Packages and variables of a job by options of the command line."""
+"""Setting a job's packages and variables with command-line options."""
 
 from __future__ import annotations
 

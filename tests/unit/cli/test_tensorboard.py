@@ -1,4 +1,4 @@
-"""`dray tensorboard`: event files that TensorBoard reads, written as jobs go on."""
+"""`dray tensorboard` writes event files that TensorBoard can read, while jobs are running."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(path: Path) -> list[tuple[str, int, float]]:
 
 
 def test_the_files_are_read_by_tensorboard(cli: Cli, server: LiveServer, tmp_path: Path) -> None:
-    """Every scalar with its step and time, and the document."""
+    """All scalars with their steps and times, and the document."""
     loader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator",
         reason="the extra 'dev' is not installed: tensorboard, which reads the files back",
@@ -71,13 +71,13 @@ def test_a_second_call_goes_on_where_the_first_was_killed(
     server.train(job_id, *(metrics(n, {"loss": 1.0, "lr": 2.0}) for n in range(1, 6)))
     command = [sys.executable, "-m", "dray.cli", "--url", server.url, "tensorboard", "--no-serve"]
     with subprocess.Popen([*command, "--logdir", str(tmp_path), job_id]) as process:
-        # By then nothing but the next point is waited for.
+        # By then, it only waits for the next point.
         wait_until(
             lambda: list(tmp_path.glob(f"*/{FILE}")) and len(written(event_file(tmp_path))) == 10,
             "the first points",
         )
         cli("tensorboard", "--no-serve", "--logdir", str(tmp_path), job_id, exits=2)
-        assert "another `dray tensorboard` writes" in cli.err
+        assert "another `dray tensorboard` is writing" in cli.err
         process.kill()
     path = event_file(tmp_path)
     path.write_bytes(path.read_bytes()[:-7])
@@ -126,7 +126,7 @@ def test_a_link_to_another_file_is_left_alone(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_ends_the_command_and_not_only_the_writing(
     cli: Cli, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the job goes on, so that nothing but the next point is waited for."""
+    """The job is still running, so the command would otherwise wait for the next point."""
     monkeypatch.setattr("dray.tensorboard.writer.FLUSH_S", 0.01)
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(EventFile, "flush", Mock(side_effect=full))
@@ -154,7 +154,7 @@ def test_where_tensorboard_is_not_installed_the_way_to_it_is_named(
 def test_tensorboard_is_started_and_its_end_ends_the_command(
     cli: Cli, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in, which ends with a code of its own once it finds the file."""
+    """A fake TensorBoard, which ends with a particular code once it finds the file."""
     package = tmp_path / "tensorboard"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,5 @@
-"""What reaches a terminal: tables that fit, colours that were asked for, nothing that steers it."""
+"""Output on a terminal: tables that fit, colours if requested, and no control
+characters."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal of 80 columns, to be made standard output."""
+    """A terminal with 80 columns, which tests can use as standard output."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,4 +1,5 @@
-"""Comparisons, experiments and notes on the command line, beside what their page shows."""
+"""Comparisons, experiments and notes on the command line, in addition to the examples on their
+page."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def job(state: JobState, **more: Any) -> Job:
 
 
 def ends(earliest_s: float, latest_s: float) -> dict[str, Any]:
-    """The fields of an expected end so many seconds from now."""
+    """Return the fields for an expected end in this many seconds."""
     now = datetime.now(UTC)
     times = [now + timedelta(seconds=seconds) for seconds in (earliest_s, latest_s)]
     return dict(zip(("earliest_end_at", "latest_end_at"), times, strict=True))
@@ -141,7 +141,7 @@ def test_numbers_have_four_figures() -> None:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[LiveServer]:
-    """A server whose cluster answers: only then are rates shown."""
+    """A server whose cluster is reachable: rates are only shown in this case."""
     with serving(tmp_path / "home") as server:
         node = cluster_node("node-a", {"CPU": 64.0})
         seen = ClusterSnapshot("session-1", "ray://x", "", False, (node,))

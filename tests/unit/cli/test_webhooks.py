@@ -1,5 +1,5 @@
-"""Webhooks by the command line and by both clients, with docs/guides/webhooks.md: its commands are
-run, and its receiver verifies what is sent to it."""
+"""Webhooks on the command line and in both clients, together with docs/guides/webhooks.md: its
+commands are run, and its receiver verifies the messages that are sent to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Verify = Callable[[str, dict[str, str], bytes], bool]
 
 
 class Receiver:
-    """Keeps what is posted to it, and answers 503 where the path says so."""
+    """Stores what is posted to it. For some paths, it answers 503."""
 
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
@@ -65,7 +65,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """With the loop that sends."""
+    """A server that runs the loop for sending."""
     home = tmp_path_factory.mktemp("webhooks")
     with serving(home, webhook_private_hosts=["127.0.0.1"]) as server:
         runtime = server.context.runtime
@@ -86,7 +86,7 @@ def client(server: LiveServer) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def verify() -> Verify:
-    """As the page has it."""
+    """The function from the page."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)
@@ -155,7 +155,7 @@ def test_commands_print_what_they_did_and_say_what_is_wrong(
     assert cli.json("webhook", "deliveries", hook["id"])[0]["status"] == "failed"
     (line,) = [one for one in cli("webhook", "ls").splitlines() if hook["id"] in one]
     assert "  enabled  " in line
-    assert "failing since" not in line  # nothing waits to be sent
+    assert "failing since" not in line  # no message is waiting to be sent
     cli("webhook", "add", "https://10.0.0.1/", exits=3)
     assert "10.0.0.1 is a private address (at /url)" in cli.err
     cli("webhook", "add", busy, "--state", "done", exits=2)

@@ -16,7 +16,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:-|:\?)([^}]*))?\}")
 
 
 class Unset(Exception):
-    """A variable that has to be set is not; the message is the one that the file gives."""
+    """A required variable is not set; the message is the one in the file."""
 
 
 def interpolate(text: str, variables: Mapping[str, str]) -> str:
@@ -42,18 +42,18 @@ def _interpolated(node: Any, variables: Mapping[str, str]) -> Any:
 
 
 def load(variables: Mapping[str, str], name: str = "compose.yaml") -> dict[str, Any]:
-    """The document with its variables filled in. Raises Unset."""
+    """Return the document with its variables filled in. Raises Unset."""
     document: dict[str, Any] = _interpolated(yaml.safe_load((DOCKER / name).read_text()), variables)
     return document
 
 
 def variables(name: str = "compose.yaml") -> dict[str, str | None]:
-    """Each variable of the file and its default; None if it has none."""
+    """Return each variable of the file and its default, or None if it has none."""
     text = (DOCKER / name).read_text()
     return {match[1]: match[3] if match[2] == ":-" else None for match in _VARIABLE.finditer(text)}
 
 
 def command(service: Mapping[str, Any]) -> list[str]:
-    """The words of its command; empty if the image's own is meant."""
+    """Return the words of its command; empty for the image's own command."""
     given = service.get("command", [])
     return shlex.split(given) if isinstance(given, str) else [str(word) for word in given]

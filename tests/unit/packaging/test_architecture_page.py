@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md names rooms and files that exist."""
+"""docs/explanation/architecture.md names packages and files that exist."""
 
 from __future__ import annotations
 

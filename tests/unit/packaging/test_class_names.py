@@ -1,4 +1,4 @@
-"""One name, one meaning: a class name is used once in the whole tree, but for those named here."""
+"""A class name is used only once in the whole tree, except for the names listed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the images and of compose.yaml can be checked where there is no Docker."""
+"""Checks of the images and of compose.yaml that need no Docker."""
 
 from __future__ import annotations
 
@@ -304,5 +304,5 @@ def test_the_services_health_is_a_current_picture_of_the_cluster(database: Datab
 
     assert "not stored" in (check_service.problem(database, now) or "")
     assert seen(True, None, now) is None
-    assert "do the loops run" in (seen(True, None, now - timedelta(minutes=5)) or "")
+    assert "are the loops running" in (seen(True, None, now - timedelta(minutes=5)) or "")
     assert "Ray is away" in (seen(False, "Ray is away", now) or "")

@@ -1,4 +1,4 @@
-"""README's list of what is missing is true: each document that it names is refused for that."""
+"""README's list of missing features is true: each document in it is refused for that reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL is written in `service/db` and nowhere else."""
+"""SQL is written only in `service/db`."""
 
 from __future__ import annotations
 

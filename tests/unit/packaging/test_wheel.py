@@ -89,7 +89,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel alone, put on the path before everything else."""
+    """A folder with only the wheel, which comes first on the path."""
     target = tmp_path_factory.mktemp("installed")
     done = run(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),

@@ -1,4 +1,4 @@
-"""A connection that breaks once, after the server got the request."""
+"""A connection that fails once, after the server has received the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of programs as names and values, beside what argparse makes of them."""
+"""A program's arguments as names and values, compared with how argparse parses them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_arguments_have_the_names_and_values_of_argparse() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_program_of_argparse_reads_the_same_values(seed: int) -> None:
-    """A parser of random options, and a command line that gives some of them in any order."""
+    """A parser with random options, and a command line with some of them in any order."""
     draw = random.Random(seed)
     parser = argparse.ArgumentParser()
     words: list[list[str]] = []
@@ -74,7 +74,7 @@ def test_a_program_of_argparse_reads_the_same_values(seed: int) -> None:
         for name, value in read.items()
     }
     assert parameters(args) == as_values
-    for changed in words:  # each may be given once more, and the program reads what it read
+    for changed in words:  # repeating an option doesn't change what the program reads
         again = replaced(args, changed)
         assert sorted(again) == sorted(args)
         assert vars(parser.parse_args(again)) == read

@@ -1,4 +1,4 @@
-"""The clients against a real server, blocking and asynchronous."""
+"""The synchronous and asynchronous clients with a real server."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_one_key_makes_one_job(client: Client) -> None:
 
 
 def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> None:
-    """The server gets the request; the connection breaks before the answer is read."""
+    """The server gets the request, and the connection fails before the answer is read."""
     transport = Lossy()
     with Client(server.url, transport=transport, retry=Retry(patience_s=60)) as client:
         job = client.submit({**JOB, "labels": {"test": "lost"}})
@@ -248,7 +248,8 @@ def test_the_token_is_sent_and_its_absence_told(tmp_path_factory: pytest.TempPat
 
 
 def test_a_server_that_says_stop_at_once_is_not_hammered(server: LiveServer) -> None:
-    """Long polls that return at once, as when the server is stopping, are spaced out."""
+    """If long polls return immediately, for example because the server is stopping, there are
+    pauses between them."""
     job = json.loads(server.ask("GET", f"/v1/jobs/{server.submit()}").text)
     asked = []
 
@@ -312,7 +313,7 @@ async def test_the_asynchronous_client_does_all_of_it_too(
 def test_following_outlives_a_restart_of_the_server(
     tmp_path_factory: pytest.TempPathFactory, server: LiveServer
 ) -> None:
-    """Half of the answers are lost or refused; every event still comes once, in order."""
+    """Half of the answers are lost or refused, but every event is received once and in order."""
     job_id = server.submit()
     server.train(job_id)
     server.succeed(job_id)
@@ -385,7 +386,7 @@ def test_a_job_is_found_by_how_its_id_begins_and_by_its_name(client: Client) -> 
     assert client.resolve("@last") == second
     assert [job.id for job in client.jobs(name="found a", owner="@me")] == [first]
     unknown = "job-" + "0" * 26
-    assert client.resolve(unknown) == unknown  # whole: whoever uses it hears that it is not there
+    assert client.resolve(unknown) == unknown  # a complete id is returned, and using it fails
     for reference in ("job-zzz", "none of this name", ".."):
         with pytest.raises(errors.JobNotFound, match=f"there is no job {reference}"):
             client.resolve(reference)

@@ -1,4 +1,4 @@
-"""Reports of costs by both clients."""
+"""Cost reports in both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads: whole, checked, resumed, and never outside their folder."""
+"""Downloads are complete, verified, resumed, and never written outside their folder."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
         assert asked[-1] == "bytes=1000-"
         asked.clear()
         client.download(trained, tmp_path, "model.bin")
-    assert [value for value in asked if value] == []  # it is there already
+    assert [value for value in asked if value] == []  # the file already exists
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin"]
 
 
@@ -139,7 +139,7 @@ def test_a_server_that_ignores_ranges_is_downloaded_from(tmp_path: Path) -> None
 
 
 class Breaking(httpx.BaseTransport):
-    """The network, where each file breaks off after `limit` bytes; notes the ranges."""
+    """The network, in which each file is interrupted after `limit` bytes. Records the ranges."""
 
     def __init__(self, limit: int) -> None:
         self._real = httpx.HTTPTransport()

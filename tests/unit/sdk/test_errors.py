@@ -1,4 +1,4 @@
-"""The tree of exceptions, as its docstring draws it."""
+"""The exception hierarchy matches its docstring."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dray import errors
 
 
 def drawn() -> dict[str, str]:
-    """Name -> name of the base, of each line of the tree in the docstring."""
+    """Return the name of the base class, by name, for each line of the tree in the docstring."""
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():

@@ -1,4 +1,4 @@
-"""Preemption, drills and hangs with both clients."""
+"""Preemption, drills and hangs in both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following and waiting over broken streams, resets and restarts of the server."""
+"""Following and waiting in spite of interrupted streams, resets and server restarts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ RESET = 'event: reset\nid: 0\ndata: {"code": "unknown_event_id"}\n\n'
 
 
 class Streams(httpx.BaseTransport):
-    """Answers each call for the stream with the next of `answers`; notes the ids it was sent."""
+    """Answers each call for the stream with the next item of `answers`, and records the ids that
+    are sent."""
 
     def __init__(self, *answers: str | int | Exception) -> None:
         self._answers = list(answers)
@@ -56,7 +57,7 @@ class Streams(httpx.BaseTransport):
 
 
 class Pieces(httpx.SyncByteStream):
-    """A body that breaks where it says BREAK."""
+    """A body that is interrupted at BREAK."""
 
     def __init__(self, text: str | Exception) -> None:
         self._text = text
@@ -100,7 +101,7 @@ def test_after_a_reset_what_was_given_is_not_given_again() -> None:
 
 
 def test_after_a_reset_another_event_under_an_old_number_is_given() -> None:
-    """A database that was restored from a backup goes on counting from there."""
+    """A database that was restored from a backup continues to count from an earlier number."""
     streams = Streams(
         event(1) + event(2) + event(3), RESET + event(1) + event(2, "SUCCEEDED", second=9)
     )
@@ -175,7 +176,7 @@ async def test_who_stops_iterating_closes_the_stream_of_the_asynchronous_client_
 
 
 class Moving(httpx.BaseTransport):
-    """A server that may be at another port after it was started again."""
+    """A server that may use another port after a restart."""
 
     url: str | None = None
 
@@ -250,7 +251,8 @@ def test_points_are_followed_each_once_to_the_end(server: LiveServer) -> None:
 def test_points_that_come_late_or_in_many_pages_are_followed_too(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a series that others have passed, in pages of two steps; and from a place on."""
+    """The series is behind others, is read in pages of two steps, and also from a given
+    position."""
     monkeypatch.setattr("dray._sync.reports.POINTS_AT_ONCE", 2)
     job_id = server.submit()
     server.train(job_id, *(metrics(n, {"loss": 1.0}) for n in range(7)))

@@ -34,8 +34,8 @@ def locks() -> object:
 
 
 def call(folder: Path, rank: int = 0) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The process of a rank that runs this code, where no module of the tests is to be had, and
-    the file of its result."""
+    """Run the code as a rank, in a process that can't import the tests' modules. Returns the
+    process and the file with its result."""
     kept = folder / f"kept-{rank}"
     env = {
         "DRAY_SPOOL_DIR": str(folder / f"spool-{rank}"),
@@ -160,7 +160,7 @@ def test_the_arguments_of_a_function_are_parameters(server: LiveServer) -> None:
     expected = {"lr": 0.1, "options.name": "a", "options.deep.on": True, "seed": 7}
     assert functions.parameters(trained, [0.1, [1]], {"options": options}) == expected
     assert functions.parameters(trained, [], {}) == {}  # the call itself will fail
-    options["own"] = options  # a mapping that holds itself
+    options["own"] = options  # a dictionary that contains itself
     assert functions.parameters(trained, [0.1, [1]], {"options": options})["lr"] == 0.1
     with Client(server.url) as client:
         jobs = [client.submit_function(tripled, ([1],), {"plus": plus}) for plus in (1, 2)]

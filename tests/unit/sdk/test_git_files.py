@@ -1,4 +1,4 @@
-"""The files that are uploaded, compared with those that Git lists."""
+"""The files that are uploaded, compared with the files that Git lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.marks import soak
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_a_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the settings of whoever runs the tests away from Git."""
+    """Prevent Git from using the settings of the user who runs the tests."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GIT_CONFIG_GLOBAL", str(home / "gitconfig"))
@@ -57,7 +57,7 @@ def packed(root: Path, *include: str) -> list[str]:
 
 
 def packed_or_none(root: Path) -> list[str]:
-    """`packed`, or an empty list where there is no file to upload."""
+    """Like `packed`, but returns an empty list if there is no file to upload."""
     try:
         return sorted(packed(root))
     except SpecError as error:
@@ -67,7 +67,7 @@ def packed_or_none(root: Path) -> list[str]:
 
 
 def listed(root: Path) -> list[str]:
-    """What Git lists and is there."""
+    """Return the files that Git lists and that exist."""
     command = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
     paths = set(git(root, *command).split("\0")) - {""}
     return sorted(path for path in paths if (root / path).is_file())
@@ -228,7 +228,7 @@ def test_repositories_inside_of_one_are_uploaded_by_their_own_rules(tmp_path: Pa
     (root / ".drayignore").write_text("*.log\nnested/\n")
     left = [each for each in expected if not each.endswith(".log") and "nested" not in each]
     assert packed(root) == sorted([*left, ".drayignore"])
-    assert packed(root / "vendored") == list(added)  # the root of a repository of its own
+    assert packed(root / "vendored") == list(added)  # the root of a separate repository
     git(root, "worktree", "add", "-q", "--detach", str(tmp_path / "further"))
     assert packed(tmp_path / "further") == [".gitignore", ".gitmodules", "t.py"]
 
@@ -268,7 +268,7 @@ def test_a_repository_starts_no_program(tmp_path: Path) -> None:
 
 
 def fake_git(folder: Path, script: str) -> str:
-    """A search path with this program as `git`."""
+    """Return a search path with this program as `git`."""
     folder.mkdir()
     (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "git").chmod(0o755)

@@ -1,4 +1,5 @@
-"""SDK and command line find the token of this user's home, and give it to nobody else."""
+"""The SDK and the command line find the token in this user's home, and don't reveal it to anyone
+else."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ except TimeoutError:
     pass
 print(repr("".join(received)), flush=True)
 """
-"""Another user's server, which refuses each call and keeps what it is sent."""
+"""Another user's server, which refuses all calls and records what it receives."""
 
 
 @pytest.fixture
 def server(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LiveServer]:
-    """A server that sees all callers as processes of another user."""
+    """A server that treats all callers as processes of another user."""
     monkeypatch.setattr(local_callers, "is_of_own_user", lambda request: False)
     with serving(tmp_path_factory.mktemp("guarded") / "home") as server:
         written.ensure(server.settings.home)

@@ -77,7 +77,7 @@ def test_a_byte_order_mark_is_no_part_of_a_requirement(
 def test_the_first_file_that_lists_packages_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # uv is a package
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # uv is an installed package
     assert found(tmp_path, train_py="") is None
     listed = found(tmp_path, pyproject_toml=PROJECT)
     assert listed is not None

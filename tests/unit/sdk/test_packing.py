@@ -31,7 +31,7 @@ def test_git_and_dray_agree_on_what_is_ignored(tmp_path: Path) -> None:
     put(
         tmp_path,
         {
-            # The last lines are ones that Git passes over.
+            # Git ignores the last lines.
             ".gitignore": "\ufeff*.log\n/data/\n!keep.log\nsub/*.bin\n# a comment\n\\#odd\r\n"
             "!\nfoo\\\n[z-a]\n",
             "sub/.gitignore": "!a.bin\nlocal*\n",

@@ -1,4 +1,4 @@
-"""The SDK and the command line offer what the API's questions take."""
+"""The SDK and the command line offer all query parameters of the API."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NAMES = {
     ("get_array", "wait_s"): "timeout_s",
     ("get_drill", "wait_s"): "wait",
 }
-"""Parameters of the SDK that have other names."""
+"""Parameters that have other names in the SDK."""
 PAGES = {"limit", "cursor"}
-"""The SDK asks for page after page by itself."""
+"""The SDK fetches all pages itself."""
 NOT_IN_THE_SDK = {
     ("list_jobs", "id_prefix"): "Client.resolve",
     ("get_sweep", "wait_s"): "Client.wait_array",
@@ -44,7 +44,7 @@ NOT_IN_THE_SDK = {
     ("get_events", "wait_s"): "Client.follow",
     ("get_round", "wait_s"): "Client.join",
 }
-"""Another method, or parameter, is for it."""
+"""The method or parameter that is used instead."""
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "list_jobs": listing.list_jobs,
@@ -70,7 +70,7 @@ NOT_IN_THE_COMMANDS = {
 
 
 def questions() -> dict[str, list[str]]:
-    """The query parameters of each GET that has others than `PAGES`, by its operation."""
+    """Return the query parameters of each GET, by operation, if it has any except for `PAGES`."""
     found = {}
     for path in json.loads(OPENAPI.read_text())["paths"].values():
         one = path.get("get", {})

@@ -1,4 +1,4 @@
-"""Queues and the places of jobs by both clients."""
+"""Queues and the queue positions of jobs in both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ranks that have roles."""
+"""The names of ranks with roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches, comparisons, experiments, notes and frames by both clients."""
+"""Searches, comparisons, experiments, notes and frames in both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are repeated: no network, no sleeping."""
+"""Repeated calls, without a network and without sleeping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URL = "http://server:1"
 
 
 class Clock:
-    """Time passes by sleeping alone."""
+    """Time that only advances by sleeping."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -42,7 +42,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def send(call: Call, retry: Retry, answers: list[Any]) -> httpx.Response:
-    """The result of a call that gets these answers (responses or errors) one after the other."""
+    """Return the result of a call that gets these answers (responses or errors) one after
+    another."""
     remaining = iter(answers)
 
     def answer(request: httpx.Request) -> httpx.Response:

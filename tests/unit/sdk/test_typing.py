@@ -1,4 +1,4 @@
-"""What a user's type checker sees of the package."""
+"""Type-check the package as a user would."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     path = tmp_path / "program.py"
     path.write_text(program)
     monkeypatch.setenv("MYPYPATH", str(ROOT))
-    # What it follows into `dray` is checked by the project's own run.
+    # The project's own type check covers whatever this follows into `dray`.
     out, err, code = mypy.run(
         [
             *("--strict", "--config-file=", "--follow-imports=silent"),

@@ -1,4 +1,4 @@
-"""A document checked offline gets the server's own answer."""
+"""Validating a document offline gives the same answer as the server."""
 
 from __future__ import annotations
 

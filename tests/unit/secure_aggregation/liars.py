@@ -23,7 +23,7 @@ AS_HOLDER = ("shares", "accusations", "own seed", "silence", "codes")
 
 
 class Liar(MaskingClient):
-    """Changes its messages as its lies have it, each about a random part of the other clients."""
+    """Changes its messages according to its lies, each about a random part of the other clients."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A round of secure aggregation in the process of a test."""
+"""A round of secure aggregation in the test's process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def settings(**changes: Any) -> MaskingSettings:
 
 
 class Round:
-    """Clients with random updates and weights, and a server that keeps all that it was sent."""
+    """Clients with random updates and weights, and a server that keeps everything it receives."""
 
     def __init__(self, num_clients: int = 10, **changes: Any) -> None:
         self.settings = settings(**changes)

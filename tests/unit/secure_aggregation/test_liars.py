@@ -1,5 +1,5 @@
-"""Clients that lie about shares: the round ends all the same or names who lied, and no client that
-has followed the protocol is ever named."""
+"""Clients that lie about shares: the round still ends, or names the liars. A client that has
+followed the protocol is never named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lying(rng: random.Random, *lies: str, part: float = 1.0) -> Make:
 
 
 def round_of(num_clients: int, makers: dict[int, Make], **changes: object) -> Round:
-    """A round in which these clients are others."""
+    """A round in which these clients are liars."""
     played = Round(num_clients, num_values=4, **changes)
     for at, make in makers.items():
         name = played.names[at]
@@ -77,7 +77,7 @@ def play(played: Round, lost: dict[MaskingPhase, set[str]]) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 12), st.sampled_from([0.51, 0.6, 0.8, 1.0]))
 def test_no_honest_client_is_blamed_whoever_lies(seed: int, size: int, threshold: float) -> None:
-    """Any number of liars, up to all of the clients but one, and any clients that vanish."""
+    """Any number of liars, up to all clients but one, and any clients that disappear."""
     rng = random.Random(seed)
     liars = set(rng.sample(range(size), rng.randrange(1, size)))
     makers: dict[int, Make] = {}

@@ -1,4 +1,4 @@
-"""The server refuses wrong messages by the name of the client, and goes on without them."""
+"""The server refuses wrong messages, names the client, and continues without it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAME = "client 004"
 
 def refused(played: Round, message: bytes, reason: str, name: str = NAME) -> None:
     phase = played.server.phase
-    with pytest.raises(MessageRefused, match=rf"message of {name} is refused: .*{reason}"):
+    with pytest.raises(MessageRefused, match=rf"message from {name} is refused: .*{reason}"):
         played.server.receive(name, phase, message)
 
 
 def good(played: Round) -> bytes:
-    """The right answer of the client."""
+    """Return the client's correct answer."""
     return played.clients[NAME].answer(played.messages[NAME])
 
 
@@ -38,11 +38,11 @@ def test_keys() -> None:
     refused(played, short, "KeyAdvertisement masking_key")
     refused(played, b'{"x": 1}', "KeyAdvertisement")
     refused(played, b"\xff" * 10, "KeyAdvertisement")
-    refused(played, bytes(MAX_MESSAGE_BYTES + 1), f"{MAX_MESSAGE_BYTES} are allowed")
+    refused(played, bytes(MAX_MESSAGE_BYTES + 1), f"the limit is {MAX_MESSAGE_BYTES}")
     zero = answer.model_copy(update={"masking_key": bytes(32)})
-    refused(played, zero.to_bytes(), "no usable point")
+    refused(played, zero.to_bytes(), "not a usable point")
     played.server.receive(NAME, MaskingPhase.ADVERTISE_KEYS, answer.to_bytes())
-    refused(played, answer.to_bytes(), "has a key that was sent before", "client 005")
+    refused(played, answer.to_bytes(), "contains a key that has already been sent", "client 005")
 
 
 def test_shares() -> None:
@@ -52,7 +52,7 @@ def test_shares() -> None:
     fewer = {name: share for name, share in answer.shares.items() if name != "client 000"}
     for shares in (fewer, {**answer.shares, NAME: bytes(82)}, {**fewer, "x": bytes(82)}):
         other = answer.model_copy(update={"shares": shares})
-        refused(played, other.to_bytes(), "lacks a share for a client")
+        refused(played, other.to_bytes(), "its shares are not for exactly the other clients")
     long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
     refused(played, long.to_bytes(), "SharedKeys shares/client 000")
     refused(played, answer.to_bytes(), "it was lost before", "client 77")
@@ -65,8 +65,8 @@ def test_masked_updates() -> None:
     refused(played, answer[:-1], "it has 407 bytes, not 408")
     played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)
     played.server.receive(NAME, MaskingPhase.MASKED_INPUT, answer)  # sent again: counts once
-    refused(played, bytes(408), "it has sent another one in masked_input")
-    with pytest.raises(MessageRefused, match="is of share_keys, and the round is in masked_input"):
+    refused(played, bytes(408), "it has already sent a different message in masked_input")
+    with pytest.raises(MessageRefused, match="is for share_keys, but the round is in masked_input"):
         played.server.receive(NAME, MaskingPhase.SHARE_KEYS, answer)
     found = played.play({MaskingPhase.MASKED_INPUT: [NAME]})
     np.testing.assert_allclose(found.mean, played.plain_mean(played.names), rtol=0, atol=1e-6)
@@ -80,14 +80,18 @@ def test_codes_and_revealed_shares() -> None:
     played.phase(lost=["client 009"])
     answer = ConsistencyCodes.from_bytes(good(played), NAME)
     without = {name: code for name, code in answer.codes.items() if name != "client 000"}
-    refused(played, ConsistencyCodes(codes=without).to_bytes(), "lacks a code for a survivor")
+    refused(
+        played,
+        ConsistencyCodes(codes=without).to_bytes(),
+        "its codes are not for exactly the other survivors",
+    )
     played.server.receive(NAME, played.server.phase, answer.to_bytes())
     played.phase(lost=[NAME])
     shares = RevealedShares.from_bytes(good(played), NAME)
     of_lost = shares.model_copy(update={"seeds": {"client 009": bytes(33)}})
-    refused(played, of_lost.to_bytes(), "the seed of a client that was lost")
+    refused(played, of_lost.to_bytes(), "a share of a lost client's seed")
     of_survivor = shares.model_copy(update={"masking_keys": {"client 000": bytes(33)}})
-    refused(played, of_survivor.to_bytes(), "the masking key of a survivor")
+    refused(played, of_survivor.to_bytes(), "a share of a survivor's masking key")
 
 
 @pytest.mark.parametrize("secret", ["seeds", "masking_keys"])
@@ -102,7 +106,7 @@ def test_a_wrong_share_spoils_no_result_in_silence(secret: str) -> None:
     wrong = shares.model_copy(update={secret: {**getattr(shares, secret), about: bytes(33)}})
     assert held != bytes(33)
     played.server.receive(NAME, MaskingPhase.UNMASK, wrong.to_bytes())
-    with pytest.raises(WrongShares, match=r"secret of client 00[69] .* 6 shares .* 5 are"):
+    with pytest.raises(WrongShares, match=r"secret of client 00[69] .* 6 shares .* only 5 are"):
         played.phase(lost=[NAME, *played.names[6:]])
-    lie = f"its share of a secret of {about} is not the share that it received"
+    lie = f"its share of {about}'s secret is not the share that it received"
     assert played.server.liars == {NAME: lie}

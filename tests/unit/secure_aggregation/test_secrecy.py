@@ -1,4 +1,4 @@
-"""The server has nothing from which one client's update could be seen."""
+"""The server has nothing that reveals one client's update."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_client_never_reveals_both_secrets_of_another() -> None:
         found = revealed(played.clients[name].answer(message))
         assert found.seeds.keys() == {*played.names} - {*gone}
         assert found.masking_keys.keys() == {*gone}
-        with pytest.raises(MessageRefused, match="has answered in all phases"):
+        with pytest.raises(MessageRefused, match="has already answered in all phases"):
             played.clients[name].answer(message)
 
 
@@ -131,17 +131,17 @@ def test_a_server_that_names_other_survivors_to_some_gets_no_shares_of_them() ->
         for other, code in answer.codes.items():
             codes[other][name] = code
     for name, client in played.clients.items():
-        with pytest.raises(MessageRefused, match="have confirmed the same survivors, too few"):
+        with pytest.raises(MessageRefused, match="have confirmed the same survivors, but"):
             client.answer(ConsistencyCodes(codes=codes[name]).to_bytes())
         # Nor with the codes of those alone that were told the same: they are too few.
         side = told_that_it_was_lost if name in told_that_it_was_lost else others
         same = {one: code for one, code in codes[name].items() if one in side}
-        with pytest.raises(MessageRefused, match="too few to hide among: 6 are needed"):
+        with pytest.raises(MessageRefused, match="but 6 are required to keep updates hidden"):
             client.answer(ConsistencyCodes(codes=same).to_bytes())
 
 
 def told(client: MaskingClient, message: bytes, reason: str) -> None:
-    with pytest.raises(MessageRefused, match=rf"message of server is refused: .*{reason}"):
+    with pytest.raises(MessageRefused, match=rf"message from server is refused: .*{reason}"):
         client.answer(message)
 
 
@@ -151,21 +151,25 @@ def test_a_client_refuses_messages_of_the_server_that_would_hide_it_less() -> No
     client = played.clients[name]
     played.until(MaskingPhase.SHARE_KEYS)
     entries = Roster.from_bytes(played.messages[name], "server").clients
-    told(client, Roster(clients=entries[:2]).to_bytes(), "2 clients are in the roster, too few")
-    told(client, Roster(clients=entries[1:]).to_bytes(), f"does not have the keys of {name}")
-    told(client, Roster(clients=[*entries, entries[1]]).to_bytes(), "a key twice")
+    told(client, Roster(clients=entries[:2]).to_bytes(), "2 clients are in the roster, but")
+    told(client, Roster(clients=entries[1:]).to_bytes(), f"does not contain the keys of {name}")
+    told(client, Roster(clients=[*entries, entries[1]]).to_bytes(), "duplicate client or key")
     forged = entries[0].model_copy(update={"masking_key": bytes(32)})
     told(client, Roster(clients=[forged, *entries[1:]]).to_bytes(), f"the keys of {name}")
     played.phase()
     delivered = DeliveredShares.from_bytes(played.messages[name], "server")
     few = dict(list(delivered.shares.items())[:4])
-    told(client, DeliveredShares(shares=few).to_bytes(), "lacks digests for a share")
+    told(client, DeliveredShares(shares=few).to_bytes(), "its digests do not match its shares")
     digests = {one: (delivered.digests or {})[one] for one in few}
     few_of_both = DeliveredShares(shares=few, digests=digests).to_bytes()
-    told(client, few_of_both, "5 clients have shared .* 6 are needed")
+    told(client, few_of_both, "5 clients have shared .* 6 are required")
     played.phase()
     told(client, Survivors(clients=played.names[:5]).to_bytes(), "5 clients have survived")
-    told(client, Survivors(clients=played.names[1:]).to_bytes(), "not once among the survivors")
+    told(
+        client,
+        Survivors(clients=played.names[1:]).to_bytes(),
+        "not listed exactly once among the survivors",
+    )
     told(client, Survivors(clients=[*played.names, "x"]).to_bytes(), "has not shared its keys")
     played.phase()
     assert revealed(client.answer(played.messages[name])).masking_keys == {}
@@ -178,5 +182,7 @@ def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> N
     entries = Roster.from_bytes(played.messages[name], "server").clients
     other = Roster(clients=[*entries[:-1], entries[-1].model_copy(update={"name": "an impostor"})])
     played.messages = {**played.messages, name: other.to_bytes()}
-    with pytest.raises(MessageRefused, match=f"{name} .*lacks a share for a client"):
+    with pytest.raises(
+        MessageRefused, match=f"{name} .*its shares are not for exactly the other clients"
+    ):
         played.phase()

@@ -1,4 +1,4 @@
-"""A service without loops over a database of each kind."""
+"""A service without loops, for each kind of database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(database: Database, storage: Storage, tmp_path: Path) -> Service:
 
 @pytest.fixture
 def sqlite_service(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Service]:
-    """On SQLite alone."""
+    """A service that uses SQLite."""
     database = Database(sqlite_url)
     yield Service(database, storage, tmp_path)
     database.close()

@@ -1,4 +1,5 @@
-"""Helpers of the service's tests: a clock that they set, jobs, frames, replies of a supervisor."""
+"""Helpers for tests of the service: a clock set by the test, jobs, frames, and supervisor
+replies."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def resumed(step: int) -> Frame:
 
 
 def told(kind: FrameKind, body: Mapping[str, Any], *, at: datetime = START) -> Frame:
-    """A frame of the supervisor itself."""
+    """Return a frame from the supervisor itself."""
     return frame(kind, body, rank=SUPERVISOR_RANK, at=at)
 
 
@@ -132,14 +133,16 @@ def spent(*, at: datetime = START, **seconds: float) -> Frame:
 def used(
     at: datetime, values: Mapping[str, float], *, ranks: Sequence[int] = (0,), clock_s: float = 0.0
 ) -> Frame:
-    """System metrics, the same of each rank. clock_s: by which the node's clock is ahead."""
+    """Return system metrics that are the same for each rank. clock_s: seconds by which the node's
+    clock is ahead."""
     columns = [{"ranks": list(ranks), "values": {k: [v] * len(ranks) for k, v in values.items()}}]
     body = {"time": int(at.timestamp() + clock_s), "columns": columns}
     return told(FrameKind.SYSTEM_METRICS, body, at=at)
 
 
 class Service:
-    """The use cases, and the loops' part done by hand, on a clock that the test moves."""
+    """The use cases, with the work of the loops done manually, on a clock controlled by the
+    test."""
 
     def __init__(self, database: Database, storage: Storage, home: Path, **settings: Any) -> None:
         self.database = database
@@ -166,7 +169,7 @@ class Service:
         return job.id
 
     async def queue(self, name: str, **rules: Any) -> views.Queue:
-        """Make a queue, or replace its rules."""
+        """Create a queue, or replace its rules."""
         return await self.queues.put(name, QueueRequest.model_validate(rules))
 
     async def change(self, job_id: str, *, is_admin: bool = False, **changes: Any) -> views.Job:
@@ -187,7 +190,7 @@ class Service:
         return claimed
 
     async def running(self, **fields: Any) -> str:
-        """A job whose first attempt trains."""
+        """Return a job whose first attempt is training."""
         job_id = await self.submit(**fields)
         assert self.claim(job_id) is not None
         self.report(job_id, 1, phase=Phase.RUNNING)
@@ -202,7 +205,7 @@ class Service:
         phase: Phase = Phase.RUNNING,
         outcome: Outcome | None = None,
     ) -> PollReply:
-        """The supervisor's next answer; each one moves the cursor on."""
+        """Return the supervisor's next reply; each one advances the cursor."""
         cursor = self._cursors.get((job_id, attempt), 0) + 100
         self._cursors[job_id, attempt] = cursor
         at = self.now.timestamp()
@@ -218,13 +221,13 @@ class Service:
         )
 
     def followed(self, job_id: str) -> FollowedAttempt:
-        """The live attempt of a job, as the reconciler sees it."""
+        """Return the live attempt of a job, as the reconciler sees it."""
         attempts = self.database.read_sync(lambda s: queue_view.followed(s, self.now))
         (found,) = [attempt for attempt in attempts if attempt.job_id == job_id]
         return found
 
     def cursor(self, job_id: str, attempt: int) -> Mapping[str, int]:
-        """As it is stored."""
+        """Return the stored cursor."""
         return self.database.read_sync(
             lambda s: attempts.get(s, job_id, attempt).cursor  # type: ignore[union-attr]
         )
@@ -302,7 +305,7 @@ class Service:
 
 
 async def two_ranks(service: Service, **fields: Any) -> str:
-    """A job, of two ranks if nothing else is said, at step 10 of 100."""
+    """Return a job at step 10 of 100, with two ranks by default."""
     fields = {"resources": {"num_workers": 2}, **fields}
     job_id = await service.submit(**fields)
     service.claim(job_id, workers=fields["resources"]["num_workers"])
@@ -312,6 +315,6 @@ async def two_ranks(service: Service, **fields: Any) -> str:
 
 
 async def events_of(service: Service, job_id: str, *types: str) -> list[views.Event]:
-    """All of a job, or those of these types."""
+    """Return all events of a job, or only the given types."""
     items = (await service.reading.events(job_id)).items
     return [event for event in items if not types or event.type in types]

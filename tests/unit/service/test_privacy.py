@@ -1,4 +1,5 @@
-"""Files that the service, the server and their children write are their user's alone."""
+"""Files written by the service, the server, and their child processes are accessible only to their
+user."""
 
 from __future__ import annotations
 

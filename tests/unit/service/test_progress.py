@@ -1,4 +1,5 @@
-"""Rates and the expected end are a running attempt's, and the dashboard's link leads somewhere."""
+"""Rates and the expected end come from a running attempt, and the link to the dashboard is
+valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/readyz` says of the database and of nodes that get no work."""
+"""The response of `/readyz` about the database and about nodes that get no work."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PATIENCE_S = 30.0
 
 @contextmanager
 def stopped(url: str) -> Iterator[None]:
-    """The server of this database and its processes, stopped as by SIGSTOP."""
+    """Stops the server of this database and its processes with SIGSTOP."""
     with psycopg.connect(url) as connection:
         backend = connection.info.backend_pid
         server = int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[1])
     pids = [server]
     try:
-        os.kill(server, signal.SIGSTOP)  # first, so that it starts no other
+        os.kill(server, signal.SIGSTOP)  # first, so that it does not start others
         pids += map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -100,7 +100,7 @@ async def test_a_service_whose_only_node_starts_is_not_ready_yet(tmp_path: Path)
             ((starting,), False),
             ((starting, refused), False),
             ((starting, node("c")), True),
-            ((), True),  # an autoscaler may add some
+            ((), True),  # an autoscaler could add some
         ):
             snapshot = ClusterSnapshot("s", "head:6379", None, shared=False, nodes=nodes)
             runtime.watch = SimpleNamespace(latest=snapshot, problem=None)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Ways to keep copies in step that do not go with the rest of a document."""
+"""Ways to keep copies in step that conflict with the rest of a document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divisions of a model that do not go with the rest of a document."""
+"""Divisions of a model that conflict with the rest of a document."""
 
 from __future__ import annotations
 

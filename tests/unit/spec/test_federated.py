@@ -1,4 +1,4 @@
-"""What a federated job may say, and what is refused with the fix."""
+"""Valid federated jobs, and refusals that name the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job document may say, and where the error points when it says something else."""
+"""Valid job documents, and where errors in others point."""
 
 from __future__ import annotations
 

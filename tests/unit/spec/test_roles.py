@@ -1,4 +1,4 @@
-"""Roles of a script: who is which rank, who need not end, and what a framework does not have."""
+"""Roles of a script: the ranks of each role, servers, and what a framework does not support."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_role_that_is_none_is_refused_by_its_own_field(roles: Any) -> None:
 
 
 def test_tensorflow_has_servers_also_without_a_chief() -> None:
-    """Its worker 0 is the chief then, and the job ends with the workers."""
+    """In this case worker 0 is the chief, and the job ends with the workers."""
     script = job({"worker": {"num_workers": 2}, "ps": {}}, "tensorflow").script
     assert script is not None
     assert script.serving_ranks == {2}

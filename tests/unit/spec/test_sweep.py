@@ -1,4 +1,4 @@
-"""The part `sweep` of a job document: its values, and all that is wrong with one."""
+"""The part `sweep` of a job document: valid values, and the errors in others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and sizes as people write them."""
+"""Times and sizes in the forms that people write."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Imported last by the forkserver of the tests, so that its children collect what is their own.
+"""Imported last by the tests' forkserver, so that its children garbage-collect only their own
+objects.
 
-The real one does the same: looking through what they share would copy every page of it.
+The real forkserver does the same, because scanning the shared objects would copy all of their
+pages.
 """
 
 import gc

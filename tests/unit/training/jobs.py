@@ -1,4 +1,4 @@
-"""A small job for the real loop, faults of its ranks, and the results that they leave."""
+"""A small job for the real loop, faults in its ranks, and the results that they produce."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.unit.training.ranks import frames
 
 
 def document(num_workers: int, **train: Any) -> dict[str, Any]:
-    """A small job with everything on that could tell two runs apart."""
+    """Return a small job with all options enabled that could cause a difference between two
+    runs."""
     return {
         "recipe": "image_classification",
         "model": {"name": "mlp", "width": 24},
@@ -66,7 +67,7 @@ def die_at_step_18(task: RankTask) -> None:
 
 
 def wait_for_checkpoint(task: RankTask, step: int) -> None:
-    """Wait until rank 0 has reported the step's checkpoint, which another thread writes."""
+    """Wait until rank 0 has reported the step's checkpoint, which is written by another thread."""
     home = Path(task.spool_dir).parents[2]
     while task.rank == 0:
         if step in [one["step"] for one in frames(home, attempt=task.attempt, kind="checkpoint")]:
@@ -75,7 +76,7 @@ def wait_for_checkpoint(task: RankTask, step: int) -> None:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal all the way down, tensors to the bit."""
+    """Check that nested values are equal, and tensors bitwise equal."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):
@@ -106,5 +107,6 @@ def keep_nothing_in_memory(task: RankTask) -> None:
 
 
 def see_no_gpu(task: RankTask) -> None:
-    """Hide GPUs, as on a real rank on the CPU: some of torch's code uses any GPU that it finds."""
+    """Hide GPUs, as for a real rank on the CPU, because some code in torch uses any available
+    GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

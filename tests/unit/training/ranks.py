@@ -1,9 +1,10 @@
-"""Runs the ranks of a training task as processes of this machine, with the store in the parent.
+"""Runs the ranks of a training task as processes on this machine, with the store in the parent.
 
-The processes come from a forkserver that has everything imported, like the real ones.
+Like real ranks, the processes are forked from a forkserver that has imported everything.
 
-Once in some ten thousand runs gloo's own thread corrupts the heap and a rank segfaults (ADR 12). No
-test does that to one of several ranks, so such a run is reported in a warning and repeated, once.
+In about one of ten thousand runs, gloo's own thread corrupts the heap and a rank segfaults (ADR
+12). No test deliberately causes this for one of several ranks, so such a run is reported in a
+warning and repeated once.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from ray_workers.training.process import rank_main
 from tests.wire import rank_task
 
 DEADLINE_S = 200.0
-"""A fault, not slowness: the longest run takes 20 s of two processors."""
-_PY_SPY = Path(sys.executable).with_name("py-spy")  # comes with ray[default]
+"""Exceeding this limit indicates a fault, because the longest run takes 20 s on two processors."""
+_PY_SPY = Path(sys.executable).with_name("py-spy")  # included in ray[default]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, "tests.unit.training.frozen"])
 
@@ -60,7 +61,7 @@ def make_task(
     incarnation: int = 0,
     generation: int = 0,
 ) -> RankTask:
-    """A task whose spool, checkpoints and artifacts are under `home`."""
+    """Return a task whose spool, checkpoints, and artifacts are in `home`."""
     base = home / f"attempt-{attempt}"
     stream = "metrics" if generation == 0 else "early"
     return rank_task(
@@ -101,12 +102,12 @@ def run_ranks(
     gains: bool = False,
     ends_with_error: bool = False,
 ) -> list[int | None]:
-    """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
-    process ahead of the training, to arrange for a fault. With `recovers` a rank that is killed is
-    replaced, as a supervisor would do, and the exit code is its last process's. With `goes_on` the
-    others go on without it at once, and take its replacement in when that is ready. With `gains`
-    one more rank joins the group when it is ready; `world_size` is the number before. With
-    `ends_with_error` all ranks are killed once one has ended with an error."""
+    """Train to the end, and return the exit code of each rank, negative for a signal. `before` runs
+    in each process before training, to prepare a fault. With `recovers`, a rank that is killed is
+    replaced, as by a supervisor, and its exit code is the one of its last process. With `goes_on`,
+    the others immediately continue without it, and its replacement joins when it is ready. With
+    `gains`, one more rank joins the group when it is ready; `world_size` is the previous number.
+    With `ends_with_error`, all ranks are killed after one has ended with an error."""
 
     def train() -> list[int | None]:
         store = loopback_store()
@@ -137,12 +138,13 @@ def run_ranks(
         return train()
     except Segfault as fault:
         warnings.warn(f"made again: {fault}", stacklevel=2)
-        shutil.rmtree(home / f"attempt-{attempt}", ignore_errors=True)  # it may not be there yet
+        shutil.rmtree(home / f"attempt-{attempt}", ignore_errors=True)  # it might not exist yet
         return train()
 
 
 def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> None:
-    """Run `part(rank, *given)` in processes that form a gloo group; AssertionError if one fails."""
+    """Run `part(rank, *given)` in processes that form a gloo group. Raises AssertionError if one
+    fails."""
 
     def run() -> list[int | None]:
         store = loopback_store()
@@ -173,11 +175,11 @@ def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> Non
 
 
 class Segfault(Exception):
-    """A rank of several was killed by SIGSEGV; the others may wait for it forever."""
+    """One of several ranks was killed by SIGSEGV, and the others might wait for it forever."""
 
 
 def _join(process: Any) -> None:
-    """Join a process. Raises Segfault if SIGSEGV ended it."""
+    """Join a process. Raises Segfault if it was killed by SIGSEGV."""
     process.join()
     if process.exitcode == -signal.SIGSEGV:
         raise Segfault(f"process {process.pid} was killed by SIGSEGV")
@@ -190,12 +192,13 @@ def _member(
     store = TCPStore("127.0.0.1", port, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     store.set(f"connected/{rank}", "")
-    # A `part` may close its connections at once, and a rank that still connects would fail.
+    # A `part` can close its connections immediately, which would make a rank that is still
+    # connecting fail.
     store.wait([f"connected/{each}" for each in range(world_size)])
     part(rank, *given)
     dist.barrier()
     sys.stderr.flush()
-    os._exit(0)  # gloo's threads and the interpreter's own end do not get on
+    os._exit(0)  # gloo's threads can crash when the interpreter exits
 
 
 class Gang:
@@ -212,9 +215,9 @@ class Gang:
         self.round_number = 0
         self.tasks = [make(rank=rank) for rank in range(world_size)]
         self._placed = list(self.tasks)
-        """The members of the group by rank, if the group continues without lost ones."""
+        """The members of the group by rank, if the group continues without lost ranks."""
         self._coming: list[RankTask] = []
-        """Their replacements, as long as these are not ready."""
+        """Their replacements that are not ready yet."""
         self.processes = [self._process(task) for task in self.tasks]
 
     def _process(self, task: RankTask) -> Any:
@@ -225,7 +228,8 @@ class Gang:
             process.start()
 
     def wait(self, *, recovers: bool, goes_on: bool = False, ends_with_error: bool = False) -> None:
-        """Until all have ended. Segfault if one of several was killed so and none is replaced."""
+        """Wait until all have ended. Raises Segfault if one of several was killed by SIGSEGV and
+        none are replaced."""
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
         while running:
@@ -250,13 +254,13 @@ class Gang:
                 self._replace(lost, goes_on=goes_on)
                 running |= {rank: self.processes[rank] for rank in lost}
             if running.keys() == {task.rank for task in self._coming}:
-                for process in running.values():  # the training has ended without them
+                for process in running.values():  # training has ended without them
                     process.kill()
                     process.join()
                 return
 
     def _whereabouts(self) -> str:
-        """The exit code of each process, or the stacks of its threads, including C++."""
+        """Return the exit code of each process, or the stacks of its threads, including C++."""
         found = []
         for rank, process in enumerate(self.processes):
             found.append(f"rank {rank}, process {process.pid}, exit code {process.exitcode}")
@@ -282,7 +286,7 @@ class Gang:
             self.next_generation(self.tasks)
 
     def _take_in(self) -> bool:
-        """Give replacements that are ready a place; whether some are not."""
+        """Assign ranks to replacements that are ready; return whether some are not ready."""
         if not self._coming:
             return False
         seen = heartbeat.observe_ranks(Path(self._coming[0].page_prefix).parent)
@@ -295,7 +299,7 @@ class Gang:
         return bool(self._coming)
 
     def add(self, **options: Any) -> RankTask:
-        """One more process."""
+        """Start one more process."""
         task = self._make(**options)
         self.tasks.append(task)
         self.processes.append(self._process(task))
@@ -303,13 +307,13 @@ class Gang:
         return task
 
     def gain(self) -> None:
-        """One more process, which gets a place in the group when it is ready for one."""
+        """Start one more process, which joins the group when it is ready."""
         task = self.add(rank=len(self.tasks), incarnation=1, generation=AWAITING)
         self._coming.append(task)
 
     def next_generation(self, tasks: Sequence[RankTask], batch_size: int | None = None) -> None:
-        """Give these processes the ranks of the next generation, in this order, and its global
-        batch."""
+        """Announce the next generation with these processes, in rank order, and with this global
+        batch size."""
         self.round_number += 1
         for rank, task in enumerate(tasks):
             place = RankAssignment(self.round_number, rank, len(tasks), batch_size)
@@ -318,7 +322,7 @@ class Gang:
                 try:
                     heartbeat.announce(task.page_prefix, place)
                     break
-                except FileNotFoundError:  # it has just been started
+                except FileNotFoundError:  # it has just started
                     assert time.monotonic() < deadline, "a rank made no page"
                     time.sleep(0.005)
 
@@ -330,8 +334,8 @@ class Gang:
 
 
 def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = None) -> list[Any]:
-    """The frames that the processes of a rank left, one after the other: their bodies if one kind
-    is asked for."""
+    """Return the frames from the processes of a rank, in order; if a kind is requested, only their
+    bodies."""
     found_spools = (home / f"attempt-{attempt}" / "spool").glob(f"r{rank}.*.metrics")
     spools = sorted(found_spools, key=lambda path: parse_key(path.name))
     paths = [path for spool in spools for _, path in segments(spool)]
@@ -341,8 +345,8 @@ def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = No
 
 
 def replaced(home: Path, *, attempt: int = 1) -> list[int]:
-    """Ranks whose process was killed and replaced, once for each time, in the order of the losses:
-    each process has left its page."""
+    """Return the ranks whose process was killed and replaced, once for each loss, in order. Each
+    process has left its page."""
     seen = heartbeat.observe_ranks(home / f"attempt-{attempt}" / "pages")
     later = [
         (observation.incarnation, observation.rank)
@@ -353,14 +357,14 @@ def replaced(home: Path, *, attempt: int = 1) -> list[int]:
 
 
 def last_status(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
-    """The heartbeat page of a process that is dead by now."""
+    """Return the heartbeat page of a process that has died."""
     seen = heartbeat.observe_ranks(home / "attempt-1" / "pages")
     (page,) = [s.status for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
     return page
 
 
 def checkpoint_refs(home: Path, *, attempt: int = 1) -> list[CheckpointRef]:
-    """The checkpoints that rank 0 reported, newest first."""
+    """Return the checkpoints that rank 0 reported, from newest to oldest."""
     told = frames(home, attempt=attempt, kind="checkpoint")
     return [CheckpointRef(c["url"], c["step"], c["manifest_sha256"]) for c in reversed(told)]
 

@@ -1,8 +1,9 @@
-"""The training loop on a GPU, where there is one.
+"""The training loop on a GPU, if there is one.
 
-It asks for neither Ray nor a database: with torch alone, `pytest --noconftest` runs it.
+Needs neither Ray nor a database: with only torch installed, it can be run with `pytest
+--noconftest`.
 
-Several ranks share the one GPU here, for which NCCL has no use: gloo takes its part.
+Several ranks share one GPU here, which NCCL does not support, so gloo is used instead.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def test_every_step_is_reported_though_figures_are_read_a_step_late(tmp_path: Pa
 
 
 def test_a_step_is_told_to_take_as_long_as_the_gpu_takes(tmp_path: Path) -> None:
-    """The first one after an evaluation too, which the GPU has not begun when it was launched; and
-    the CPU does not wait for the GPU to ask for the next batch."""
+    """This includes the first step after an evaluation, which the GPU has not started when the step
+    is launched. The CPU does not wait for the GPU before it requests the next batch."""
     assert run_ranks(tmp_path, SPEC, world_size=1, device="cuda", before=_keep_busy) == [0]
     told = [m["values"] for m in frames(tmp_path, kind="metrics") if "train/loss" in m["values"]]
     assert min(values["perf/step_time_s"] for values in told) > BUSY_S
@@ -64,11 +65,11 @@ def test_a_step_is_told_to_take_as_long_as_the_gpu_takes(tmp_path: Path) -> None
 
 BUSY_S = 0.05
 CYCLES = 150_000_000
-"""More than `BUSY_S` seconds, at up to 3 GHz."""
+"""Number of cycles that take more than `BUSY_S` seconds, at up to 3 GHz."""
 
 
 def _keep_busy(task: RankTask) -> None:
-    """Have the GPU do nothing for a while at the begin of each step."""
+    """Make the GPU wait for a while at the beginning of each step."""
     arm(FaultPoint.STEP_BEGINS, lambda: torch.cuda._sleep(CYCLES))
 
 
@@ -90,7 +91,8 @@ def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
 
 
 def test_a_snapshot_outlives_what_it_was_taken_of() -> None:
-    """The memory of a state that was made for it alone goes to whatever is computed next."""
+    """The memory of a state that was created only for the snapshot is reused for the next
+    computation."""
     camera, size = Stager(), 50_000_000
     for number in range(3):
         snapshot = camera.take({"w": torch.full((size,), float(number), device="cuda")})
@@ -119,7 +121,7 @@ def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_p
 
 
 def _report_memory(home: str, task: RankTask) -> None:
-    """Write down what the GPU holds between two steps."""
+    """Record the allocated GPU memory between two steps."""
     path = Path(home, "held")
     arm(
         FaultPoint.STEP_BEGINS,
@@ -128,8 +130,8 @@ def _report_memory(home: str, task: RankTask) -> None:
 
 
 ROUNDED = {"fp32": 0.01, "fp16": 0.03, "bf16": 0.05}
-"""Tolerance of a loss by the precision of the job: a GPU adds in another order, and its
-convolutions round their inputs to TF32."""
+"""Tolerance for a loss by the precision of the job, because a GPU adds in a different order, and
+its convolutions round their inputs to TF32."""
 
 
 @pytest.mark.parametrize("name", jobs.JOBS)
@@ -156,8 +158,8 @@ BY_GLOO = (
     *("replicated", "exact", "zero 1", "topk", "powersgd", "half", "balanced"),
     *("scaled", "one sample", "masks"),
 )
-"""Jobs that ask for no more than gloo can do with a GPU's tensors, which is to reduce, gather and
-broadcast them: it cannot send them, nor average them without a copy."""
+"""Jobs that only use operations that gloo supports for GPU tensors: reduce, gather, and broadcast.
+It can't send them, or average them without a copy."""
 
 
 @pytest.mark.parametrize("name", BY_GLOO)

@@ -1,4 +1,4 @@
-"""Horovod's calls over torch.distributed: what two ranks get is what one process computes."""
+"""Horovod's API on top of torch.distributed: two ranks get the same results as a single process."""
 
 from __future__ import annotations
 
@@ -76,12 +76,13 @@ def _calls(rank: int) -> None:
 
 @hvd.elastic.run
 def _train(state: Any, steps: int) -> tuple[int, int]:
-    state.commit()  # nothing outside of dray
+    state.commit()  # has no effect outside dray
     return state.epoch, steps
 
 
 def _calls_of_an_optimizer(rank: int) -> None:
-    """Two ranks with half of a batch each end as one process with the whole."""
+    """Check that two ranks with half of a batch each get the same result as one process with the
+    whole batch."""
     model, plain = _model(rank), _model(0)
     plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -98,7 +99,7 @@ def _calls_of_an_optimizer(rank: int) -> None:
         _learn(plain, plain_optimizer, whole)
         assert _same(model, plain), step
 
-    # A parameter of one rank only, gradients clipped after the exchange, and a closure.
+    # A parameter on only one rank, gradients that are clipped after the exchange, and a closure.
     model.zero_grad()
     if rank == 0:
         model[0].weight.sum().backward()

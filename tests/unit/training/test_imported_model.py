@@ -1,4 +1,4 @@
-"""The loop trains a model of the user's own on several ranks."""
+"""The loop trains a user's own model on several ranks."""
 
 from __future__ import annotations
 

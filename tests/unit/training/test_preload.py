@@ -1,4 +1,4 @@
-"""The parent that training processes are forked from."""
+"""The parent process from which training processes are forked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The training on a GPU that is only pretended: what works on a CPU alone is found here.
+"""Training on a simulated GPU, to find code that only works on a CPU.
 
-Each job ends with the weights that the CPU has, to the bit: the same numbers are computed, by the
-ways of a GPU.
+Each job ends with weights that are bitwise equal to the weights on the CPU, because the same values
+are computed through the code paths for GPUs.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_a_job_learns_what_it_learns_on_a_cpu(
     if name in ASKED:
         run_in_group(_answers_are_the_cpus, 1, str(there / "attempt-1" / "artifacts"), name)
     if name == "topk":
-        return  # a resumed run has not the gradients that were left out before
+        return  # a resumed run does not have the previously omitted gradients
     after_2 = [ref for ref in checkpoint_refs(there) if ref.step == 2]
     assert train(attempt=2, resume_from=after_2) == [0]
     assert min(series(there, "train/loss", attempt=2)) == 3
@@ -158,8 +158,8 @@ def streaming(task: RankTask) -> None:
 
 
 def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: str = "") -> None:
-    """Assert that the series are bitwise equal, or within `rel` in bf16, where autocast adds the
-    gradients of a tied weight in another order. but: a metric to ignore."""
+    """Assert that the series are bitwise equal, or within `rel` in bf16, in which autocast adds the
+    gradients of a tied weight in a different order. but: a metric to ignore."""
     keys = [key for key in _told(here) if not key.startswith("perf/") and key != but]
     assert {"train/loss", "train/grad_norm", "val/loss"} < set(keys)
     for key in keys:
@@ -169,13 +169,13 @@ def _assert_learnt_the_same(there: Path, here: Path, *, rel: float = 0.0, but: s
 
 
 def _told(home: Path) -> list[str]:
-    """The keys of all metrics."""
+    """Return the keys of all metrics."""
     told = frames(home, kind="metrics")
     return sorted({key for body in told for key in body["values"]})
 
 
 ROUNDED = {"gpt in bf16": 0.02, "gpt in fp16": 0.02}
-"""Jobs whose losses differ, and by how much of them."""
+"""Jobs whose losses differ, with the relative difference."""
 ASKED: dict[str, Any] = {
     "cnn": np.arange(3 * 64, dtype=np.uint8).reshape(3, 8, 8),
     "resnet": [np.full((8, 8), 0.5, dtype=np.float32)] * 300,
@@ -185,7 +185,7 @@ ASKED: dict[str, Any] = {
     "numbers": [dict.fromkeys(load_diabetes().feature_names, 0.01)],
     "gpt": "the quick",
 }
-"""The checks of a job's result, by the job's name."""
+"""Inputs for checking a job's result, by the job's name."""
 
 
 def _answers_are_the_cpus(rank: int, folder: str, name: str) -> None:
@@ -202,7 +202,7 @@ def _answers_are_the_cpus(rank: int, folder: str, name: str) -> None:
     assert found == expected
     if name != "numbers":
         chances = on_gpu.predict_proba(asked), on_cpu.predict_proba(asked)
-        # The CPU's own attention, which only inference takes, rounds otherwise.
+        # The CPU's attention kernel, which is used only for inference, rounds differently.
         np.testing.assert_allclose(*chances, rtol=1e-5 if name == "gpt" else 0.0)
 
 
@@ -293,7 +293,7 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     here, there = tmp_path / "cpu", tmp_path / "pretend"
     assert run_ranks(here, document, world_size=2) == [0, 0]
     assert run_pretended(there, document) == [0, 0]
-    # The kernel counts the bytes that gloo sends, and not the bytes of NCCL.
+    # The kernel counts bytes sent by gloo, but not by NCCL.
     _assert_learnt_the_same(there, here, but="sync/sent_bytes")
     if name in (
         "zero 1",
@@ -309,7 +309,7 @@ def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
 
 
 def served(mode: str) -> dict[str, Any]:
-    """A job of two workers on GPUs and a server."""
+    """Return a job with two workers on GPUs and a server."""
     sync = {"kind": "parameter_server", "mode": mode, "server_resources": {"cpus": 1}}
     resources = {"num_workers": 3, "gpus_per_worker": 1}
     return job(RESNET, {"sync": sync, "resources": resources}, optimizer={"name": "sgd"})
@@ -326,7 +326,7 @@ def test_workers_on_gpus_learn_from_servers_without_one_what_they_learn_on_a_cpu
     train = functools.partial(run_ranks, there, document, world_size=3, device=pretend_gpu.NAME)
     assert train(before=pretend_gpu.install) == [0] * 3
     if mode == "synchronous":
-        # Pulls may be counted with the step that they follow or with the next one.
+        # Pulls can be counted in the step that they follow, or in the next one.
         _assert_learnt_the_same(there, here, but="sync/sent_bytes")
         after_2 = [ref for ref in checkpoint_refs(there) if ref.step == 2]
         again = train(attempt=2, resume_from=after_2, before=pretend_gpu.install)
@@ -349,7 +349,7 @@ def run_pretended(
 def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_computed(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:
-    """NCCL reports nothing: the device of the other rank stands still until NCCL's watchdog aborts
+    """NCCL reports nothing: the device of the other rank is blocked until NCCL's watchdog aborts
     it."""
     document = with_data(SHARED[name], sources)
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
@@ -393,7 +393,7 @@ def _device_rules(rank: int) -> None:
         others.copy_(ours.add_(1), non_blocking=True)
         behind = torch.pretend.Event()  # type: ignore[attr-defined]
         behind.record(beside)
-    ours.add_(1)  # without holding it until it was copied
+    ours.add_(1)  # without keeping it until it has been copied
     assert others.tolist() == [1.0, 1.0, 1.0]
     behind.synchronize()
     assert others.tolist() == [3.0, 3.0, 3.0]
@@ -413,7 +413,7 @@ def _nccl_rules(rank: int) -> None:
         dist.recv(tensor, group=group)
     with pytest.raises(RuntimeError, match="device type cpu"):
         dist.all_reduce(torch.ones(3), group=group)
-    if rank == 0:  # the other one never comes
+    if rank == 0:  # the other rank never joins
         waiting = threading.Thread(target=dist.all_reduce, args=(tensor,), kwargs={"group": group})
         waiting.start()
         group.abort()
@@ -427,5 +427,5 @@ def _nccl_rules(rank: int) -> None:
 
 
 def _all_reduce_functional(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Exchange as DTensors do."""
+    """Exchange tensors in the same way as DTensors."""
     return funcol.all_reduce(tensor, "sum", group)

@@ -1,4 +1,4 @@
-"""The harness of these tests survives faults that are not dray's."""
+"""The test harness tolerates faults that are not caused by dray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a script of one's own: saved, told, found again, and passed over if damaged."""
+"""Checkpoints of a user's script: saved, reported, found again, and skipped if damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.training.test_train_api import written
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process that has just begun."""
+    """Reset the state to that of a new process."""
     monkeypatch.setattr(reporting, "_job_checkpoints", None)
     monkeypatch.setattr(reporting.atexit, "register", lambda *_: None)
     for name in ("DRAY_CHECKPOINT_URL", "DRAY_RESUME_FROM", "DRAY_SPOOL_DIR", "RANK"):
@@ -48,13 +48,14 @@ def told(spool: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def all_is_known(spool: Path) -> None:
-    """As when the service has stored what was told so far."""
+    """Simulate that the service has stored all previous reports."""
     size = sum(path.stat().st_size for _, path in segments(spool))
     note_known(spool, size, size)
 
 
 def next_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spool: Path) -> None:
-    """As the service starts it: told of what the one before saved and did not drop."""
+    """Start the next attempt like the service, with the checkpoints that the previous attempt saved
+    and did not delete."""
     dropped = {body["url"] for body in told(spool, "checkpoint_dropped")}
     known = [
         {"url": body["url"], "step": body["step"], "manifest_sha256": body["manifest_sha256"]}
@@ -171,7 +172,7 @@ def test_the_newest_stay_over_attempts_and_the_others_go(
 def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(
     spool: Path, state: Path
 ) -> None:
-    """A node that is lost takes along what it had not told yet."""
+    """If a node is lost, everything that it has not reported is also lost."""
     begin_count(spool)
     for step in (10, 20):
         train.save_checkpoint(state, step)
@@ -185,7 +186,7 @@ def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(
 
 
 def test_a_step_that_is_saved_is_left_as_it_is(spool: Path, state: Path) -> None:
-    """To write it anew would destroy it first."""
+    """Writing it again would destroy it first."""
     saved = train.save_checkpoint(state, 10)
     (state / "model.pt").write_bytes(b"other")
     assert train.save_checkpoint(state, 10) == saved
@@ -200,7 +201,8 @@ def test_a_step_that_is_saved_is_left_as_it_is(spool: Path, state: Path) -> None
 def test_whoever_begins_anew_keeps_what_it_saves(
     spool: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: bool
 ) -> None:
-    """Though the checkpoints before it, damaged or not wanted, are of higher steps."""
+    """This is the case although the previous checkpoints, which are damaged or were not loaded,
+    have higher steps."""
     for step in (90, 100):
         train.save_checkpoint(state, step)
     next_attempt(monkeypatch, tmp_path, spool)
@@ -308,7 +310,7 @@ def test_outside_of_dray_nothing_is_copied_and_there_is_nothing_to_load(state: P
 
 
 def test_what_a_crash_leaves_half_written_is_no_checkpoint(tmp_path: Path, state: Path) -> None:
-    """The manifest is what commits it."""
+    """A checkpoint is only committed by its manifest."""
     committed, _ = checkpoints.commit(state, (tmp_path / "there").as_uri(), 3, {})
     folder = files.local_path(committed.url)
     assert folder is not None

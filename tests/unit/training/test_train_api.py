@@ -1,4 +1,4 @@
-"""`dray.train`, as a script uses it."""
+"""`dray.train` as used by a script."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_artifact_is_noted_beside_the_output_folder_as_it_was_when_it_was_sav
 def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copied(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hole counts: the storage gets it as zeros."""
+    """Holes are counted, because they are stored as zeros."""
     monkeypatch.setattr(reporting, "_saved_bytes", {})
     monkeypatch.setenv("DRAY_OUTPUT_LIMIT_BYTES", "1000000")
     hole, small = tmp_path / "hole", tmp_path / "small"
@@ -364,7 +364,7 @@ def test_a_child_that_is_forked_within_a_report_of_another_thread_is_refused(spo
 
 
 def _report_in_a_child() -> int:
-    """The process id of a child that ends with 0 if it may not report."""
+    """Return the process id of a child that exits with 0 if it is not allowed to report."""
     owner = str(os.getpid())
     if pid := os.fork():
         return pid

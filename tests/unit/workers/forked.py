@@ -1,4 +1,4 @@
-"""A forkserver for tests, and what it forked."""
+"""A forkserver for tests, and the processes that it forks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Server:
-    """A forkserver as its node agent holds it: by the pipe on its standard input."""
+    """A forkserver held like by its node agent: through the pipe on its standard input."""
 
     def __init__(self, module: str) -> None:
         # Not pytest's folder: the path of a socket has at most 107 bytes.
@@ -46,7 +46,7 @@ class Server:
             )
 
     def start_again(self) -> None:
-        """After its end, as its node agent does."""
+        """Clean up after its end, as its node agent does."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=PATIENCE_S)
@@ -61,7 +61,7 @@ class Server:
         await until(answers, "the forkserver does not serve")
 
     async def fork(self, code: str, **fields: Any) -> Forked:
-        """Run a text of Python as a rank."""
+        """Run a string of Python as a rank."""
         return await fork(self.path, code, **fields)
 
     def close_lifeline(self) -> None:

@@ -50,8 +50,7 @@ class Flat:
         self.num_elements = sum(self._sizes)
 
     def change_since(self, before: Flat) -> Tensor:
-        """Return these tensors minus the tensors of `before`: float32
-        (elements,)."""
+        """Return these tensors minus the tensors of `before`: float32 (elements,)."""
         return torch.cat(
             [t.reshape(-1) for t in torch._foreach_sub(self._tensors, before._tensors)]
         )

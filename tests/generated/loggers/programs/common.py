@@ -1,4 +1,4 @@
-"""What the recorded programs share: a small model, a data set, and the truth that they write."""
+"""Code shared by the recorded programs: a small model, a data set, and the truth file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Truth:
-    """The numbers that a logger was given, in their order, by series."""
+    """The numbers passed to a logger, in order, by series."""
 
     def __init__(self) -> None:
         self.series: dict[str, list[tuple[int, float]]] = {}

@@ -1,4 +1,4 @@
-"""Numbers beside bars of tqdm, in lines of logging, and in lines that are printed."""
+"""Numbers next to tqdm bars, in lines of logging, and in printed lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common import Truth
 
 
 def bar(truth: Truth) -> None:
-    """One bar for each epoch, and one of validation in it."""
+    """One bar for each epoch, with a validation bar inside it."""
     tqdm: Any = import_module("tqdm").tqdm
     step = 0
     for epoch in range(3):

@@ -1,4 +1,4 @@
-"""ETags: what a caller has already is not sent again, and what changed always is."""
+"""ETags: what a caller already has is not sent again, and what has changed always is."""
 
 from __future__ import annotations
 

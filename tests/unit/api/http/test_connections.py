@@ -1,4 +1,5 @@
-"""Callers that send too much, too slowly or from too many connections, and those beside them."""
+"""Callers that send too much, too slowly or over too many connections, and their effect on
+others."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ SLOW = {"head_within_s": 0.2, "body_within_s": 0.2, "keep_alive_s": 1}
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server that waits for nobody; only raw connections may call it."""
+    """A server with very short time limits; only for raw connections."""
     with serving(tmp_path_factory.mktemp("home"), limits=SLOW) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server for few connections."""
+    """A server that allows few connections."""
     home = tmp_path_factory.mktemp("home")
     with serving(home, max_connections=16, max_connections_per_client=8) as server:
         yield server
@@ -46,8 +47,8 @@ def connect(server: LiveServer, sent: bytes = b"") -> socket.socket:
 
 
 def connect_in_time(server: LiveServer, sent: bytes) -> socket.socket:
-    """A connection whose bytes are there before the server's time for them is over, which on a
-    machine that stood still in between is not every one."""
+    """Connect, and repeat this until the bytes are sent within the server's time limit; a slow
+    machine may need several tries."""
     while True:
         began = time.monotonic()
         connection = connect(server, sent)
@@ -57,7 +58,8 @@ def connect_in_time(server: LiveServer, sent: bytes) -> socket.socket:
 
 
 def said(connection: socket.socket) -> tuple[int, str]:
-    """Status and code of all that comes until the server closes; 0 if nothing does."""
+    """Return the status and code of everything that is received until the server closes the
+    connection; 0 if there is nothing."""
     parts = []
     while part := connection.recv(1 << 16):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Questions that take long to answer: some at once, some that wait, and no more."""
+"""Calls that take long to answer: some run immediately, some wait, and further ones are refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
             raise AssertionError("it was given a turn")
 
     async with turns.turn("a"):
-        for _ in range(3):  # the next would be refused if the one before still waited
+        for _ in range(3):  # the next would be refused if the previous call were still waiting
             waiting = asyncio.create_task(ask())
             await asyncio.sleep(0)
             waiting.cancel()
@@ -150,7 +150,7 @@ def test_a_caller_that_has_disconnected_waits_no_longer(tmp_path: Path) -> None:
         (None, {"127.0.0.1": 3}),
         (["10.0.0.0/8"], {"127.0.0.1": 3}),
         (["127.0.0.0/8"], {"192.0.2.1": 1, "192.0.2.2": 2}),
-        # Of several proxies, the last that is not ours says who called.
+        # Behind several proxies, the last address that is not a proxy of ours is the caller.
         (["127.0.0.1", "192.0.2.2"], {"192.0.2.1": 1, "203.0.113.9": 2}),
     ],
 )

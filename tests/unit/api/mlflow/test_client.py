@@ -1,4 +1,4 @@
-"""MLflow's own client reads a dray server: experiments, runs, histories and artifacts."""
+"""MLflow's own client reads from a dray server: experiments, runs, histories and artifacts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(site: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def jobs(site: LiveServer) -> list[str]:
-    """Three of one experiment, of which one has ended, and one without an experiment."""
+    """Three jobs in one experiment, one of which has ended, and a job without an experiment."""
     http = site.client(headers={"Authorization": f"Bearer {TOKEN}"})
     ids = []
     for number in range(4):

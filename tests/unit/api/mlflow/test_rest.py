@@ -1,4 +1,4 @@
-"""MLflow's REST as it is on the wire, without its client: answers, errors, and what is refused."""
+"""MLflow's REST API at the HTTP level, without its client: answers, errors, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The dashboard and the alerts of docker/monitoring name metrics and labels that are exported."""
+"""The dashboard and the alerts in docker/monitoring only use metrics and labels that are
+exported."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _SELECTOR = re.compile(r"(dray_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
 _BY = re.compile(r"by \(([^)]*)\)")
 OF_PROMETHEUS = {"instance"}
-"""Labels that it adds by itself."""
+"""Labels that Prometheus adds itself."""
 NOT_SEEN_YET = {("status", "5..")}
 
 needs_promtool = pytest.mark.skipif(
@@ -38,7 +39,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def targets() -> Iterator[dict[str, Any]]:
-    """The queries of the panels."""
+    """Yield the queries of the panels."""
     for panel in dashboard()["panels"]:
         yield from panel["targets"]
 
@@ -50,13 +51,13 @@ def expressions() -> Iterator[str]:
 
 
 def labels_by(expression: str) -> set[str]:
-    """The labels by which it groups."""
+    """Return the labels by which the expression groups."""
     return {label.strip() for labels in _BY.findall(expression) for label in labels.split(",")}
 
 
 @pytest.fixture
 def exported(http: httpx.Client, server: LiveServer) -> dict[str, dict[str, set[str]]]:
-    """By sample: its labels and their values, in a scrape of a server with a job in each state."""
+    """Labels and their values, by sample, in a scrape of a server with jobs in several states."""
     server.submit()
     server.trains()
     http.get("/v1/jobs")
@@ -152,7 +153,7 @@ def test_promtool_takes_the_metrics(http: httpx.Client, server: LiveServer) -> N
 
 @needs_promtool
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
-    """By Prometheus' own evaluation, on series that this test writes."""
+    """Evaluated by Prometheus itself, on series that this test writes."""
     series = {
         'up{job="dray", instance="a"}': "0x300",
         "dray_cluster_seen_seconds": "5x300",

@@ -1,4 +1,5 @@
-"""What surrounds each request: its id, its line in the log, safe headers; also when it fails."""
+"""What is added to every request, including failing ones: its id, its log line, and security
+headers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ HASH = "00afbaa9c1d5cf0c8f71c3c3d2cbbd6f1ad5f4d7f1c1d5a0cf0bd1bd1e4f4f2a"
 
 
 class Log:
-    """What the service logs as JSON, while a test runs."""
+    """Collects what the service logs as JSON during a test."""
 
     def __init__(self) -> None:
         self.stream = io.StringIO()
@@ -181,7 +182,7 @@ async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
 def test_who_hangs_up_in_the_middle_of_a_body_is_no_fault_of_the_server(
     tmp_path: Path, log: Log
 ) -> None:
-    # A caller that hangs up at once can't be seen to be of this user.
+    # If a caller hangs up immediately, the server can't find out which user it belongs to.
     with serving(tmp_path, open_to_local_users=True) as server:
         address = httpx.URL(server.url)
         head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

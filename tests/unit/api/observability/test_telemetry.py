@@ -1,4 +1,4 @@
-"""What Prometheus sees: few series, whatever people do."""
+"""Prometheus gets few series, whatever users do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS = {
 
 
 def scrape(http: httpx.Client) -> dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]]:
-    """Of each family its samples, by name and labels."""
+    """Return the samples of each family, by name and labels."""
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     return {
@@ -91,7 +91,7 @@ def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
     for _ in range(3):
         server.submit()
         visit()
-    assert sum(map(len, scrape(http).values())) <= before + 20  # /metrics itself, and POST
+    assert sum(map(len, scrape(http).values())) <= before + 20  # for /metrics itself, and POST
 
 
 def test_jobs_are_counted_by_state_and_the_queue_by_its_depth(

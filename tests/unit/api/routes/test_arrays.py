@@ -1,4 +1,4 @@
-"""/v1/arrays, and jobs that start after others, over HTTP."""
+"""/v1/arrays, and jobs that depend on others, over HTTP."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_array_of_ten_million_is_422_and_names_the_limit(
     response = post(ann, {**GOOD, "array": {"size": 10**7}})
     problem = check(site, response, 422, "array_too_large")
     assert problem["pointer"] == "/array/size"
-    assert problem["detail"] == "the array has 10,000,000 jobs, and this server takes 10,000"
+    assert problem["detail"] == "the array has 10,000,000 jobs, but this server allows 10,000"
     assert "DRAY_MAX_ARRAY_SIZE" in problem["hint"]
 
 
@@ -96,7 +96,7 @@ def test_ten_thousand_copies_of_a_long_document_are_422(
     long = {"script": {"entrypoint": "a.py", "args": ["x" * 14_000]}, "array": {"size": 10_000}}
     problem = check(site, post(ann, long), 422, "array_too_large")
     assert problem["pointer"] == "/array"
-    assert "put long texts into a file" in problem["hint"]
+    assert "move long strings to a file" in problem["hint"]
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -1,4 +1,4 @@
-"""A full storage over HTTP: told of everywhere, and ended by a deletion."""
+"""Full storage over HTTP: it is reported everywhere, and deleting something ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads of code over HTTP."""
+"""Code uploads over HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tar(**members: bytes) -> bytes:
 
 
 def sparse(size: int) -> bytes:
-    """A member of so many bytes, none of which are in the archive."""
+    """Return a member of this size whose bytes are not contained in the archive."""
     member = bytearray(tarfile.TarInfo(sha(b"x")).tobuf(tarfile.GNU_FORMAT))
     member[156:157] = tarfile.GNUTYPE_SPARSE
     member[386:410] = b"%011o " % 0 * 2
@@ -113,7 +113,7 @@ def test_a_bad_upload_is_refused_and_stores_nothing(
 
 
 def test_a_sparse_part_and_a_long_name_are_refused_in_few_words(http: httpx.Client) -> None:
-    # Its bytes have the hash, but it is 4 MiB of nothing in a request of 512 bytes.
+    # This member has the correct hash, but is 4 MiB of zeros in a request of 512 bytes.
     zeros = bytearray(sparse(4 << 20))
     zeros[:64] = sha(bytes(4 << 20)).encode()
     zeros[148:156] = b"%06o\0 " % sum(bytes(zeros[:148]) + b" " * 8 + bytes(zeros[156:]))
@@ -132,7 +132,7 @@ def test_a_path_that_leads_out_is_refused(site: LiveServer, ann: httpx.Client, p
 
 
 def test_a_folder_goes_there_and_back_by_the_sdk(server: LiveServer, tmp_path: Path) -> None:
-    program = b"print('by the SDK')"  # nobody has sent it yet
+    program = b"print('by the SDK')"  # not uploaded before
     folder = tmp_path / "job"
     for name, data in {"train.py": program, "pkg/a.bin": bytes(9 << 20), "pkg/empty": b""}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def test_a_folder_goes_there_and_back_by_the_sdk(server: LiveServer, tmp_path: P
     with dray.Client(server.url) as client:
         code = client.upload_code(folder, on_progress=lambda *at: seen.append(at))
         assert code.is_complete
-        # One 4 MiB part of zeros is there twice, and is sent once.
+        # The file contains the same 4 MiB part of zeros twice. It is sent only once.
         assert seen[-1] == (len(program) + (4 << 20) + (1 << 20) + 4,) * 2
         seen.clear()
         assert client.upload_code(folder) == code
@@ -159,7 +159,7 @@ def test_a_folder_goes_there_and_back_by_the_sdk(server: LiveServer, tmp_path: P
         }
         assert (tmp_path / "back" / "train.py").read_bytes() == program
         assert (tmp_path / "back" / "run.sh").stat().st_mode & 0o100
-        with pytest.raises(CodeNotFound, match="brought no code"):
+        with pytest.raises(CodeNotFound, match="was submitted without code"):
             client.job_code(server.submit())
         with pytest.raises(CodeUnfit, match=r"no file 'none\.py'"):
             client.submit({"script": {**script, "entrypoint": "none.py"}})

@@ -1,4 +1,4 @@
-"""Sources that nobody may read, at the API: 403, and nothing stored."""
+"""Data sources that no user is allowed to read: the API returns 403 and stores nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.api.serving import LiveServer, serving
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server with tokens, whose data lie in /srv/data."""
+    """A server with tokens, on which data are in /srv/data."""
     home = tmp_path_factory.mktemp("guarded")
     tokens = home / "tokens"
     tokens.write_text(f"ann:{hashlib.sha256(b'annas secret').hexdigest()}\n")

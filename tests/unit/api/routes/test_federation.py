@@ -1,4 +1,4 @@
-"""Clients outside of the cluster: their tokens, the rounds that they see, what they may send."""
+"""Clients outside the cluster: their tokens, the rounds that they see, and what they may send."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class Federated:
         return found
 
     def report(self, number: int, weights: bytes = MODEL, **changes: Any) -> str:
-        """As the rank does: files first. The name of the round."""
+        """Report a round as the rank does, which writes the files first. Returns the name of the
+        round."""
         name = round_files.round_name(number, digest(weights))
         prefix = round_files.rounds_prefix(self.job_id)
         storage = self.server.hands.storage
@@ -115,7 +116,7 @@ class Federated:
         return self.client(token, "POST", f"/rounds/{name}/update", json={**SAID, **said})
 
     def sent(self, name: str) -> dict[int, SentUpdate]:
-        """The part of a round that the rank finds in the storage."""
+        """Return what the rank finds in the storage for a round."""
         prefix = f"{round_files.rounds_prefix(self.job_id)}/{name}/{round_files.UPDATES}"
         storage = self.server.hands.storage
         found = [
@@ -178,7 +179,7 @@ def test_who_sends_twice_counts_once(job: Federated) -> None:
 def test_an_update_that_the_storage_did_not_take_is_sent_again(
     job: Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the service dies between its note of the update and the file."""
+    """As after the service dies between recording the update and writing the file."""
     (token,) = job.invite()
     name = job.report(1)
     job.put(token, name)
@@ -355,7 +356,7 @@ def test_a_token_is_in_no_table(job: Federated) -> None:
 
 
 def every_call(server: LiveServer) -> Iterator[tuple[str, str]]:
-    """(method, path) of all operations, but for those of clients."""
+    """Yield (method, path) of all operations except those for clients."""
     for path, calls in server.app.openapi()["paths"].items():
         for method in calls:
             if not path.startswith("/v1/federated/"):
@@ -366,7 +367,7 @@ OPEN = {"/healthz", "/readyz", "/v1/schema", "/v1/downloads/{secret}"}
 
 
 def test_the_token_of_a_client_does_nothing_else(job: Federated, server: LiveServer) -> None:
-    """Neither here nor on a server without tokens, nor in the rounds of another job."""
+    """Neither on this server, nor on a server without tokens, nor in the rounds of another job."""
     (token,) = job.invite()
     other = Federated(job.server)
     name = other.report(1)

@@ -116,7 +116,7 @@ def test_the_same_key_at_the_same_time_makes_one_job(http: httpx.Client) -> None
 def test_a_key_whose_first_request_is_being_worked_on_is_a_409_at_once(
     http: httpx.Client, server: LiveServer
 ) -> None:
-    """The writer of the database is kept busy, so that the first request can't end."""
+    """Another transaction keeps the database busy, so the first request can't complete."""
     busy, free = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:

@@ -1,4 +1,4 @@
-"""/v1/webhooks: who may make, see and change which, and bad input told with its place."""
+"""/v1/webhooks: who can create, see and change webhooks, and where bad input is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.unit.api.serving import LiveServer, serving
 URL = "https://93.184.216.34/hook"
 PRIVATE = "http://127.0.0.1:9/hook"
 CLIENTS: dict[LiveServer, httpx.Client] = {}
-"""One for all tests: to make one takes longer than to answer it."""
+"""One client per server for all tests, because creating a client takes longer than a call."""
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """ann is an admin, bob and eve are not."""
+    """A server on which ann is an admin, but bob and eve are not."""
     home = tmp_path_factory.mktemp("webhooks")
     hashes = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob", "eve")}
     lines = (f"{name}:{value}{':admin' * (name == 'ann')}\n" for name, value in hashes.items())

@@ -132,7 +132,7 @@ def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) 
 
 @pytest.fixture
 def changing(tmp_path: Path) -> Iterator[tuple[LiveServer, Path]]:
-    """A server, and its tokens file: those of ann and bob."""
+    """A server and its tokens file, which has tokens for ann and bob."""
     tokens = tmp_path / "tokens"
     tokens.write_text(f"ann:{hashed('a')}\nbob:{hashed('b')}\n")
     with serving(tmp_path / "home", tokens_file=tokens) as server:
@@ -151,7 +151,7 @@ def test_a_change_of_the_tokens_holds_from_the_next_request_on(
     assert [status(server, token) for token in "abc"] == [200, 200, 401]
     tokens.write_text(f"ann:{hashed('a')}\ncat:{hashed('c')}\n")
     assert [status(server, token) for token in "abc"] == [200, 401, 200]
-    tokens.write_text(f"bob:{hashed('b')}\ncat:{hashed('c')}\n")  # as long as before
+    tokens.write_text(f"bob:{hashed('b')}\ncat:{hashed('c')}\n")  # the file's size doesn't change
     assert [status(server, token) for token in "abc"] == [401, 200, 200]
 
 
@@ -197,7 +197,7 @@ def test_who_did_something_to_a_job_is_in_its_events_and_in_the_log(
     ann, bob = ({"Authorization": f"Bearer {token}"} for token in ("annas secret", "b"))
     job_id = guarded.ask("POST", "/v1/jobs", json=JOB, headers=ann).json()["id"]
     guarded.ask("POST", f"/v1/jobs/{job_id}/cancel", headers=bob)
-    guarded.ask("POST", f"/v1/jobs/{job_id}/cancel", headers=ann)  # it is cancelled already
+    guarded.ask("POST", f"/v1/jobs/{job_id}/cancel", headers=ann)  # it is already cancelled
     events = guarded.ask("GET", f"/v1/jobs/{job_id}/events", headers=ann).json()["items"]
     assert [(event["code"], event["actor"]) for event in events] == [
         ("submitted", "ann"),

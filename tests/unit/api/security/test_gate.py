@@ -1,4 +1,4 @@
-"""Names and web pages that the server answers, and those that it must not."""
+"""Host names and web pages that the server answers, and those that it must refuse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = "https://dray.example.org"
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server without tokens that has lists."""
+    """A server without tokens, but with lists of hosts and origins."""
     home = tmp_path_factory.mktemp("home")
     lists = {"allowed_hosts": ("gpu.example.org",), "allowed_origins": (PAGE,)}
     with serving(home, **lists) as server:

@@ -21,9 +21,9 @@ OPEN = {
     *("GET /healthz", "GET /readyz", "GET /v1/schema"),
     *("GET /", "HEAD /", "GET /page/x/x", "HEAD /page/x/x"),
     *("GET /manual", "HEAD /manual", "GET /manual/x", "HEAD /manual/x"),
-    "GET /v1/downloads/x",  # which needs the secret in its address
+    "GET /v1/downloads/x",  # which requires the secret in its URL
 }
-"""What asks for no token."""
+"""Calls that don't require a token."""
 CALL = """
 for method, path, headers in eval(sys.stdin.readline()):
     with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
@@ -35,7 +35,7 @@ for method, path, headers in eval(sys.stdin.readline()):
             answer += piece
         print(answer.split(b" ", 2)[1].decode(), flush=True)
 """
-"""Calls of another user, and the status of each."""
+"""Makes calls as another user, and prints the status of each."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def a_foreigner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, all callers are seen as processes of another user."""
+    """From now on, treat all callers as processes of another user."""
     monkeypatch.setattr(local_callers, "is_of_own_user", lambda request: False)
 
 

@@ -1,5 +1,5 @@
-"""The pages about federated learning tell the truth: their documents are taken, and their metrics
-are reported."""
+"""The pages about federated learning are correct: their documents are valid, and their metrics are
+reported."""
 
 from __future__ import annotations
 

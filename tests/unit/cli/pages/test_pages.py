@@ -1,4 +1,4 @@
-"""Commands that the pages name in a sentence are commands of this CLI, with options that it has."""
+"""Commands in the text of the documentation exist, and have the options that are used with them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_a_command_in_a_sentence_can_be_typed(page: Path) -> None:
         name, *arguments = shlex.split(text)
         try:
             commands[name].make_context(name, arguments)
-        except typer.Exit:  # without arguments it prints its help
+        except typer.Exit:  # without arguments, it prints its help
             pass
         except typer.BadParameter.__base__ as error:  # type: ignore[misc]
-            # A sentence may speak of `dray get`, or of `--code`, without the rest.
+            # A sentence can mention `dray get` or `--code` without the rest of the command.
             if type(error).__name__ not in ("MissingParameter", "BadOptionUsage"):
                 pytest.fail(f"`dray {text}`: {error}")

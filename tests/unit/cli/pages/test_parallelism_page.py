@@ -1,5 +1,5 @@
-"""docs/guides/parallelism.md tells the truth: its documents are taken, its pictures are those that
-its program draws, its plan is what the planner says, and what it says of equality was measured."""
+"""docs/guides/parallelism.md is correct: its documents are valid, its pictures are drawn by its
+program, its plan is the planner's output, and its statements on equality have been measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guides/queues.md tells the truth: its commands are run, on a server whose jobs only wait."""
+"""docs/guides/queues.md is correct: its commands are run, on a server on which jobs only wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "is 90, above 60, the highest of the queue 'night' (at /priority)" in refused
     assert "2 jobs of default wait in the queue 'night', as many as a user may have" in refused
     assert "is held by anonymous; `dray release" in placed
-    assert "moved before all others of priority 50 in the queue 'night', by anonymous" in placed
+    assert "moved ahead of all others of priority 50 in the queue 'night', by anonymous" in placed
     assert "{'code': 'held'" in by_http
     assert '"num_held": 1' in by_http
     assert "1 job in the queue 'night' has not ended" in deleted

@@ -1,4 +1,5 @@
-"""docs/guides/sweeps.md tells the truth: a server runs its blocks, and a test trains the trials."""
+"""docs/guides/sweeps.md is correct: its blocks are run on a server, and a test trains the
+trials."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ EPOCHS = 12
 
 @contextmanager
 def training(server: LiveServer, *names: str) -> Iterator[None]:
-    """Trains waiting jobs of these names, one after the other: a pretended accuracy that is the
-    best at a learning rate of 0.01."""
+    """Train waiting jobs with these names one after another. Their fake accuracy has its maximum at
+    a learning rate of 0.01."""
     over = threading.Event()
 
     def work() -> None:
@@ -81,7 +82,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "by the best val/accuracy, higher is better; values from random" in shown
     (best,) = re.findall(r"^\d+ +best +SUCCEEDED +0\.\d+", shown, flags=re.MULTILINE)
     assert best in shown.splitlines()[4]
-    assert "trials before it had a better val/accuracy there than 0." in shown
+    assert "trials that got there before had a better val/accuracy than 0." in shown
     assert " QUEUED: " in again
     assert "best {'train.optimizer.lr': 0.01} 0.08333" in by_sdk
     assert by_sdk.endswith(

@@ -1,5 +1,5 @@
-"""The pages about copies in step tell the truth: their documents are taken, they have every way,
-their pictures are those that a program draws, and their figures those of the results."""
+"""The pages about synchronized copies are correct: their documents are valid, all strategies are
+included, their pictures are drawn by a program, and their figures are those of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guides/tracking.md tells the truth: its example is run, each of its searches can be read."""
+"""docs/guides/tracking.md is correct: its example is run, and its searches can be parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of embedded Rays are deleted only when no process of their Ray is left."""
+"""The folder of an embedded Ray is deleted only after all of its processes have ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_PROCESS = 2**22 + 1
 
 
 def _await_exec(pid: int) -> None:
-    """Wait until a new process has its environment, which is empty before its program is loaded."""
+    """Wait until a new process has an environment, which is empty until its program is loaded."""
     deadline = time.monotonic() + 60
     while not Path(f"/proc/{pid}/environ").read_bytes():
         assert time.monotonic() < deadline, f"process {pid} never began"
@@ -61,4 +61,4 @@ def test_a_process_that_does_not_end_when_killed_holds_up_neither_a_start_nor_a_
     with pytest.raises(embedded.EmbeddedRayError, match=f"do not end .*{NO_PROCESS}"):
         ray.ensure()
     ray.stop()
-    assert record.exists()  # which the next service reads
+    assert record.exists()  # for the next service

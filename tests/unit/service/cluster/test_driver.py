@@ -1,4 +1,5 @@
-"""The driver ends silent processes, and reads the frames of dead nodes; tested without Ray."""
+"""The driver terminates unresponsive processes, and reads frames from dead nodes; tested without
+Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Clock:
 
 
 class Released:
-    """Stands in for `UnownedSlots`: every slot is free."""
+    """A replacement for `UnownedSlots` in which all slots are free."""
 
     async def are_released(self, *_: Any) -> bool:
         return True
@@ -51,7 +52,7 @@ class Released:
 
 
 class Ground:
-    """A driver with one suspended supervisor, and the agent of its node."""
+    """A driver with one suspended supervisor and the agent of its node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: float | None) -> None:
         self.cluster = RayCluster(CONFIG)
@@ -96,7 +97,7 @@ class Ground:
         monkeypatch.setattr(driver, "end_actor", self.ended.append)
 
     async def silent_for(self, seconds: float) -> bool:
-        """Whether the supervisor was ended."""
+        """Whether the supervisor was terminated."""
         self.clock.now = seconds
         await self.cluster._silent_reply(self.ref, {})
         return self.ended == [self.supervisor]
@@ -116,7 +117,7 @@ async def test_a_supervisor_has_as_many_times_longer_to_answer_as_its_machine_is
 
 
 async def refused(*_: Any) -> None:
-    """Ray's error for a suspended actor to which a new driver can't connect."""
+    """The error that Ray raises if a new driver can't connect to a suspended actor."""
     raise ActorUnavailableError("the connection timed out", actor_id=None)
 
 
@@ -310,7 +311,7 @@ async def test_nodes_are_asked_for_by_resources_and_by_labels(
 async def test_the_head_and_control_nodes_keep_their_agents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Supervisors run there, even if the autoscaler releases all nodes."""
+    """Supervisors run on this node, even if the autoscaler releases all nodes."""
     has = {
         "head": {"CPU": 4.0, driver.HEAD_RESOURCE: 1.0},
         "control": {"CPU": 1.0, driver.CONTROL_RESOURCE: 1.0},

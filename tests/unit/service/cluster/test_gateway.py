@@ -1,4 +1,4 @@
-"""The gateway's side in the service, without a driver."""
+"""The gateway in the service, without a driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ runpy.run_module("service.cluster.ray.gateway", run_name="__main__")
 
 
 def gateway_of(log_format: LogFormat = "text") -> GatewayCluster:
-    """The configuration of a Ray that does not exist."""
+    """Return the configuration of a Ray that does not exist."""
     return GatewayCluster(
         RayTarget(
             deployment_id="d",
@@ -121,7 +121,7 @@ def test_the_child_finds_this_service_first_and_no_package_of_it_by_a_bare_name(
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock set by tests."""
 
     now_s = 0.0
 
@@ -130,7 +130,7 @@ class Clock:
 
 
 class Answers:
-    """Answers a gateway's calls, each after `took_s` by its clock."""
+    """Answers each call of a gateway after `took_s` on the gateway's clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, embedded: bool = False) -> None:
         self.gateway = gateway_of()
@@ -205,7 +205,7 @@ def test_an_embedded_ray_is_started_anew_once_it_was_silent_for_longer_than_its_
 async def test_an_embedded_ray_without_its_node_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its raylet may be suspended, which Ray itself considers a dead node."""
+    """Its raylet may be suspended, in which case Ray itself considers the node dead."""
     answers = Answers(monkeypatch, embedded=True)
     answers.snapshot = ClusterSnapshot("s", "head:6379", None, shared=False, nodes=())
     answers.silence.asked(RAY)
@@ -215,7 +215,7 @@ async def test_an_embedded_ray_without_its_node_does_not_answer(
 
 
 async def test_a_call_that_is_cancelled_just_as_its_answer_comes_is_cancelled() -> None:
-    """A loop that did not notice the cancellation would continue after its term."""
+    """If a loop missed the cancellation, it would continue after the end of its term."""
     gateway = gateway_of()
     ours, theirs = socket.socketpair()
     with theirs:

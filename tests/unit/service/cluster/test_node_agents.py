@@ -1,4 +1,4 @@
-"""Which nodes may carry ranks."""
+"""The nodes on which ranks can be placed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() 
     assert node.refused == "its forkserver has not answered since 2026-01-01 12:00:00 UTC"
     silent = SilentProcess(ProcessKind.FORKSERVER, "n", 1_767_268_800.0)
     assert agents.silent_forkservers(["n", "gone"]) == (silent,)
-    node.silent_since = 1_767_268_810.0  # the state of its forkserver is no longer known
+    node.silent_since = 1_767_268_810.0  # its forkserver's state is now unknown
     assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
     assert agents.silent_forkservers(["n"]) == ()
 

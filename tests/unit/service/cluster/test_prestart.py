@@ -1,4 +1,4 @@
-"""Missing idle worker processes are requested, and never twice."""
+"""Missing idle worker processes are requested, but never twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.cluster.ray.prestart import APPEARS_S, CALM_S, IDLE_WORKERS, Count,
 
 
 class Clock:
-    """Fakes `time`, and a raylet that records the requests."""
+    """Replaces `time`, and a raylet that records the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -25,10 +25,10 @@ class Clock:
         return self
 
     def start(self) -> None:
-        """Run the thread's function at once."""
+        """Run the thread's function immediately."""
 
     def count(self, idle_workers: int) -> Count:
-        """A node's answer to a question that is asked now."""
+        """Query a node and return its answer."""
         return Count("node:1", idle_workers, self.now)
 
 
@@ -45,7 +45,7 @@ def test_only_what_is_missing_is_asked_for(clock: Clock) -> None:
 
 
 def test_whoever_comes_anew_asks_for_nothing_that_is_there(clock: Clock) -> None:
-    """A restarted gateway requests no further workers."""
+    """After a restart, the gateway does not request more workers."""
     for _ in range(5):
         Prestarter().keep_warm("node", clock.count(IDLE_WORKERS))
     assert clock.asked == []

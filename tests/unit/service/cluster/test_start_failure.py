@@ -1,4 +1,4 @@
-"""The reason why a Ray did not start is its own error message."""
+"""If Ray does not start, the reason is Ray's own error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads of code: storage, access by owners, and deletion."""
+"""Uploaded code: storage, access by owners, and deletion."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def entry(path: str, data: bytes = PROGRAM, *, executable: bool = False) -> File
 
 
 async def upload(service: Service, owner: str = "ann", **files: bytes) -> str:
-    """Upload code with these files, whose names have `_` for a dot, and return its id."""
+    """Upload code with these files (in their names, `_` stands for a dot), and return its id."""
     named = {name.replace("_", "."): data for name, data in files.items()}
     entries = [entry(name, data) for name, data in named.items()]
     code = await service.jobs.code.describe(entries, owner)
@@ -72,7 +72,7 @@ async def test_only_what_is_missing_is_asked_for_and_all_of_it_comes_back(servic
     first = await upload(service, train_py=PROGRAM, empty_txt=b"")
     again = await service.jobs.code.describe([entry("train.py"), entry("big", big)], "ann")
     assert again.missing == sorted({sha(bytes(PART_BYTES)), sha(b"tail")})
-    # Half of the parts arrive, and the upload continues from there.
+    # Half of the parts are received, and the upload resumes from there.
     await service.jobs.code.put_parts({sha(b"tail"): b"tail"}, "ann")
     again = await service.jobs.code.describe([entry("train.py"), entry("big", big)], "ann")
     assert again.missing == [sha(bytes(PART_BYTES))]
@@ -160,7 +160,7 @@ async def test_more_than_the_limit_is_refused(
     service = Service(database, storage, tmp_path, code_limit_bytes=1 << 20)
     with pytest.raises(UploadTooLarge, match="more than 1048576"):
         await service.jobs.code.describe([entry("big", bytes((1 << 20) + 1))], "ann")
-    for number in range(3):  # parts that don't belong to any code
+    for number in range(3):  # parts without code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
     with pytest.raises(UploadTooLarge, match="don't belong to any code"):

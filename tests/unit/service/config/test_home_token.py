@@ -1,4 +1,5 @@
-"""The token in a home: made once, readable only by its user, and never another user's."""
+"""The token in DRAY_HOME is created once, can be read only by its user, and is never another user's
+token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DRAY_AUTOSCALE_NODES: its valid values, and the messages of its errors."""
+"""DRAY_AUTOSCALE_NODES: valid values, and error messages for invalid ones."""
 
 from __future__ import annotations
 

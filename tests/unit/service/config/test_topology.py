@@ -1,4 +1,4 @@
-"""DRAY_TOPOLOGY: keys of labels, the widest level first."""
+"""DRAY_TOPOLOGY: label keys, from the widest level to the narrowest."""
 
 from __future__ import annotations
 

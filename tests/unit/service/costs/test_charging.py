@@ -1,4 +1,4 @@
-"""The costs of attempts, users and queues, on both databases."""
+"""The costs of attempts, users, and queues, with both databases."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_node_whose_clock_is_ahead_costs_no_more(priced: Service) -> Non
 async def test_a_node_whose_clock_is_years_behind_costs_no_more_and_uses_no_less(
     priced: Service,
 ) -> None:
-    """The node's clock starts in 1970, like the clock of a machine without a battery."""
+    """The node's clock starts in 1970, as on a machine without a clock battery."""
     totals, used = [], []
     for behind in (timedelta(0), START - datetime(1970, 1, 2, tzinfo=UTC)):
         job_id = await priced.submit(resources={"num_workers": 2})
@@ -177,7 +177,7 @@ async def test_the_price_is_that_of_the_node_also_once_it_is_gone(priced: Servic
     )
     priced.report(job_id, 1, [resized])
     priced.end(job_id, 1)
-    # Two workers on node-a for two hours and one for a third hour; two on node-b for one hour.
+    # On node-a, two workers for two hours and one for a third hour; on node-b, two for one hour.
     assert (await cost(priced, job_id)).total == pytest.approx((4 + 1) * 2.0 + 2 * 1.0)
 
 
@@ -205,7 +205,7 @@ async def test_the_cost_of_a_job_is_that_of_all_its_attempts(priced: Service, pr
     priced.advance(HOUR)
     priced.end(job_id, 2)
     assert (await cost(priced, job_id)).total == 12.0
-    # Two currencies can't be added: a job shows its newest attempt's currency.
+    # Different currencies can't be added, so a job shows the currency of its latest attempt.
     other = await trains(priced)
     priced.advance(HOUR)
     priced.end(other, 1, Cause.NODE_LOST)
@@ -304,7 +304,8 @@ async def test_a_budget_without_prices_stops_nothing_and_says_so(service: Servic
 async def test_a_first_cost_that_comes_while_a_report_is_read_breaks_nothing(
     service: Service,
 ) -> None:
-    """On PostgreSQL each statement of a transaction may see newer rows than the previous one."""
+    """On PostgreSQL, each statement in a transaction can see more recent rows than the previous
+    one."""
     hour = {"since": START, "until": START + timedelta(hours=1), "currency": "EUR"}
     amounts = dict.fromkeys(costs_repository.AMOUNTS, 1.0)
     row = AttemptCostRow(job_id="j", attempt=1, queue="q", owner="ann", **hour, **amounts)

@@ -1,4 +1,4 @@
-"""The file of prices: refusals and their messages, and changes while the service runs."""
+"""The price file: error messages for invalid contents, and changes while the service is running."""
 
 from __future__ import annotations
 

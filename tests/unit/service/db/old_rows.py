@@ -1,4 +1,4 @@
-"""The rows of a finished job and of a waiting job, in the form of any version of dray."""
+"""The rows of a finished and a waiting job, in the schema of any version of dray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = "job-00000000000000000000000001"
 WAITING = "job-00000000000000000000000002"
 HELD = {"useful": 30.0, "idle": 10.0}
 VALUES = {str: "x", int: 1, float: 0.5, bool: True, object: {"a": 1}, bytes: b"x"}
-"""A value for columns of each type."""
+"""A value for each type of column."""
 RECEIPT = {
     "step": 4,
     "url": "file:///s/step-4",
@@ -41,7 +41,8 @@ RECEIPT = {
 
 
 def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The rows that the present dray would write. For an older schema, columns may be left out."""
+    """The rows that the current version of dray would write. For older schemas, columns can be
+    omitted."""
     written = list(rows_that_are_read(storage))
     yield from written
     others = {mapper.class_ for mapper in models.Base.registry.mappers} - {
@@ -52,7 +53,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
 
 
 def made_up_row(row: type[DeclarativeBase]) -> dict[str, Any]:
-    """A value of the type of each column."""
+    """Return a value of the correct type for each column."""
     return {column.name: made_up_value(column) for column in row.__table__.columns}
 
 
@@ -61,13 +62,13 @@ def made_up_value(column: ColumnElement[Any]) -> object:
         return JOB
     if isinstance(column.type, UtcDateTime):
         return START
-    return VALUES[column.type.python_type]  # of JSON it is object
+    return VALUES[column.type.python_type]  # JSON columns return object
 
 
 def rows_that_are_read(
     storage: Storage,
 ) -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The rows whose values the tests, or the use cases that they call, understand."""
+    """Yield the rows whose values matter to the tests, or to the use cases that they call."""
     yield models.DeploymentRow, {"id": "old-deployment", "created_at": START}
     yield (
         models.JobRow,
@@ -233,7 +234,7 @@ def hang_row() -> dict[str, Any]:
 
 
 def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The hang and the drill of the finished job."""
+    """Yield the hang and the drill of the finished job."""
     yield (
         models.HangRow,
         {"job_id": JOB, "seq": 1, "attempt": 1, "time": START, "body": hang_row()},
@@ -260,7 +261,7 @@ def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The forecast of the waiting job's start, and the policy's snapshot."""
+    """Yield the forecast of the waiting job's start, and the policy's snapshot."""
     yield (
         models.ForecastRow,
         {
@@ -284,7 +285,7 @@ def forecasts() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """The rows that belong to no job."""
+    """Yield rows that do not belong to a job."""
     yield models.SlotSecondsRow, {"slot_class": "useful", "seconds": 40.0}
     yield (
         models.LeaseRow,
@@ -309,7 +310,7 @@ def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def uploaded() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """Code of one file."""
+    """Yield the rows for code that consists of one file."""
     yield (
         models.CodeRow,
         {

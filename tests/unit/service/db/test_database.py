@@ -1,4 +1,5 @@
-"""One transaction at a time: all or nothing, retried where it helps, signalled after the commit."""
+"""Transactions run one at a time; they are atomic, retried if that can help, and signal their
+changes after the commit."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ async def test_many_writers_at_once_all_succeed(database: Database) -> None:
 
 
 class Held:
-    """A writer of SQLite that is blocked while other writes queue behind it; counts commits."""
+    """A SQLite writer that is blocked while other writes are queued; counts commits."""
 
     def __init__(self, sqlite_url: str) -> None:
         self.database = Database(sqlite_url)
@@ -137,7 +138,7 @@ class Held:
         self.commits += 1
 
     async def let_go(self, *writes: asyncio.Future[None]) -> list[BaseException | None]:
-        """Unblock the writer, and return the writes' exceptions, or None for each success."""
+        """Unblock the writer, and return the exception of each write, or None if it succeeded."""
         await asyncio.sleep(0)  # they are queued
         self._gate.set()
         await self._holding
@@ -150,7 +151,7 @@ class Held:
 async def test_writes_that_wait_for_the_writer_share_a_commit(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db_session, "MAX_SHARED_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(db_session, "MAX_SHARED_S", 60.0)  # regardless of the load
     held = await Held.on(sqlite_url)
     writes = [held.write(lambda s, n=n: add(s, f"d{n}")) for n in range(5)]
     assert await held.let_go(*writes) == [None] * 5
@@ -342,7 +343,7 @@ def end_senders(postgres_url: str) -> None:
 
 
 def test_a_sender_is_known_by_its_mark_whatever_process_of_the_server_sends() -> None:
-    """After a restart the server reuses the ids of its processes."""
+    """After a restart, the server reuses its process ids."""
     announcer = notifications.PostgresAnnouncer("")
     listener = notifications.PostgresListener("", Signals(), own=announcer)
     payloads = [f"{announcer.mark} own", "from:elsewhere other", "of an older release"]

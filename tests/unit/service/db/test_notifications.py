@@ -1,4 +1,4 @@
-"""A task that waits for a job's events is woken by events, and not by each step of training."""
+"""Tasks waiting for events of a job are woken by events, but not by each training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that an older dray wrote is upgraded and reads the same."""
+"""After an upgrade, a database from an older version of dray has the same contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
-"""All revisions that a database may have, oldest first."""
+"""All revisions that a database can have, from oldest to newest."""
 EACH = pytest.mark.parametrize("revision", soak_but(REVISIONS, short=REVISIONS[:1]))
 
 
@@ -58,7 +58,7 @@ Written = tuple[Table, dict[str, Any]]
 
 
 def build(database: Database, revision: str, storage: Storage) -> list[Written]:
-    """Make the schema of this revision, with a finished and a waiting job. Returns the rows."""
+    """Create the schema of this revision with a finished and a waiting job, and return the rows."""
     written = []
     with database.engine.begin() as connection:
         command.upgrade(alembic_config(connection), revision)
@@ -182,7 +182,7 @@ async def test_what_ran_goes_on(empty: Database, tmp_path: Path, revision: str) 
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:
-    """A newer schema is not downgraded: an earlier backup is restored instead."""
+    """A newer schema is not downgraded; an earlier backup must be restored instead."""
     migrate(empty)
     with empty.engine.begin() as connection:
         config = alembic_config(connection)

@@ -18,7 +18,7 @@ SOURCE: dict[str, Any] = {
 
 
 def after(**changes: Any) -> dict[str, Any]:
-    """The source's document, with other fields of `train` and other fields."""
+    """Return the source's document with these changes to `train` and to other fields."""
     train = {**SOURCE["train"], **changes.pop("train", {})}
     return {**SOURCE, **changes, "train": train}
 

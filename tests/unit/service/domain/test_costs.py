@@ -1,4 +1,4 @@
-"""The price of slots, the cost of attempts, and budgets."""
+"""Slot prices, costs of attempts, and budgets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPOT = {"ray.io/market-type": "spot"}
 
 
 def prices(*rules: tuple[Any, ...]) -> Prices:
-    """Each rule: resource, price, and labels if it has any."""
+    """For each rule, the resource, the price, and optional labels."""
     made = (PriceRule(name, price, dict(*labels)) for name, price, *labels in rules)
     return Prices("EUR", tuple(made))
 

@@ -1,4 +1,5 @@
-"""Documents as single values: the values of very large documents that are searched and compared."""
+"""Documents as individual values: which values of very large documents are searched and
+compared."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from service.domain.tracking.document_values import (
 
 
 def document(width: int, value: float = 1.0) -> dict[str, Any]:
-    """A document whose model has a table of `width` rows of `width` lists."""
+    """Return a document whose model has a table of `width` rows with `width` lists each."""
     table = [[[value] * 4 for _ in range(width)] for _ in range(width)]
     return {"model": {"name": "imported", "args": {"table": table}}}
 
@@ -59,7 +60,7 @@ def test_lists_in_which_the_jobs_of_a_large_array_differ_are_searched_as_wholes(
         "c": {"/model/args/layers": ABSENT},
         "d": {},
     }
-    # Values that the jobs share may not come from the first job.
+    # Shared values do not necessarily come from the first job.
     assert shared.values.keys() - of_many.values.keys() == {
         "/model/args/layers/0",
         "/model/args/layers/1",

@@ -1,4 +1,4 @@
-"""The rules that need no database: states, retries, lineage, series, cursors, documents."""
+"""Rules that need no database: states, retries, lineage, series, cursors, and documents."""
 
 from __future__ import annotations
 

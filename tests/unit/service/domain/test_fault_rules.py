@@ -1,4 +1,4 @@
-"""The pure rules of drills and of the ledger."""
+"""Pure rules for drills and for the ledger."""
 
 from __future__ import annotations
 

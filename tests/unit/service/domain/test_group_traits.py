@@ -1,4 +1,4 @@
-"""The traits of groups, from job documents."""
+"""The traits of groups that result from job documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected ends of jobs, for random paces of many kinds."""
+"""The expected ends of jobs, for many kinds of random speeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noisy(draw: random.Random, total: int) -> Paces:
 
 
 def drifting(draw: random.Random, total: int) -> Paces:
-    """Up to twice as slow or as fast at the end as at the beginning."""
+    """Yield paces that become up to twice as slow or as fast by the end."""
     drift = draw.uniform(-0.5, 1.0)
     for step in itertools.count():
         yield (1 + drift * step / total) * draw.uniform(0.9, 1.1)
@@ -43,7 +43,8 @@ def with_checkpoints(draw: random.Random, total: int) -> Paces:
 
 
 def beside_others(draw: random.Random, total: int) -> Paces:
-    """Fast and slow in turn, as neighbours on the machine come and go."""
+    """Yield alternately fast and slow paces, as when other jobs share the machine from time to
+    time."""
     level = 1.0
     while True:
         if draw.random() < 8 / total:
@@ -74,11 +75,12 @@ def test_nine_of_ten_jobs_end_within_their_range(
 def _ends_inside(
     kind: Callable[[random.Random, int], Paces], draw: random.Random, is_lost: bool
 ) -> str | None:
-    """The position of the true end, seen from a moment of the training; None without a range."""
+    """Return the position of the true end in the range at some time during training; None without a
+    range."""
     total, step_s = draw.choice([50, 200, 1000, 5000]), draw.uniform(0.2, 30.0)
     paces = [step_s * pace for pace in itertools.islice(kind(draw, total), total)]
     looked_at = int(total * draw.uniform(0.1, 0.95))
-    # A new attempt resumes from a checkpoint, and does not know the paces of the previous one.
+    # A new attempt resumes from a checkpoint, without the paces of the previous attempt.
     begins = draw.randrange(looked_at) if is_lost else 0
     at_s, marks = 1e9, list[Mark]()
     for step in range(begins, looked_at):

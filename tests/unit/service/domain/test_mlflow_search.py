@@ -1,4 +1,4 @@
-"""MLflow's filters and orderings are understood, or refused with the reason."""
+"""MLflow's filters and orderings are either supported or rejected with a reason."""
 
 from __future__ import annotations
 

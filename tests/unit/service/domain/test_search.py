@@ -1,4 +1,4 @@
-"""The grammar of searches, and the errors of invalid expressions."""
+"""The grammar of search expressions, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of recent points: every double is restored exactly, for all ranks or for one."""
+"""Rows of recent points: every double is restored exactly, for all ranks or for a single rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of trials, and successive halving, against plain implementations."""
+"""The values of trials, and successive halving, compared with simple implementations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LR = {"min": 1e-4, "max": 1e-1, "log": True}
 
 
 def sweep(**fields: Any) -> Sweep:
-    """A sweep that minimises `loss`."""
+    """Return a sweep that minimises `loss`."""
     given = {"metric": "loss", "mode": "min", "trials": 50, "parameters": {"lr": LR}, **fields}
     return Sweep.model_validate(given)
 
@@ -57,8 +57,8 @@ def test_a_random_search_is_the_same_for_the_same_seed_alone() -> None:
 
 
 def test_whole_numbers_by_their_logarithm_have_whole_bins_at_both_ends() -> None:
-    """A number k has the logarithms from k - 1/2 to k + 1/2, as with Optuna: of 1 to 4 by
-    log(3) / log(9), log(5/3) / log(9) and so on."""
+    """An integer k corresponds, as in Optuna, to the logarithms from k - 1/2 to k + 1/2, so the
+    shares of 1 to 4 are log(3) / log(9), log(5/3) / log(9), and so on."""
     drawn = sweep(parameters={"n": {"min": 1, "max": 4, "log": True}})
     counts = Counter(values_of(drawn, index)["n"] for index in range(20_000))
     whole = math.log(4.5 / 0.5)
@@ -130,7 +130,8 @@ def test_the_last_value_may_be_no_number() -> None:
 
 
 def plainly(eta: int, judged: list[float]) -> bool:
-    """Whether the last judged trial goes on, by sorting with NaN as the worst value."""
+    """Whether the last evaluated trial continues, determined by sorting with NaN as the worst
+    value."""
     ranked = sorted(judged, key=lambda loss: math.inf if math.isnan(loss) else loss)
     if math.isnan(judged[-1]):
         return all(map(math.isnan, judged))
@@ -139,7 +140,7 @@ def plainly(eta: int, judged: list[float]) -> bool:
 
 
 def counted(eta: int, judged: list[float]) -> bool:
-    """Whether the last judged trial goes on, by the rule, which counts."""
+    """Whether the last evaluated trial continues according to the rule, which counts."""
     own = None if math.isnan(judged[-1]) else judged[-1]
     better = sum(not math.isnan(x) and (own is None or x < own) for x in judged)
     return Ranked(len(judged), better).goes_on(eta, own)
@@ -160,7 +161,7 @@ def test_halving_decides_as_a_plain_implementation(eta: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_whole_sweep_stops_the_trials_that_a_plain_one_stops(seed: int) -> None:
-    """Reports of all trials in a random order, by the rules and by a plain loop."""
+    """Process the reports of all trials in random order, with the rules and with a simple loop."""
     draw = random.Random(seed)
     found = halving(min_steps=2, eta=2)
     losses = {trial: [draw.random() + 1 / step for step in range(1, 33)] for trial in range(16)}

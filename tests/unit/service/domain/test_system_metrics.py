@@ -1,4 +1,4 @@
-"""Samples of system metrics: packing, joining in the order of time, and thinning."""
+"""Samples of system metrics: packing, joining in chronological order, and downsampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.domain.system_metrics import (
 
 
 def same(one: SystemSamples, other: SystemSamples) -> bool:
-    """Whether they are equal, with NaN equal to itself."""
+    """Whether they are equal, treating NaN as equal to itself."""
     return list(one.times) == list(other.times) and {
         series: [str(value) for value in values] for series, values in one.columns.items()
     } == {series: [str(value) for value in values] for series, values in other.columns.items()}
@@ -45,7 +45,7 @@ def test_a_row_holds_the_samples_of_its_ranks_and_gives_those_of_one() -> None:
 
 
 def test_parts_are_joined_in_the_order_of_time_each_time_once() -> None:
-    """The clock of a later attempt's node may be behind."""
+    """The clock of the node of a later attempt can be behind."""
     parts = [
         SystemSamples([100, 110], {("a", 0): [1.0, 2.0]}),
         SystemSamples([105, 110, 120], {("a", 0): [3.0, 4.0, 5.0], ("b", 0): [6.0, 7.0, 8.0]}),

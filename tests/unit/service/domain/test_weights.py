@@ -1,4 +1,4 @@
-"""Jobs that begin with the weights of another job's checkpoint, by their documents."""
+"""Jobs that start with the weights of another job's checkpoint, according to their documents."""
 
 from __future__ import annotations
 

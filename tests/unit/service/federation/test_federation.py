@@ -1,4 +1,4 @@
-"""Clients of a federated job on each database: tokens, and concurrent updates."""
+"""Clients of a federated job, with each database: tokens and concurrent updates."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAME = round_files.round_name(1, "0" * 64)
 
 
 async def opened(service: Service) -> tuple[Invitations, str]:
-    """Run a job whose first round is open."""
+    """Start a job whose first round is open."""
     job_id = await service.running(federated=FEDERATED)
     report(service, job_id)
     return Invitations(service.database), job_id
 
 
 async def joined(service: Service, job_id: str, count: int) -> list[ClientRounds]:
-    """Invite clients, and return the rounds from their view."""
+    """Invite clients, and return the rounds as they see them."""
     invited = (await Invitations(service.database).invite(job_id, count, by="ann")).items
     at = service.database, service.storage, job_id
     return [ClientRounds(*at, one.token) for one in invited]
@@ -80,7 +80,7 @@ async def test_of_updates_that_come_at_once_one_counts(service: Service) -> None
 
 
 async def test_of_the_answers_of_a_masked_round_one_is_the_update(service: Service) -> None:
-    """Each phase has its own deadline, which does not change at the end of the round."""
+    """Each phase has its own deadline, which is not changed by the end of the round."""
     invitations, job_id = await opened(service)
     (rounds,) = await joined(service, job_id, 1)
     seen: list[tuple[int | None, int]] = []
@@ -145,7 +145,7 @@ async def test_explain_names_the_silos_that_have_not_answered(service: Service) 
     assert (await said()).endswith(waits)
     assert (await waited_for(service, job_id)).missing == ["north", "west"]
     told = await said(ends_in_s=5.0)
-    assert told.endswith(f"{waits}: 1 is enough now that its deadline is over")
+    assert told.endswith(f"{waits}: 1 is enough now that its deadline has passed")
     for bad in {"missing": [3]}, {"missing": None}, {"ends_in_s": -1.0}:
         assert told == await said(**bad), "such a report changes nothing"
     assert "round" not in await said(missing=[])

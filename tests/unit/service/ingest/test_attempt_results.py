@@ -1,4 +1,5 @@
-"""A supervisor's reports are stored once, fenced, and move the job by the table of states."""
+"""A supervisor's reports are stored once, fenced, and change the job's state according to the state
+table."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ async def test_a_script_whose_loss_is_not_finite_has_an_event_and_a_warning_once
     service.report(job_id, 1, frames)
     service.report(job_id, 1, [metrics(7, {"train/loss": nan, "x": 1})])
     (event,) = await events_of(service, job_id, "divergence")
-    message = "train/grad_norm of step 4 is Infinity: training diverges, and the script goes on"
+    message = "train/grad_norm of step 4 is Infinity: training diverges, and the script continues"
     assert (event.code, event.message) == ("diverges", message)
     assert event.data == {"step": 4, "loss": 0.5, "grad_norm": "Infinity"}
     (warning,) = (await service.jobs.get(job_id)).warnings
@@ -156,7 +157,7 @@ async def test_a_script_whose_loss_is_not_finite_has_an_event_and_a_warning_once
     assert service.claim(job_id, 1) is not None
     service.report(
         job_id, 2, [metrics(5, {"train/loss": nan, "x": 1})]
-    )  # one by one: x is no float
+    )  # one by one: x is not a float
     again = (await events_of(service, job_id, "divergence"))[-1]
     assert (again.attempt, again.data) == (2, {"step": 5, "loss": "NaN"})
 
@@ -177,7 +178,7 @@ async def test_a_training_that_diverges_is_not_tried_again(service: Service) -> 
 async def test_an_end_that_an_overloaded_machine_made_uses_up_no_budget(
     service: Service,
 ) -> None:
-    most = 10  # the default of DRAY_INFRA_RETRIES
+    most = 10  # the default for DRAY_INFRA_RETRIES
     job_id = await service.submit(max_retries=0)
     for attempt in range(1, most + 3):
         assert service.claim(job_id, attempt - 1) is not None
@@ -310,7 +311,7 @@ async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service
     job = await service.jobs.get(job_id)
     assert job.state == JobState.QUEUED
     assert job.reason.message == (
-        "s3://b/k: no answer; tried 4 times (tried again after 1 s at the earliest, "
+        "s3://b/k: no answer; tried 4 times (retried after 1 s at the earliest, "
         "counted as a fault of the data source)"
     )
 
@@ -647,7 +648,11 @@ ERROR = "ValueError: no column 'age' in {} (train.py, line 12)"
         (ERROR.format("a.csv"), ERROR.format("b.csv"), True),
         (ERROR.format("a.csv"), ERROR.format("a.csv").replace("12", "13"), True),
         (f"{ERROR} (rank 1 is ps 0)", f"{ERROR} (rank 3 is worker 1)", False),
-        ("rank 0 exited with code 1", "rank 0 exited with code 1", True),  # no exception is known
+        (
+            "rank 0 exited with code 1",
+            "rank 0 exited with code 1",
+            True,
+        ),  # the exception is unknown
     ],
 )
 async def test_an_error_that_comes_again_at_the_same_line_ends_the_job(

@@ -1,4 +1,4 @@
-"""Hang reports and the use of slots are stored, bounded, shown and counted."""
+"""Hang reports and the use of slots are stored, limited, shown, and counted."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_what_a_dead_supervisor_held_after_its_last_word_is_idle(service: 
     service.end(job_id, 1, Cause.SUPERVISOR_LOST, "gone")
     goodput = (await service.jobs.get(job_id)).goodput
     assert goodput is not None
-    assert goodput.slot_seconds.idle == 10.0  # two slots, five seconds
+    assert goodput.slot_seconds.idle == 10.0  # two slots for five seconds
     assert goodput.total == 30.0
     counted = await service.faults.slot_seconds()
     assert counted == {TimeCategory.USEFUL: 20.0, TimeCategory.IDLE: 10.0}

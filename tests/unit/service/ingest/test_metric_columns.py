@@ -1,4 +1,4 @@
-"""A reply is stored as if its frames had been stored one by one, whatever they contain."""
+"""A reply is stored as if its frames had been stored individually, regardless of their contents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ UNUSUAL: list[dict[str, Any]] = [
 
 
 def some_frames(seed: int) -> list[Frame]:
-    """Mostly rising steps of two ranks, with evaluations, log lines and some invalid frames."""
+    """Return frames with mostly increasing steps of two ranks, evaluations, log lines, and some
+    invalid frames."""
     chance = random.Random(seed)
     frames: list[Frame] = []
     step = 0
@@ -69,7 +70,7 @@ def some_frames(seed: int) -> list[Frame]:
 
 
 def stored(service: Service, job_id: str) -> dict[str, Any]:
-    """Everything that frames of metrics change."""
+    """Return everything that metric frames change."""
 
     def work(session: Any) -> dict[str, Any]:
         m = MetricChunkRow

@@ -1,4 +1,4 @@
-"""The state that an attempt resumed from is shown with it, and reported once."""
+"""The state from which an attempt resumed is shown with the attempt, and reported once."""
 
 from __future__ import annotations
 

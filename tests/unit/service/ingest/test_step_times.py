@@ -1,4 +1,4 @@
-"""Elastic recipes report how long their steps take, and the scheduler uses these times."""
+"""Elastic recipes report the duration of their steps, and the scheduler uses it."""
 
 from __future__ import annotations
 

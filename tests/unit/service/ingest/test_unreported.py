@@ -1,4 +1,4 @@
-"""Checkpoints that are in the storage although their reports were lost."""
+"""Checkpoints that exist in the storage although their reports were lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.service.helpers import Service, events_of, resumed
 def commit(
     storage: Storage, job_id: str, attempt: int, step: int, changes: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint as a rank does, with `changes` to its manifest."""
+    """Write a checkpoint as a rank would, with `changes` to its manifest."""
     key = f"{attempt_prefix(job_id, attempt)}/checkpoints/step-{step:012d}"
     storage.write_bytes(f"{key}/state.json", b"state")
     file = {"path": "state.json", "size_bytes": 5, "sha256": hashlib.sha256(b"state").hexdigest()}
@@ -31,7 +31,7 @@ def commit(
 
 
 def end(service: Service, job_id: str, attempt: int, cause: Cause = Cause.NODE_LOST) -> None:
-    """The end of an attempt as the reconciler stores it."""
+    """End an attempt as the reconciler would."""
     outcome = Outcome.unseen(cause, "a node that carried it is gone")
     reply = service.reply(job_id, attempt, phase=Phase.ENDED, outcome=outcome)
     found = list(catalog.committed(service.storage, job_id, attempt))

@@ -1,4 +1,4 @@
-"""Arrays: many jobs of one document, on both databases."""
+"""Arrays: many jobs from one document, with both databases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NONE = "array-none"
 
 
 async def members(service: Service, array_id: str) -> list[views.Job]:
-    """The jobs of the array by index."""
+    """Return the jobs of the array by index."""
     found = (await service.jobs.list(JobFilter(array=array_id), limit=500)).items
     return sorted(found, key=lambda job: job.array_index or 0)
 
@@ -75,7 +75,7 @@ async def test_the_same_key_and_request_make_one_array(service: Service) -> None
 
 
 async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service) -> None:
-    with pytest.raises(ArrayTooLarge, match="has 10,000,000 jobs, and this server takes 10,000"):
+    with pytest.raises(ArrayTooLarge, match="has 10,000,000 jobs, but this server allows 10,000"):
         await service.submit(array={"size": 10**7})
     assert (await service.jobs.list()).items == []
 
@@ -91,10 +91,10 @@ async def test_an_array_beyond_the_limit_is_refused_by_its_name(service: Service
 async def test_many_jobs_of_a_long_document_are_refused(
     service: Service, many: dict[str, Any]
 ) -> None:
-    """Otherwise a request of a megabyte would be stored as ten gigabytes."""
+    """Otherwise a request of one megabyte could be stored as ten gigabytes."""
     script = {"entrypoint": "a.py", "args": ["${x}"] * 4 if "sweep" in many else ["x" * 14_000]}
     document = JobSpec.model_validate({"script": script, **many})
-    with pytest.raises(ArrayTooLarge, match="this server takes 134,217,728 for all") as said:
+    with pytest.raises(ArrayTooLarge, match="this server allows 134,217,728 for all") as said:
         await service.jobs.submit(document)
     assert said.value.pointer == f"/{next(iter(many))}"
     assert (await service.jobs.list()).items == []
@@ -215,7 +215,7 @@ async def test_a_list_has_each_array_once_if_it_is_asked_to(service: Service) ->
 
 
 async def test_a_deletion_that_is_under_way_is_not_handed_the_list(service: Service) -> None:
-    """The next job of the array then represents it."""
+    """Instead, the next job of the array represents it."""
     array_id, jobs = await array_of(service, 3)
     await service.jobs.arrays.cancel(array_id)
     service.database.write_sync(lambda s: hide(service, s, jobs[1]))

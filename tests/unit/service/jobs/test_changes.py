@@ -1,4 +1,4 @@
-"""A waiting job is held, released, moved and given another priority; events name the user."""
+"""A waiting job is held, released, moved, and its priority is changed; events name the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = RULES
 
 
 def order(service: Service) -> list[str]:
-    """The waiting jobs in the scheduler's order."""
+    """Return the waiting jobs in scheduling order."""
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
     plan = policy.plan(policy.Snapshot(waiting, (), connected=False), service.now)
     return [decision.job_id for decision in plan]
@@ -75,7 +75,7 @@ async def test_a_plan_that_did_not_know_of_the_hold_does_not_hide_it(service: Se
 
 
 def plan_of(service: Service) -> list[policy.Wait]:
-    """Plan on a node whose slots are all taken by others."""
+    """Make a plan for a node whose slots are all used by others."""
     waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
     nodes = (policy.Node("n", {"CPU": 8.0}, {"CPU": 0.0}),)
     plan = policy.plan(policy.Snapshot(waiting, nodes, connected=True), service.now)
@@ -83,7 +83,7 @@ def plan_of(service: Service) -> list[policy.Wait]:
 
 
 def note(service: Service) -> None:
-    """Store the plan, as the scheduler does."""
+    """Store the plan as the scheduler would."""
     service.database.write_sync(
         lambda s: transitions.note_waiting(s, plan_of(service), service.now)
     )
@@ -143,7 +143,7 @@ async def test_a_moved_job_no_longer_says_that_its_old_queue_keeps_it_back(
     moved = await service.change(job_id, queue="default")
     assert (moved.reason.code, moved.reason.message, moved.position) == (
         "moved",
-        "waits for the scheduler's next look",
+        "waits for the scheduler's next round",
         None,
     )
     held = await service.change(job_id, held=True)
@@ -241,7 +241,7 @@ async def test_an_admin_may_exceed_the_priority_of_the_queue(service: Service) -
     with pytest.raises(PriorityTooHigh):
         await service.change(job_id, priority=61)
     assert (await service.change(job_id, priority=100, is_admin=True)).priority == 100
-    await service.change(job_id, held=True)  # changes of other fields stay allowed
+    await service.change(job_id, held=True)  # changes to other fields are still allowed
 
 
 async def test_a_job_that_runs_takes_a_priority_and_nothing_else(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""The checks at submission of the data that a job may read."""
+"""Checks, at submission, of the data that a job is allowed to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(source: str, tokenizer: str | None = None) -> JobSpec:
 
 
 def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give every name this address; return the list of resolved names."""
+    """Resolve all names to this address; return the list of resolved names."""
     asked = []
 
     def look_up(host: str, *_: Any) -> Any:
@@ -80,7 +80,7 @@ async def test_a_repository_without_encryption_is_a_private_one(
     if not is_refused:
         await data_policy.refuse_forbidden(spec, policy)
         return
-    with pytest.raises(DataSourceForbidden, match="https:// only") as raised:
+    with pytest.raises(DataSourceForbidden, match="only over https://") as raised:
         await data_policy.refuse_forbidden(spec, policy)
     assert raised.value.pointer == "/script/code/git"
 
@@ -110,8 +110,8 @@ def with_packages(environment: dict[str, Any]) -> JobSpec:
     [
         ("https://169.254.169.254/x", "link-local"),
         ("HTTPS://localhost/x", "the machine itself"),
-        ("http://93.184.215.14/x", "https:// only"),
-        ("git+http://93.184.215.14/x", "https:// only"),
+        ("http://93.184.215.14/x", "only over https://"),
+        ("git+http://93.184.215.14/x", "only over https://"),
     ],
 )
 async def test_packages_come_from_public_hosts_and_encrypted(address: str, words: str) -> None:
@@ -121,7 +121,7 @@ async def test_packages_come_from_public_hosts_and_encrypted(address: str, words
         "index/url": {"index": {"url": address}},
     }.items():
         if field == "index/url" and not address.startswith("http"):
-            continue  # refused by the document itself
+            continue  # rejected by the document itself
         with pytest.raises(DataSourceForbidden, match=words) as raised:
             await data_policy.refuse_forbidden(with_packages(environment), DataPolicy.open())
         assert raised.value.pointer == f"/environment/{field}"
@@ -180,7 +180,7 @@ async def test_files_within_the_folders_are_not() -> None:
 
 async def test_with_tokens_no_file_is_read_unless_folders_are_named(tmp_path: Path) -> None:
     closed = node_policies.data_policy(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
-    with pytest.raises(DataSourceForbidden, match="files of the nodes may not be read here"):
+    with pytest.raises(DataSourceForbidden, match="does not allow jobs to read files on the nodes"):
         await data_policy.refuse_forbidden(job("file:///data/a"), closed)
     opened = Settings(home=tmp_path, tokens_file=tmp_path / "tokens", data_roots=("/data",))
     await data_policy.refuse_forbidden(job("file:///data/a"), node_policies.data_policy(opened))

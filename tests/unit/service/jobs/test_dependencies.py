@@ -1,4 +1,4 @@
-"""Jobs that start after others, on both databases."""
+"""Jobs that start after others, with both databases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.service.helpers import Service, events_of
 
 
 def decisions(service: Service) -> dict[str, policy.Decision]:
-    """The decision of a scheduler with plenty of slots for each job."""
+    """Return the scheduler's decision for each job if there are enough slots."""
     waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     nodes = (Node("node-a", {"CPU": 64.0}, {"CPU": 64.0}),)
     return {d.job_id: d for d in policy.plan(Snapshot(waiting, nodes, True), service.now)}
@@ -41,7 +41,7 @@ async def state_of(service: Service, job_id: str) -> JobState:
 
 
 async def array_of(service: Service, size: int, **fields: Any) -> tuple[str, list[str]]:
-    """An array's id, and its jobs' ids by index."""
+    """Return the id of an array, and the ids of its jobs by index."""
     first = await service.jobs.get(await service.submit(array={"size": size}, **fields))
     assert first.array_id is not None
     found = await service.jobs.list(limit=500)
@@ -229,7 +229,7 @@ async def test_explain_names_the_jobs_that_are_waited_for(service: Service) -> N
 
 
 def note(service: Service) -> None:
-    """Store the decisions as the scheduler does."""
+    """Store the decisions as the scheduler would."""
     from service.lifecycle import transitions
 
     waits = [d for d in decisions(service).values() if isinstance(d, Wait)]
@@ -239,7 +239,7 @@ def note(service: Service) -> None:
 async def test_a_submit_and_the_end_of_what_it_names_never_miss_each_other(
     service: Service,
 ) -> None:
-    """In either order, the job does not wait for a job that has ended."""
+    """In both orders, the job does not wait for a job that has ended."""
     for cause in [Cause.SUCCEEDED, Cause.BAD_DATA] * 8:
         first = await service.running()
         with ThreadPoolExecutor(1) as ending:

@@ -1,5 +1,5 @@
-"""Jobs and arrays that start after others, submitted, ended, cancelled and deleted at random: they
-have the states that a slow search of the whole graph finds."""
+"""Jobs and arrays that start after others are randomly submitted, ended, cancelled, and deleted:
+their states match a slow search of the whole graph."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SUBMITS = st.tuples(
     st.lists(st.tuples(NUMBERS, st.sampled_from(["success", "success", "end"])), max_size=3),
     st.sampled_from([None, None, 1, 3]),
 )
-"""The entries of `after`, by number among all jobs and arrays, and the size of the array."""
+"""The entries of `after`, as numbers of jobs and arrays, and the size of the array."""
 
 
 @dataclass
@@ -53,12 +53,12 @@ class Modelled:
 
 @dataclass
 class Graph:
-    """The oracle, which stores no dependencies and searches all jobs each time."""
+    """The oracle, which does not store dependencies, but searches all jobs each time."""
 
     jobs: dict[str, Modelled] = field(default_factory=dict)
 
     def states(self, name: str) -> list[JobState]:
-        """The states of the job, or of the jobs of the array."""
+        """Return the states of the job, or of the jobs in the array."""
         return [job.state for key, job in self.jobs.items() if name in (key, job.array_id)]
 
     def is_doomed(self, after: After) -> bool:
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Dependencies(RuleBasedStateMachine):
-    """Choose by number among the existing jobs."""
+    """Choose one of the existing jobs by number."""
 
     def __init__(self, template: Path, folder: Path) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Dependencies(RuleBasedStateMachine):
         self.database.close()
 
     def units(self) -> list[str]:
-        """All ids that a document may name."""
+        """Return all ids that a document can name."""
         there = {
             name
             for key, job in self.graph.jobs.items()
@@ -179,7 +179,7 @@ class Dependencies(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def delete(self, number: int) -> None:
-        """The states of single jobs, and of arrays by their remaining jobs."""
+        """The states of individual jobs, and of arrays based on their remaining jobs."""
         job_id = self.one_of(number, JobState.SUCCEEDED, *BAD)
         if job_id is not None and self.graph.jobs[job_id].array_id is None:
             asyncio.run(self.service.jobs.delete(job_id))

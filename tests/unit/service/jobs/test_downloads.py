@@ -1,4 +1,4 @@
-"""A download link of a job works once, and can't be read from the database."""
+"""A job's download link works once, and can't be read from the database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WANTED = DownloadRequest.model_validate({"artifact": "artifact-1"})
 
 
 async def link(service: Service, job_id: str) -> str:
-    """The secret of a link."""
+    """Return the secret of a link."""
     made = await DownloadLinks(service.database).create(
         job_id, WANTED, owner="ann", token_id="token-1"
     )

@@ -1,4 +1,4 @@
-"""Requests and results of preemption and drills, on each kind of database."""
+"""Requests and results of preemption and drills, with each kind of database."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: 
     assert failed.state is DrillState.FAILED
     assert "rank 0 fell" in failed.message
     assert ("not recover in place" if struck else "never injected") in failed.message
-    # The drill's fault is not charged to the user; the user's own fault is.
+    # The failure caused by the drill does not count against the user; a failure of the user does.
     state = (await service.jobs.get(job_id)).state
     assert state is (JobState.QUEUED if struck else JobState.FAILED)
 

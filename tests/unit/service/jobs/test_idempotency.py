@@ -1,4 +1,4 @@
-"""Idempotency keys while their first request is in progress, in one process and in two."""
+"""Idempotency keys while their first request is in progress, with one process and with two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.service.helpers import Service, spec
 async def test_a_key_that_another_process_is_about_to_bind_is_in_flight(
     postgres_url: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other process has written its job, but not committed yet."""
+    """The other process has written its job, but has not committed it."""
     database = Database(postgres_url)
     service, other = (Service(database, storage, tmp_path) for _ in range(2))
     written, may_commit = threading.Event(), threading.Event()

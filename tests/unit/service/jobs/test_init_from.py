@@ -1,4 +1,4 @@
-"""A job that starts from another job's checkpoint: the checkpoint's choice and its deletion."""
+"""Jobs that start from another job's checkpoint: choosing and deleting the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = RULES
 
 
 async def source(service: Service, *steps: int, **fields: Any) -> str:
-    """A running job with checkpoints whose accuracy falls from step to step."""
+    """Return a running job with checkpoints whose accuracy decreases with each step."""
     fields.setdefault("checkpoint", {"best": "val/accuracy"})
     job_id = await service.running(**fields)
     frames = [service.checkpoint(job_id, 1, step, val_accuracy=1 / (1 + step)) for step in steps]

@@ -1,4 +1,4 @@
-"""Submitting, waiting, listing, cancelling and deleting, on both databases."""
+"""Submitting, waiting for, listing, cancelling, and deleting jobs, with both databases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_submitted_job_is_answered_as_it_was_written(service: Service) -
 
 
 async def test_a_submit_asks_little_and_wakes_the_scheduler_alone(service: Service) -> None:
-    """Every job takes this path, and each of its statements takes a tenth of its time."""
+    """This is done for every job, and each statement takes a tenth of the time."""
     see_cluster(service, CPU=8.0)
     told: list[str] = []
 
@@ -364,7 +364,7 @@ async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_f
 
 @pytest.fixture
 async def has_been_read(service: Service, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Return an event that is set once a job was read."""
+    """Return an event that is set after a job has been read."""
     read, get = asyncio.Event(), service.jobs.get
 
     async def noted(job_id: str) -> Job:

@@ -1,4 +1,4 @@
-"""Lists of jobs: filters by time, cursors of one listing, and pages that never sort."""
+"""Lists of jobs: filters by time, cursors within a listing, and pages that require no sorting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.service.helpers import START, Service
 
 
 async def ids(service: Service, **wanted: Any) -> list[str]:
-    """The ids of all pages, with two jobs each."""
+    """Return the ids from all pages, with two jobs per page."""
     found: list[str] = []
     cursor = None
     while True:
@@ -37,7 +37,7 @@ async def test_a_time_is_in_the_page_that_begins_with_it_and_not_in_the_one_that
     made = []
     for _ in range(5):
         made.append(await service.submit())
-        service.advance(0.0004)  # more than one job in a millisecond
+        service.advance(0.0004)  # several jobs in one millisecond
     middle = START + timedelta(seconds=0.0008)
     newest_first = made[::-1]
     assert await ids(service, created_after=middle) == newest_first[:3]
@@ -145,7 +145,7 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
 def test_a_page_walks_one_index_and_never_sorts(
     sqlite_url: str, wanted: JobFilter, index: str
 ) -> None:
-    """Sorting would read all matching jobs; a scan of the index reads only the page."""
+    """Sorting would read all matching jobs, whereas an index scan only reads the page."""
     database = Database(sqlite_url)
     statements: list[tuple[str, Any]] = []
     engine = database.engine

@@ -1,4 +1,4 @@
-"""Searches over documents, metrics, labels and tags, as SQL on both databases."""
+"""Searches in documents, metrics, labels, and tags, as SQL on both databases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.unit.service.helpers import Service, metrics
 
 
 async def found(service: Service, where: str, **wanted: Any) -> list[str]:
-    """The ids of all pages, with three jobs each."""
+    """Return the ids from all pages, with three jobs per page."""
     ids: list[str] = []
     cursor = None
     while True:
@@ -84,7 +84,7 @@ async def test_jobs_are_found_by_metric_and_document(service: Service) -> None:
     assert await found(service, "not exists(val/accuracy)") == [waits]
     assert await found(service, "train.optimizer.lr in (0.1, 0.05)") == [waits, bad]
     assert await found(service, "train.optimizer.lr != 0.001") == [waits, bad]
-    assert await found(service, "train.optimizer.lr = 0.001") == [good]  # that is the default
+    assert await found(service, "train.optimizer.lr = 0.001") == [good]  # the default
     assert await found(service, "train.optimizer.name = 'adamw'") == [waits, bad, good]
     assert await found(service, "train.optimizer.nesterov = false") == [waits, bad, good]
     assert await found(service, "train.optimizer.nesterov = 'false'") == []
@@ -218,7 +218,7 @@ async def test_a_search_that_takes_too_long_is_given_up(
 
     with pytest.raises(InvalidSearch, match="took longer"):
         service.database.read_sync(work)
-    monkeypatch.undo()  # a busy machine takes longer for the next search
+    monkeypatch.undo()  # the next search takes longer on a busy machine
     assert await found(service, "priority = 50") == []  # the connection is still usable
 
 
@@ -236,7 +236,7 @@ async def test_what_follows_a_search_is_not_limited(
     assert service.database.read_sync(work) == 50_000
 
 
-# A plain evaluator of the same trees, on random jobs.
+# A simple evaluator for the same trees, on random jobs.
 
 KEYS = ("val/a", "loss")
 PATHS = {
@@ -252,11 +252,11 @@ NUMBERS = st.sampled_from([0.1, 1.0, 2.0, 5.0, 1e-3])
 
 @dataclass(frozen=True)
 class Facts:
-    """A job in plain values."""
+    """A job as simple values."""
 
     document: Mapping[str, Any]
     metrics: Mapping[str, tuple[float, float, float]]
-    """The newest, least and greatest value; NaN if all values are NaN."""
+    """The latest, minimum, and maximum value; NaN if all values are NaN."""
     labels: Mapping[str, str]
     tags: frozenset[str]
     priority: int
@@ -364,7 +364,7 @@ def holds(job: Facts, node: SearchNode) -> bool:
 def random_jobs(
     _sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Database, JobRow]:
-    """A database that all examples share, and a job to copy."""
+    """A database shared by all examples, and a job to copy."""
     folder = tmp_path_factory.mktemp("search")
     shutil.copyfile(_sqlite_template, folder / "dray.db")
     database = Database(f"sqlite:///{folder / 'dray.db'}")

@@ -1,4 +1,4 @@
-"""Jobs whose roles have their own resources, from the submit to the supervisor."""
+"""Jobs whose roles have their own resources, from submission to the supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Federated silos: workers run on the nodes of their data, and only they get their source."""
+"""Federated silos: workers run on the nodes with their data, and only these workers get the
+source."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def row_of(service: Service, job_id: str) -> JobRow:
 
 
 async def everything_shown(service: Service, job_id: str) -> str:
-    """The answers of the API about a job, and the rows and the document of its attempt."""
+    """Return the API's responses for a job, and the rows and the document of its attempt."""
     job = await service.jobs.get(job_id)
     page = await service.jobs.list()
     row = row_of(service, job_id)

@@ -1,4 +1,4 @@
-"""Cached answers are never stale."""
+"""Cached responses are never stale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(service: Service) -> StatusCache:
 
 
 async def shown(cache: StatusCache, job_id: str) -> bytes:
-    """The answer of the API."""
+    """Return the response of the API."""
     return cache.peek(job_id) or await cache.read(job_id)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: their trials, values, early stops and ends, on both databases."""
+"""Sweeps: trials, values, early stopping, and completion, with both databases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HALVING = {"min_steps": 10, "eta": 2}
 
 
 async def swept(service: Service, **fields: Any) -> tuple[str, list[str]]:
-    """A sweep's id, and its jobs' ids by index."""
+    """Return the id of a sweep, and the ids of its jobs by index."""
     job, created = await service.jobs.submit(spec(sweep={**GRID, **fields}), owner="ann")
     assert created
     assert job.array_id is not None
@@ -127,7 +127,7 @@ async def test_values_that_do_not_go_together_are_refused_and_nothing_is_stored(
 
 
 async def test_values_that_go_together_only_with_each_other_are_taken(service: Service) -> None:
-    """The document's own optimizer, adamw, has no momentum."""
+    """The optimizer in the document, adamw, has no momentum."""
     parameters = {"train.optimizer.name": ["sgd"], "train.optimizer.momentum": [0.5, 0.9]}
     for sampler in ({}, {"sampler": "optuna", "trials": 2}):
         _, jobs = await swept(service, parameters=parameters, **sampler)
@@ -209,8 +209,8 @@ async def test_a_trial_that_is_worse_at_a_rung_is_stopped_and_has_not_failed(
     job = await service.jobs.get(jobs[2])
     assert (job.state, job.reason.code) == (JobState.CANCELLED, "stopped_early")
     assert job.reason.message == (
-        "stopped early at step 10: 2 of 2 trials before it had a better val/loss there than 3, "
-        "and the best of 2 goes on"
+        "stopped early at step 10: 2 of 2 trials that got there before had a better val/loss than "
+        "3, and only the best 1 in 2 continues"
     )
     codes = [event.code for event in await events_of(service, jobs[2], "state")]
     assert codes == ["submitted", "claimed", "running", "stopped_early", "stopped_early"]
@@ -243,7 +243,7 @@ async def test_no_trial_is_stopped_for_one_that_has_failed_since(service: Servic
     assert await state_of(service, jobs[1]) is JobState.RUNNING
     report(service, jobs[2], (10, 3.0))
     job = await service.jobs.get(jobs[2])
-    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials before it")
+    assert job.reason.message.startswith("stopped early at step 10: 1 of 1 trials that got there")
 
 
 async def test_a_trial_that_has_just_succeeded_is_not_stopped(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Claims of many jobs at once: the jobs that have not changed begin their attempts."""
+"""Claiming many jobs at once: attempts start for the jobs that have not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that change their size: their held slots, grants, and messages."""
+"""Groups that change their size: slots they hold, grants, and messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_a_grant_that_a_group_could_not_take_is_followed_by_a_pause() -> None:
 
 
 def test_what_a_group_said_before_it_knew_of_a_grant_leaves_the_grant_its_own() -> None:
-    """Otherwise the slots would be given to another group while the first one takes them."""
+    """Otherwise the slots would be granted to another group while the first group is occupying
+    them."""
     holding = Holding((A, B), 2, (B,))
     after = Holding((ONE_OF_A, B), 2, (B,))
     assert resized(holding, [ONE_OF_A], 1, 0) == Resized(after, None)
@@ -119,7 +120,7 @@ def give(service: Service, seen: policy.Growing, *slices: Slice) -> bool:
 
 
 async def grown(service: Service, *slices: Slice) -> str:
-    """A job of two workers that was granted these slots."""
+    """Return a job with two workers that was granted these slots."""
     job_id = await trains(service)
     seen = growing(service, job_id)
     assert seen is not None
@@ -311,7 +312,7 @@ async def test_a_batch_changes_alone_by_a_grant_of_no_slots(service: Service) ->
         (A,),
         None,
     )
-    assert size_told(service, job_id) == "is about to go on with another global batch"
+    assert size_told(service, job_id) == "is about to continue with another global batch"
     assert (same_batch_s(), change()) == (0.0, False), "it has not answered yet"
     (event,) = await events_of(service, job_id, "changing_batch")
     assert event.data == {"grant": 1, "batch_size": 256}
@@ -399,10 +400,10 @@ async def test_of_gossip_it_is_explained_with_how_many_it_trains_on(service: Ser
     service.report(job_id, 1, [regrouping(2)], phase=Phase.RUNNING)
     assert size_told(service, job_id) == "", "it recovers"
     service.report(job_id, 1, [regrouped(2, world_size=2)], phase=Phase.RUNNING)
-    trains_on = "trains on with 2 of 3 workers; a replacement joins once it is ready"
+    trains_on = "continues to train with 2 of 3 workers; a replacement joins once it is ready"
     explained = await service.reading.explain(job_id)
     assert explained.reason.message.endswith(f"; {trains_on}")
-    # No process can be started; then a node is lost, and no slot comes instead.
+    # No process can be started; then a node is lost and not replaced.
     whole = Slice("node-a", 3)
     service.report(job_id, 1, [said(whole, world_size=2)], phase=Phase.RUNNING)
     assert size_told(service, job_id) == "node-b is gone", "the reason that the group reported"
@@ -444,7 +445,7 @@ def spare(service: Service, job_id: str) -> tuple[Slice, ...]:
 
 
 def size_told(service: Service, job_id: str) -> str:
-    """The reason of `explain` why the group has this size."""
+    """Return the reason that `explain` gives for the size of the group."""
 
     def work(session: Session) -> str:
         job = jobs_repository.get(session, job_id)
@@ -456,7 +457,7 @@ def size_told(service: Service, job_id: str) -> str:
 
 
 async def spread(service: Service) -> str:
-    """A job of three workers on two nodes, which goes on with two of them."""
+    """Return a job with three workers on two nodes that continues with two of them."""
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
     return job_id
@@ -531,7 +532,7 @@ async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_whil
     assert growing(service, job_id) is not None
     again = f"{service.now + KEEPING_PAUSE - GROWING_PAUSE:%H:%M:%S} UTC"
     assert size_told(service, job_id) == (
-        f"kept slots that it was asked to release, and is not asked again before {again}"
+        f"kept slots that it was asked to release, and will not be asked again before {again}"
     )
     service.advance((KEEPING_PAUSE - GROWING_PAUSE).total_seconds())
     assert spare(service, job_id) == (B,)

@@ -252,7 +252,7 @@ async def test_a_long_queue_is_counted_and_its_head_is_named(service: Service) -
 
 
 def note_plan(service: Service) -> None:
-    """Store a plan for a node whose slots are all taken by others."""
+    """Store a plan for a node whose slots are all used by others."""
     waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     nodes = (policy.Node("n", {"CPU": 8.0}, {"CPU": 0.0}),)
     plan = policy.plan(policy.Snapshot(waiting, nodes, connected=True), service.now)

@@ -1,4 +1,4 @@
-"""Moves that come too late, or of jobs that have no time left."""
+"""State transitions that are too late, or for jobs that have no time left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.service.helpers import Service
 
 
 def store(service: Service, job_id: str, changed: dict[str, Any]) -> None:
-    """Change the document as if another release had stored it."""
+    """Change the document as if it had been stored by another release."""
 
     def change(session: Session) -> None:
         row = repository.lock(session, job_id)
@@ -67,7 +67,7 @@ async def test_a_job_without_running_time_left_is_not_claimed_but_fails(service:
 
 
 async def test_a_job_that_this_release_refuses_is_not_claimed_but_fails(service: Service) -> None:
-    """Another release, with other rules, stored the document."""
+    """The document was stored by another release with different rules."""
     job_id = await service.submit()
     store(service, job_id, {"schedule": "lottery"})
     assert service.claim(job_id) is None

@@ -1,4 +1,4 @@
-"""A whole service over the fake cluster, on each kind of database, with short pauses."""
+"""A complete service on the fake cluster, with each kind of database, and with short pauses."""
 
 from __future__ import annotations
 

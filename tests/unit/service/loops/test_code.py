@@ -1,4 +1,4 @@
-"""Uploaded code on its way from the upload to the attempt that runs it, and to its deletion."""
+"""The life of uploaded code: upload, use in an attempt, and deletion."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_retention_deletes_code_that_no_job_has(
     world.set_timings(retention_period_s=0.05, expiry_period_s=0.05)
     runtime = await world.open()
     code = await upload(runtime)
-    monkeypatch.setattr("service.code.uploads.KEPT", -KEPT)  # as if it were long ago
+    monkeypatch.setattr("service.code.uploads.KEPT", -KEPT)  # as if a long time had passed
     folder = runtime.storage.folder
     assert folder is not None
 

@@ -1,4 +1,4 @@
-"""The rules of the lease; nothing is written without it."""
+"""The rules of the lease, without which nothing is written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_renewed_lease_ends_later_and_a_released_one_now() -> None:
 
 
 async def test_a_write_under_a_term_that_is_over_is_not_made(database: Database) -> None:
-    """This also holds if the same holder has the lease again, in another term."""
+    """This also applies if the same process holds the lease again in another term."""
     async with asyncio.timeout(20):
         now = await database.read(database.time)
 

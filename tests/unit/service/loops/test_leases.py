@@ -1,4 +1,5 @@
-"""Several services on one PostgreSQL: one runs the loops, and another if the first one can't."""
+"""Several services on one PostgreSQL: one runs the loops, and another takes over if the first
+can't."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def trains_long(rank: FakeRank) -> None:
 
 
 LONG = timedelta(seconds=60)
-"""The length of a lease, so that no process loses it because the machine was suspended."""
+"""Duration of a lease, long enough that no process loses it because the machine was suspended."""
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def postgres_world(postgres_world: World) -> World:
 
 
 class Stopped:
-    """A service after SIGSTOP: its requests to the database are not sent."""
+    """A service stopped by SIGSTOP, which sends no requests to the database."""
 
     def __init__(self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
         self._going = asyncio.Event()
@@ -122,7 +123,7 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
 async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseUnavailable | None
 ) -> None:
-    """The service also stops if the database fails at that moment."""
+    """The service also stops if the database fails at this moment."""
     take, taken, goes_on = Leader._take, threading.Event(), threading.Event()
 
     def takes_long(self: Leader, session: Session) -> Lease | None:
@@ -173,7 +174,8 @@ async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let
 
 
 class SlowCluster(FakeCluster):
-    """A launch goes on although no process waits for it, and arrives after it was polled for."""
+    """A launch continues although no process waits for it, and completes after it has been
+    polled."""
 
     async def launch(self, spec: AttemptSpec) -> None:
         asked = self.num_polls
@@ -225,7 +227,7 @@ async def test_a_clock_that_is_off_by_an_hour_changes_nothing(
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """A PostgreSQL that this test may restart."""
+    """A PostgreSQL server that this test can restart."""
     server = new_postgres()
     yield server
     server.cleanup()

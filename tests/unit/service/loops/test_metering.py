@@ -1,4 +1,5 @@
-"""All processes add to the same sums, which survive restarts; nothing is lost or counted twice."""
+"""All processes add to the same totals, which persist across restarts; nothing is lost or counted
+twice."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ async def test_the_sums_of_all_processes_are_read_by_each(
     for number, one in enumerate((database, other), 1):
         one.meter.add(JOB_ENDS, number, "FAILED")
         one.meter.add(JOB_START, 0.7 * number)
-    if not database.is_sqlite:  # which has one writing process
+    if not database.is_sqlite:  # SQLite has one writing process
         await metering(other).flush()
     else:
         database.meter.add_all(other.meter.take())

@@ -1,4 +1,4 @@
-"""Jobs are written to MLflow completely and once, whatever fails in between."""
+"""Jobs are written to MLflow completely and exactly once, regardless of failures."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class FakeRun:
 
 
 class FakeMlflow:
-    """Keeps runs as MLflow does; a call may fail before or after its work."""
+    """Stores runs like MLflow; a call can fail before or after its work."""
 
     def __init__(self) -> None:
         self.runs: dict[str, FakeRun] = {}
         self.failures: Iterator[tuple[str, Exception] | None] = iter(())
-        """The faults of the next calls: ("before" or "after", error)."""
+        """Failures of the next calls: ("before" or "after", error)."""
         self.calls: Counter[str] = Counter()
 
     async def call(self, method: str, *arguments: Any, limit_s: float) -> Any:
@@ -242,7 +242,7 @@ async def test_jobs_that_wait_are_not_read_each_round(
 async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     service: Service, mlflow: FakeMlflow, exporter: MlflowExporter, no_pauses: None
 ) -> None:
-    """Calls fail before or after MLflow did its work, in the middle of parts; the service is
+    """Calls fail before or after MLflow has done its work, in the middle of parts; the service is
     restarted after each failure."""
     job_id = await service.running()
     frames = [metrics(n, {"loss": 1.0, **({"val": 2.0} if n % 7 == 0 else {})}) for n in range(100)]

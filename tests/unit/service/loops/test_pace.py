@@ -1,4 +1,4 @@
-"""Loops that are woken often leave CPU time to others, and react as fast as before."""
+"""Loops that are woken frequently leave CPU time for others, without reacting more slowly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.anyio
 async def test_a_loop_rests_longer_than_its_round_but_not_after_a_slow_one(
     monkeypatch: pytest.MonkeyPatch, took_s: float, rests_s: float
 ) -> None:
-    """A round of ten seconds waited for its database; a job may have arrived meanwhile."""
+    """A round that took ten seconds was waiting for the database, and a job may have arrived during
+    this time."""
     rests = []
 
     async def sleep(seconds: float) -> None:

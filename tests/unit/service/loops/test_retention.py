@@ -1,4 +1,4 @@
-"""Jobs that the service itself deletes, and a full storage."""
+"""Jobs deleted by the service itself, and full storage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def raises(error: Exception) -> Callable[[str], Awaitable[None]]:
 
 
 class Kept(Service):
-    """A service with its retention, on the same clock."""
+    """A service and its retention, on the same clock."""
 
     def __init__(self, database: Database, storage: Storage, home: Path, **settings: Any) -> None:
         super().__init__(database, storage, home, **settings)

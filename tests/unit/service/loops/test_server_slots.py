@@ -22,7 +22,7 @@ PROGRAMS: tuple[dict[str, Any], ...] = (
     },
     {"script": {"entrypoint": "/train.py", "roles": ROLES}},
 )
-"""Two workers on GPUs, and a server of 3 CPUs."""
+"""Two workers with GPUs, and a server with 3 CPUs."""
 
 
 async def submit(runtime: Runtime, play: str, program: dict[str, Any]) -> str:

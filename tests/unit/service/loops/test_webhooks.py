@@ -1,4 +1,4 @@
-"""The whole service notifies a receiver of its jobs, over a real connection."""
+"""A complete service notifies a receiver about its jobs over a real connection."""
 
 from __future__ import annotations
 

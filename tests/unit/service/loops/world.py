@@ -1,4 +1,4 @@
-"""Helpers for the tests of the loops: services, a fake cluster, scripts, and waits."""
+"""Helpers for testing the loops: services, a fake cluster, scripts, and functions that wait."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STEPS = 5
 
 
 async def trains(rank: FakeRank) -> None:
-    """Takes five steps, with a log line for each."""
+    """Runs five steps, with a log line for each."""
     for step in range(1, STEPS + 1):
         rank.print(f"rank {rank.rank} is at {step}")
         rank.report(step, train_loss=1.0 / step)
 
 
 async def waits(rank: FakeRank) -> None:
-    """Takes one step, and then runs until it is stopped."""
+    """Runs one step, and then continues until it is stopped."""
     rank.report(1, train_loss=1.0)
     await asyncio.get_running_loop().create_future()
 
@@ -51,7 +51,7 @@ async def lacks_data(rank: FakeRank) -> None:
 
 
 class World:
-    """Services that share a database, a storage and a cluster. A job's name names its script."""
+    """Services that share a database, a storage, and a cluster. A job's name selects its script."""
 
     def __init__(self, database_url: str, home: Path) -> None:
         self._database_url = database_url
@@ -61,7 +61,7 @@ class World:
             play.__name__: play for play in (trains, waits, fails, lacks_data)
         }
         self.gate = asyncio.Event()
-        """For scripts that wait until the test sets it."""
+        """Event for scripts that wait until the test sets it."""
         self.fake = FakeCluster({"node-a": {"CPU": 4.0}}, self._play)
         self.timings = LoopTimings(
             watch_period_s=0.05,
@@ -70,7 +70,7 @@ class World:
             unavailable_pause_s=0.02,
             last_launches_s=0.2,
         )
-        """The settings of services that are opened from now on."""
+        """The settings for services that are opened from now on."""
 
     def set_timings(self, **changes: Any) -> None:
         self.timings = replace(self.timings, **changes)
@@ -79,7 +79,7 @@ class World:
         await self.plays[rank.spec.spec["name"]](rank)
 
     async def open(self, clock: Clock = utc_now, **settings: Any) -> Runtime:
-        """A service that runs the loops, or waits for the lease."""
+        """Return a service that runs the loops, or waits for the lease."""
         number = len(self._runtimes)
         runtime = await Runtime.open(
             Settings(
@@ -101,7 +101,8 @@ class World:
         return runtime
 
     async def drop(self, runtime: Runtime) -> None:
-        """End the service, whatever its loops do; the cluster does not notice."""
+        """Terminate the service regardless of what its loops are doing, without the cluster
+        noticing."""
         self._runtimes.remove(runtime)
         await runtime.stop()
 
@@ -128,7 +129,8 @@ class World:
 async def eventually(
     probe: Callable[[], Awaitable[T]], why: str, within_s: float = PATIENCE_S
 ) -> T:
-    """Return the answer of `probe` once it is truthy; raise AssertionError after the limit."""
+    """Return the result of `probe` as soon as it is truthy; raise AssertionError after the
+    limit."""
     deadline = time.monotonic() + within_s
     while not (answer := await probe()):
         assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
@@ -176,7 +178,7 @@ async def causes(runtime: Runtime, job_id: str) -> list[str | None]:
 
 
 async def charges(runtime: Runtime, job_id: str) -> list[str]:
-    """Return the budget that each retry was charged to."""
+    """Return the budget to which each retry was charged."""
     events = (await runtime.reading.events(job_id)).items
     return [event.data["charged_to"] for event in events if "charged_to" in event.data]
 
@@ -192,7 +194,7 @@ async def log_of(runtime: Runtime, job_id: str, attempt: int = 1) -> list[str]:
 
 
 async def keeps_its_promises(world: World, runtime: Runtime, job_id: str) -> None:
-    """Check I2, I4, I5, I7 and I8 for a job that has ended."""
+    """Check I2, I4, I5, I7, and I8 for a completed job."""
     job = await runtime.jobs.get(job_id)
     assert job.state.is_terminal
     events = (await runtime.reading.events(job_id)).items

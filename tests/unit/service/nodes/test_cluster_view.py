@@ -17,7 +17,7 @@ from tests.wire import cluster_node
 async def test_each_slot_is_counted_once_however_many_nodes_there_are(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counting again for each node would take long with a thousand nodes and jobs."""
+    """Counting separately for each node would take long with a thousand nodes and jobs."""
     counted: Counter[str] = Counter()
     add = slots.add
 

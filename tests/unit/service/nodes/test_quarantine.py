@@ -1,4 +1,4 @@
-"""Quarantined slots are shown in the view of the cluster and in events of their job."""
+"""Quarantined slots are shown in the view of the cluster and in the events of their job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stored rounds are as small as the decisions allow, bounded, and replayed with equal decisions."""
+"""Stored rounds are as small as the decisions allow, limited in number, and lead to the same
+decisions when replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.unit.service.helpers import Service
 
 
 def seen(num_waiting: int = 1, *, gpus: int = 1) -> SeenRound:
-    """A round on four GPUs; a job holds one of them."""
+    """Return a round with four GPUs, one of which is held by a job."""
     queue = [waits(f"j{n}", gpus, seq=n) for n in range(num_waiting)]
     snapshot = situation(queue, [runs("r", {"n": 1})]).snapshot
     return SeenRound(snapshot, tuple(plan(snapshot, NOW)), NOW)
@@ -120,7 +121,7 @@ def recorder_of(service: Service) -> decision_recorder.DecisionRecorder:
 
 
 def kept(service: Service) -> list[int]:
-    """The number of waiting jobs in each stored round, the oldest first."""
+    """Return the number of waiting jobs in each stored round, oldest first."""
     rows = service.database.read_sync(lambda s: repository.newest(s, None, 9))
     return [row.summary["num_waiting"] for row in reversed(rows)]
 

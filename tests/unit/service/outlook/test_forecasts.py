@@ -1,4 +1,4 @@
-"""Forecasts are stored once, changed when they differ, and measured when the event happens."""
+"""Forecasts are stored once, updated when they change, and evaluated when the event happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.service.helpers import START, Service, metrics
 
 @pytest.fixture(autouse=True)
 def one_clock(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the time of the test for explanations."""
+    """Use the test's time for explanations."""
     monkeypatch.setattr(service.database, "time", lambda _: service.now)
 
 
@@ -28,7 +28,7 @@ def store(
     starts: dict[str, Expected] | None = None,
     ends: dict[str, Expected] | None = None,
 ) -> int:
-    """Run one round of the forecaster; return how many forecasts it stored."""
+    """Run one round of the forecaster, and return the number of forecasts that it stored."""
     service.database.read_sync(of.load)
     known = service.database.read_sync(forecasts.facts)
     number = 0

@@ -1,4 +1,4 @@
-"""Documents that a suggestion lets a user submit again obey the rules of a submit."""
+"""Documents that a suggestion proposes for resubmission follow the rules for submission."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row_of(service: Service, job_id: str) -> JobRow:
 
 
 async def sizes(service: Service, number: int, **fields: Any) -> list[int]:
-    """The smaller sizes that the document may have."""
+    """Return the smaller sizes that the document can have."""
     job_id = await service.submit(resources={"num_workers": number}, **fields)
     row = row_of(service, job_id)
     resubmit = Resubmission(row, {})

@@ -1,4 +1,4 @@
-"""The chosen division, refusals, and changes that would help."""
+"""The chosen division, rejections, and changes that would help."""
 
 from __future__ import annotations
 

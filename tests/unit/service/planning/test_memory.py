@@ -1,4 +1,4 @@
-"""The planner's memory is equal to the memory of the model and of a step in torch."""
+"""The memory computed by the planner is equal to the memory of the model and of a step in torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TRIED = [
 ]
 """The divisions to test; `python -m benchmarks planner` tries all divisions."""
 SHORT = {"data 2", "shard 2, ZeRO 1", "pipeline 2"}
-"""The divisions that `make test` tries."""
+"""The divisions tested by `make test`."""
 
 
 def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Plans for the known cluster, and their use by a submit."""
+"""Plans for the known cluster, and their use at submission."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service)
 
 
 async def ran(service: Service, step_time_s: float, num_steps: int = 30, **parts: Any) -> None:
-    """Run a job that succeeds, with steps of this time."""
+    """Run a job that succeeds, with steps of this duration."""
     job_id = await service.running(**text(**parts))
     steps = (metrics(step, {STEP_TIME: step_time_s}) for step in range(1, num_steps + 1))
     service.report(job_id, 1, [resumed(0), *steps])
@@ -85,7 +85,7 @@ async def test_what_ran_elsewhere_or_hardly_at_all_says_nothing(service: Service
 
 
 async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service: Service) -> None:
-    """The time of sending is not known well enough for an exact speed."""
+    """The time for sending is not known precisely enough to determine the exact speed."""
     default = (await planned(service)).calibration.flops_per_s
     model = {"width": 1024, "num_layers": 1, "context_length": 4}
     wide = {"model": model, "train": {"global_batch_size": 2}}
@@ -99,7 +99,7 @@ async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service
 
 
 async def test_a_much_smaller_job_says_how_fast_it_computed_at_least(service: Service) -> None:
-    """Its steps are mostly launch overhead, on a GPU by a factor of hundreds."""
+    """Its steps consist mostly of launch overhead, which on a GPU is hundreds of times longer."""
     default = (await planned(service)).calibration.flops_per_s
     small = {"model": {"width": 16, "num_layers": 1, "num_heads": 1}}
     await ran(service, 1.0, **small)
@@ -217,7 +217,7 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
 
 
 async def spread(service: Service, seconds: dict[int, float]) -> str:
-    """Run a job that succeeds. seconds: the computing time of each rank."""
+    """Run a job that succeeds. seconds: the compute time of each rank."""
     resources = {"num_workers": len(seconds)}
     job_id = await service.running(**text(sync={}, resources=resources))
     steps = (

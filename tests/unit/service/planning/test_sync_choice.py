@@ -1,4 +1,4 @@
-"""The choice of `sync: auto`: all-reduce, unless known facts are in favour of another way."""
+"""The choice made by `sync: auto`: all-reduce, unless known facts favour another method."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PAIRS = "gossip, ad_psgd, ring"
             "no way that the document allows",
         ),
         (document(), facts(paces=ONE_SLOW, **SLOW_LINK), PAIRS, "and sending takes"),
-        # Only messages take long, and their latency is a guess.
+        # Only messages take a long time, and their latency is a guess.
         (document(), facts(weights_bytes=6e3, compute_s=1e-4), "all-reduce", "no way that"),
         (NO_COPIES, facts(paces=ONE_SLOW), "parameter servers, asynchronous", "10.0 times"),
         (

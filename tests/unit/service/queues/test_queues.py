@@ -1,4 +1,5 @@
-"""Queues on both databases: their rules, the jobs that they admit, and the slots of these jobs."""
+"""Queues with both databases: their rules, the jobs that they admit, and the slots of these
+jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home that is backed up while in use, and restored elsewhere, reads the same."""
+"""A home that is backed up while in use and restored elsewhere has the same contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATE = b"weights" * 1000
 
 
 def saved(service: Service, job_id: str, step: int) -> Frame:
-    """Write a checkpoint's files, and return the frame that reports it."""
+    """Write the files of a checkpoint, and return the frame that reports it."""
     key = f"{attempt_prefix(job_id, 1)}/checkpoints/step-{step}"
     entry = {
         "path": "state.pt",
@@ -55,14 +55,15 @@ def artifact(service: Service, job_id: str) -> Frame:
 
 
 class Home(Service):
-    """A service on a SQLite home."""
+    """A service with a SQLite home."""
 
     def __init__(self, home: Path) -> None:
         settings = Settings(home=home)
         super().__init__(Database(settings.database_url), Storage(settings.storage_url), home)
 
     async def everything(self, job_id: str) -> dict[str, Any]:
-        """Everything that can be read of a job, including its files; STORAGE replaces the URL."""
+        """Return everything that can be read about a job, including its files, with the URL
+        replaced by STORAGE."""
         reading = self.reading
         answers = {
             "job": await self.jobs.get(job_id),

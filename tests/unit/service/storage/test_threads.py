@@ -1,4 +1,4 @@
-"""Calls of a storage that hangs do not block other work."""
+"""Calls to hanging storage do not block other work."""
 
 from __future__ import annotations
 

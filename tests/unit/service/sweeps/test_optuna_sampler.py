@@ -1,4 +1,5 @@
-"""Optuna as a sampler: values are in the space, depend on earlier trials, and are reproducible."""
+"""Optuna as a sampler: values are in the search space, depend on earlier trials, and are
+reproducible."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def test_the_same_trials_before_give_the_same_values_in_any_process() -> None:
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 0.1), ("max", 0.9)])
 def test_it_learns_from_the_values(mode: str, best: float) -> None:
-    """Later trials approach the best value of a parabola at `best`."""
+    """Later trials approach `best`, the optimum of a parabola."""
     found = sweep(mode=mode, parameters={"x": {"min": 0.0, "max": 1.0}})
     sign, earlier = (1 if mode == "min" else -1), list[EarlierTrial]()
     for index in range(40):

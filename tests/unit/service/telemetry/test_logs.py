@@ -1,4 +1,5 @@
-"""Logs: every line once and in order, wherever it is stored, within the job's limit."""
+"""Logs: every line is served once and in order, regardless of where it is stored, within the job's
+limit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.unit.service.helpers import START, Service, log, two_ranks
 async def read_all(
     service: Service, job_id: str, *, limit: int = 7, rank: int | None = None
 ) -> list[LogLine]:
-    """Read all lines page by page, like a client."""
+    """Read all lines page by page, as a client would."""
     lines: list[LogLine] = []
     cursor = None
     while True:

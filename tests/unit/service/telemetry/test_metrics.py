@@ -1,4 +1,4 @@
-"""The served series: each step once over all attempts, exact values, few points of many."""
+"""The served series: each step once across all attempts, exact values, and downsampling."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
     for step in range(1, 11):
         service.report(job_id, 1, losses([step]))
         await poll()
-        if step % 5 == 0:  # the evaluation of a step is reported after its training metrics
+        if step % 5 == 0:  # a step's evaluation is reported after its training metrics
             service.report(job_id, 1, [metrics(step, {"val": float(step)})])
             await poll()
     service.end(job_id, 1)
@@ -265,7 +265,7 @@ async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
 async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
     service: Service, count: int
 ) -> None:
-    """The number of points decides whether single points, blocks or chunks are read."""
+    """The number of points determines whether individual points, blocks, or chunks are read."""
     job_id = await service.running()
     spikes = {count // 7: 50.0, count // 3: -50.0, count - 3: 70.0}
     for begin in range(1, count + 1, 20_000):
@@ -342,7 +342,7 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
 
 
 async def times(service: Service, job_id: str, **more: Any) -> dict[str, list[float]]:
-    """The times of points in seconds after `START`, by key."""
+    """Return the times of points by key, in seconds after `START`."""
     found = await service.reading.metrics(job_id, MetricsFilter(times=True, **more))
     return {
         key: [time - START.timestamp() for time in one.times or ()]
@@ -391,7 +391,7 @@ async def test_a_frame_without_a_time_gets_the_servers(service: Service) -> None
 
 
 async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
-    """The series have different lengths and gaps, over attempts; pages have any size."""
+    """The series have different lengths and gaps across attempts, and pages have any size."""
     job_id = await service.running()
     last = 2 * CHUNK_POINTS + 100
     frames = [metrics(n, {"loss": n, **({"val": n} if n % 50 == 0 else {})}) for n in range(last)]

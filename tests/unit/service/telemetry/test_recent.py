@@ -1,4 +1,4 @@
-"""The newest points and lines of live attempts: stored reply by reply, read like all others, and
+"""The latest points and lines of live attempts: stored with each reply, read like all others, and
 finally moved to chunks."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 
 
 def count(service: Service, table: type[Base]) -> int:
-    """Rows of the table, without chunks of times."""
+    """Return the rows of the table, without chunks of times."""
     query = select(func.count()).select_from(table)
     if table is MetricChunkRow:
         query = query.where(MetricChunkRow.key != TIMES)
@@ -32,7 +32,7 @@ def count(service: Service, table: type[Base]) -> int:
 
 
 def forget(service: Service) -> None:
-    """Clear the cache, like a restart of the service."""
+    """Clear the cache, as a restart of the service would."""
     service.known = KnownAttempts()
 
 
@@ -229,7 +229,7 @@ async def test_lost_lines_are_noted_between_open_chunks(service: Service) -> Non
     service.report(job_id, 1, [log(0, "line 0")])
     service.report(job_id, 1, [log(1, "line 1")])
     service.report(job_id, 1, [log(4, "line 4")])
-    lost = "[dray] 2 lines were lost here: they came faster than they were fetched"
+    lost = "[dray] 2 lines were lost here: they came too fast to be fetched"
     assert await texts_of(service, job_id) == ["line 0", "line 1", lost, "line 4"]
 
 
@@ -255,7 +255,8 @@ async def test_rows_are_deleted_with_their_job(service: Service) -> None:
 @ONE_SET
 @pytest.mark.parametrize("seed", [0, soak(1), soak(2)])
 async def test_what_is_known_changes_nothing_of_what_is_read(service: Service, seed: int) -> None:
-    """Random replies read the same with the cache, without it, and if it is cleared sometimes."""
+    """Random replies read the same with the cache, without it, and if it is occasionally
+    cleared."""
     jobs = [await service.running() for _ in range(3)]
     chance, step, lines = random.Random(seed), 0, [0, 0]
     for _ in range(2 * MAX_ROWS):

@@ -1,4 +1,4 @@
-"""Logs of jobs that have spoilt their own folders: read, bounded, and stored later."""
+"""Logs of jobs that have damaged their own folders: read, limited, and stored later."""
 
 from __future__ import annotations
 

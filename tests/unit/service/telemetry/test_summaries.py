@@ -1,4 +1,4 @@
-"""The newest value and the extremes of series, for searches and comparisons."""
+"""The latest, minimum, and maximum values of series, for searches and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System metrics: stored as they arrive, joined, bounded, and read by rank over time."""
+"""System metrics: stored when they arrive, joined, limited, and read by rank over time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def num_rows(service: Service) -> int:
 
 
 def sample(service: Service, job_id: str, attempt: int = 1, count: int = 1, **more: Any) -> None:
-    """Report `count` samples, one every ten seconds. Sample n uses n cores."""
+    """Report `count` samples, one every ten seconds. In sample n, n cores are used."""
     for _ in range(count):
         service.advance(10)
         number = (service.now - START).total_seconds() / 10
@@ -43,7 +43,7 @@ def sample(service: Service, job_id: str, attempt: int = 1, count: int = 1, **mo
 
 
 def seconds(number: int) -> int:
-    """The time of a sample."""
+    """Return the time of a sample."""
     return int(START.timestamp()) + 10 * number
 
 
@@ -74,7 +74,7 @@ async def test_samples_are_read_by_rank_over_time(service: Service) -> None:
 
 
 async def test_they_are_no_metrics_of_the_job_and_start_nothing(service: Service) -> None:
-    """Their axis is time, which would disturb `after_step` of the other metrics."""
+    """Their axis is time, which would interfere with `after_step` for other metrics."""
     job_id = await service.submit()
     service.claim(job_id)
     sample(service, job_id)
@@ -155,7 +155,8 @@ async def test_a_later_attempt_goes_on_in_time_whatever_its_step_and_clock(
     service.advance(100)
     service.claim(job_id, 1)
     service.report(job_id, 2, [])
-    sample(service, job_id, 2, clock_s=-3600)  # before the attempt began: the present time counts
+    # Before the attempt began, so the current time is used.
+    sample(service, job_id, 2, clock_s=-3600)
     sample(service, job_id, 2, clock_s=3600)
     found = (await service.reading.system_metrics(job_id)).series[CPU]
     assert found.times == [seconds(n) for n in (1, 2, 3, 14, 15)]

@@ -1,4 +1,4 @@
-"""The process that calls MLflow's client: its answers, and the end of calls without an answer.
+"""The process that calls MLflow's client: its replies, and terminating calls that get no reply.
 
 A fake package replaces MLflow, so that the tests do not need it.
 """
@@ -91,7 +91,7 @@ async def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.chdir(tmp_path)  # the service may run anywhere
+    monkeypatch.chdir(tmp_path)  # the service can run anywhere
     monkeypatch.setenv("DRAY_DATABASE_URL", "postgresql://me:secret@host/db")
     found = MlflowProcess("http://host", (tmp_path / "storage").as_uri())
     yield found
@@ -135,7 +135,7 @@ async def test_what_answers_everything_with_nothing_is_no_mlflow(process: Mlflow
 async def test_an_upload_that_is_cut_off_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: MlflowProcess
 ) -> None:
-    """The storage is not a folder, so uploads need a copy, which may have gigabytes."""
+    """The storage is not a folder, so uploads require a copy, which can be several gigabytes."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     (tmp_path / "packages" / "sitecustomize.py").write_text(
@@ -187,7 +187,8 @@ async def test_a_process_that_is_stopped_is_replaced(process: MlflowProcess) -> 
 async def test_a_process_that_takes_long_to_die_holds_up_no_call_of_the_next(
     process: MlflowProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process may wait for a file server that is gone. Calls of the next process do not fail."""
+    """A process could be waiting for a file server that is gone. Calls by the next process do not
+    fail."""
     kill = os.kill
     monkeypatch.setattr(os, "kill", lambda *_: None)
     with pytest.raises(MlflowAway):

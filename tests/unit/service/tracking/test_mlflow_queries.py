@@ -1,4 +1,4 @@
-"""Runs are found by the values of their jobs, on both databases."""
+"""Runs are found by the values of their jobs, with both databases."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_the_experiment_of_a_job_without_the_label_is_default(
 
 
 async def test_experiments_are_found_by_name(service: Service, mlflow: MlflowQueries) -> None:
-    """One pattern would make a regular expression try 10^15 divisions of a name."""
+    """With one of the patterns, a regular expression would try 10^15 ways of dividing a name."""
     long = 250 * "a"
     for name in ("a.bc", "Default", long):
         await service.submit(labels={"experiment": name})

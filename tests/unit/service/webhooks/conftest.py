@@ -14,7 +14,7 @@ from tests.unit.service.webhooks.hooked import Hooked, set_tokens
 
 @pytest.fixture
 def hooked(database: Database, storage: Storage, tmp_path: Path) -> Hooked:
-    """On the clock of the database, which is that of this machine."""
+    """Uses the clock of the database, which is this machine's clock."""
     hooked = Hooked(database, storage, tmp_path)
     hooked.now = database.clock()
     return hooked
@@ -22,13 +22,13 @@ def hooked(database: Database, storage: Storage, tmp_path: Path) -> Hooked:
 
 @pytest.fixture
 def timed(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Hooked]:
-    """On SQLite, on a clock that the test moves."""
+    """Uses SQLite, and a clock controlled by the test."""
     yield from _timed(sqlite_url, storage, tmp_path)
 
 
 @pytest.fixture
 def guarded(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Hooked]:
-    """A service with webhooks and a file of tokens: ann is an admin, bob is none."""
+    """A service with webhooks and a tokens file in which ann is an admin and bob is not."""
     tokens = tmp_path / "tokens"
     set_tokens(tokens, "ann:admin", "bob")
     yield from _timed(sqlite_url, storage, tmp_path, tokens_file=tokens)

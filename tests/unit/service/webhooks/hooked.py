@@ -1,4 +1,4 @@
-"""A service with webhooks, their sender, and a receiver that answers as the test states."""
+"""A service with webhooks, their sender, and a receiver that responds as specified by the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GONE = Answer(410, "", "the receiver answered 410", 0.01)
 
 
 def set_tokens(path: Path, *names: str) -> None:
-    """Write the file of tokens; a name may end with `:admin`."""
+    """Write the tokens file; a name can end with `:admin`."""
     parts = (name.partition(":admin") for name in names)
     path.write_text("".join(f"{name}:{'0' * 64}{admin}\n" for name, admin, _ in parts))
 
@@ -48,13 +48,13 @@ class Sent:
 
 
 class Hooked(Service):
-    """Its receivers accept everything, except receivers in `answers`."""
+    """A service whose receivers accept everything, except for receivers in `answers`."""
 
     def __init__(self, database: Database, storage: Storage, home: Path, **settings: Any) -> None:
         super().__init__(database, storage, home, webhook_private_hosts=["127.0.0.1"], **settings)
         self.webhooks = Webhooks(database, self.settings, clock=lambda: self.now)
         self.answers: dict[str, Answer | Callable[[], Awaitable[Answer]]] = {}
-        """The answers of receivers by URL."""
+        """Responses of receivers, by URL."""
         self.sent: list[Sent] = []
         self.sender = self.new_sender()
 
@@ -80,20 +80,20 @@ class Hooked(Service):
         return await self.webhooks.create(wanted, owner=owner)
 
     async def round(self, sender: WebhookSender | None = None) -> float:
-        """One round of the sender, and all that it begins."""
+        """Run one round of the sender, and everything that it starts."""
         sender = sender or self.sender
         next_s = await sender.run_once()
         await asyncio.gather(*sender._serving.values())
-        await asyncio.sleep(0)  # the callbacks of what has ended
+        await asyncio.sleep(0)  # callbacks of completed tasks
         return next_s
 
     async def delivery(self, hook: views.Webhook) -> views.WebhookDelivery:
-        """The only one."""
+        """Return the only delivery of the webhook."""
         (found,) = (await self.webhooks.deliveries(hook.id, owner=None)).items
         return found
 
     def written(self) -> list[tuple[str, str | None]]:
-        """Type and job of each message, in the order in which they were written."""
+        """Return the type and job of each message, in the order in which they were written."""
         query = select(WebhookDeliveryRow).order_by(WebhookDeliveryRow.number)
         rows = self.database.read_sync(lambda s: s.scalars(query).all())
         return [(row.type, row.job_id) for row in rows]

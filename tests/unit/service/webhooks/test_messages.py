@@ -1,4 +1,5 @@
-"""A change of a job's state is stored with a message for each notified webhook, or not at all."""
+"""A change to a job's state is stored together with a message for each notified webhook, or not at
+all."""
 
 from __future__ import annotations
 

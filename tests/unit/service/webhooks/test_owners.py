@@ -1,4 +1,4 @@
-"""Webhooks stop when no user with a token owns or has enabled them."""
+"""Webhooks stop if they are neither owned nor enabled by a user with a token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def shown(hooked: Hooked, hook: views.Webhook) -> views.Webhook:
 
 
 async def disabled(hooked: Hooked) -> None:
-    """Ten minutes go by."""
+    """Let ten minutes pass."""
     await hooked.round()
     hooked.advance(600)
     await hooked.round()

@@ -1,4 +1,5 @@
-"""A try ends soon and holds little, whatever the receiver does, and goes only where it may."""
+"""A delivery attempt ends soon and uses little memory regardless of what the receiver does, and
+connects only to allowed addresses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 @asynccontextmanager
 async def receiver(behaviour: Behaviour) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Its URL, and the heads of the requests that came. `behaviour` follows each head."""
+    """Yield its URL, and the headers of the received requests. `behaviour` runs after each of
+    them."""
     heads: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,7 +30,7 @@ async def receiver(behaviour: Behaviour) -> AsyncIterator[tuple[str, list[bytes]
             heads.append(await reader.readuntil(b"\r\n\r\n"))
             await behaviour(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client has left
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -53,7 +55,7 @@ async def hangs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 
 async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Never quite ends its head."""
+    """Sends headers that never end."""
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"x: y\r\n")
@@ -69,14 +71,14 @@ async def floods(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 
 async def informs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends interim answers alone."""
+    """Sends only interim responses."""
     while True:
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
         await writer.drain()
 
 
 async def stalls(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers, and keeps the rest of its body to itself."""
+    """Responds, but never sends the rest of its body."""
     writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 100\r\n\r\nthanks")
     await hangs(_, writer)
 

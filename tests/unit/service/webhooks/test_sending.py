@@ -1,4 +1,5 @@
-"""Messages are sent at least once, again after a pause, and no receiver holds up another."""
+"""Messages are sent at least once and retried after a pause, and receivers do not delay each
+other."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ A = "http://127.0.0.1/a"
 
 
 async def cancelled(hooked: Hooked) -> str:
-    """A job that has just ended."""
+    """Return a job that has just ended."""
     job_id = await hooked.submit()
     await hooked.jobs.cancel(job_id)
     return job_id
@@ -141,7 +142,8 @@ async def test_a_message_under_way_when_the_service_dies_is_sent_again(hooked: H
 async def test_a_database_that_takes_no_answer_has_no_message_sent_again_at_once(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Simulates a full disk. The receiver would get the message in each pass of the loop."""
+    """Simulates a full disk, because of which the receiver would get the message in each iteration
+    of the loop."""
     await hooked.hook()
     await cancelled(hooked)
     monkeypatch.setattr(hooked.sender, "_settle", Mock(side_effect=OSError("the disk is full")))
@@ -333,7 +335,7 @@ def test_pauses_double_up_to_an_hour_and_are_scattered() -> None:
 
 
 def test_the_signature_is_that_of_standard_webhooks() -> None:
-    """The example is that of the specification."""
+    """The example comes from the specification."""
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     at = datetime.fromtimestamp(1614265330, UTC)
     assert headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}') == {

@@ -75,15 +75,15 @@ def test_what_is_not_needed_of_a_state_takes_no_memory(tmp_path: Path) -> None:
     loaded = checkpoint_files.load(CheckpointRef(saved.url, 3, saved.manifest_sha256))
     assert own_memory_bytes() - before < num
     weights = loaded.state["model"]["w"]
-    weights[: num // 4] += 1.0  # which the file does not learn
-    # A quarter of 4 bytes each is `num`; other memory of this process comes and goes meanwhile.
+    weights[: num // 4] += 1.0  # without the file
+    # A quarter of the 4-byte numbers is `num`; other memory of this process varies during the test.
     assert num // 2 < own_memory_bytes() - before < 3 * num
     checkpoint_files.drop(saved)
     assert weights.sum() == num * 1.25
 
 
 def own_memory_bytes() -> int:
-    """Bytes of this process's memory that map no file."""
+    """Return the number of bytes of this process's memory that are not mapped from files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
@@ -103,7 +103,7 @@ def test_what_an_older_dray_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def with_manifest(ref: CheckpointRef, text: str) -> CheckpointRef:
-    """The checkpoint as if it had been committed with this manifest."""
+    """Return the checkpoint as if it had been committed with this manifest."""
     (folder_of(ref) / "manifest.json").write_text(text)
     return CheckpointRef(ref.url, ref.step, hashlib.sha256(text.encode()).hexdigest())
 
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence_in_the_log(
     assert loaded.saved.step == 5
     assert [each.step for each in passed_over] == [9]
     resuming.log_passed_over(passed_over)
-    assert "passing over the checkpoint of step 9" in capsys.readouterr().out
+    assert "skipping the checkpoint of step 9" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_state_that_is_hashed_but_no_state_is_passed_over(tmp_path: Path, tree
     manifest["files"][1]["size_bytes"] = len(tree)
     manifest["files"][1]["sha256"] = hashlib.sha256(tree.encode()).hexdigest()
     ref = with_manifest(ref, json.dumps(manifest))
-    with pytest.raises(BrokenCheckpointError, match="holds no state"):
+    with pytest.raises(BrokenCheckpointError, match="does not contain a state"):
         checkpoint_files.load(ref)
 
 
@@ -236,7 +236,7 @@ def test_one_that_another_rank_can_not_read_is_passed_over_here_too(tmp_path: Pa
     loaded, passed_over = resuming.choose([newer, older], lambda sound: next(answers))
     assert loaded is not None
     assert loaded.saved.step == 5
-    assert passed_over == [SkippedCheckpoint(9, "another rank found it broken")]
+    assert passed_over == [SkippedCheckpoint(9, "it is invalid on another rank")]
 
 
 def test_a_save_that_dies_midway_leaves_no_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How often to save follows from what a save costs and how often workers are lost."""
+"""The interval between saves depends on the cost of a save and on how often workers are lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_youngs_interval_loses_least() -> None:
     cost, mtbf = 0.5, 3600.0
 
     def lost(interval: float) -> float:
-        """Share of the time that goes to saving, and to half an interval at each failure."""
+        """Return the share of time lost to saves, and to half an interval at each failure."""
         return cost / interval + interval / 2 / mtbf
 
     best = young_interval_s(cost, mtbf)

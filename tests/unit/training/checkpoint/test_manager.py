@@ -1,4 +1,5 @@
-"""Saves run during the training: one at a time, reported when committed, never the job's end."""
+"""Saves run during training, one at a time; they are reported when committed, and never end the
+job."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.unit.training.ranks import frames
 
 POSITION = {"epoch": 0}
 NUM = 300_000
-"""Floats of a tensor: more than is copied at once."""
+"""Number of floats in a tensor that is too large to be copied immediately."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def _disarmed() -> Iterator[None]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Writes wait until it is set."""
+    """Writes wait until this event is set."""
     opened = threading.Event()
 
     def wait() -> None:
@@ -78,9 +79,9 @@ def test_a_checkpoint_is_the_state_as_it_was_when_the_save_began(
 ) -> None:
     weights, buffer = torch.zeros(NUM), torch.zeros(3)
     manager.save(about(1), {"w": weights, "b": buffer}, volatile=[buffer])
-    buffer += 1  # as a forward pass does
+    buffer += 1  # like a forward pass
     manager.hold()
-    weights += 1  # as an optimizer step does
+    weights += 1  # like an optimizer step
     manager.wait()
     state = saved_state(tmp_path)
     assert torch.equal(state["w"], torch.zeros(NUM))
@@ -111,7 +112,7 @@ def test_one_that_is_due_while_another_is_written_waits_for_it_and_says_so(
     second = threading.Thread(target=manager.save, args=(about(2), {"w": torch.full((NUM,), 2.0)}))
     second.start()
     said = ""
-    while "step 2 is due, and waits until the checkpoint of step 1 is written" not in said:
+    while "step 2 is due, but must wait until the checkpoint of step 1 is written" not in said:
         assert second.is_alive(), "it did not wait"
         time.sleep(0.01)
         said += capsys.readouterr().out
@@ -182,7 +183,7 @@ def test_memory_is_kept_for_the_next_save_and_follows_the_state(
 def test_a_step_that_is_saved_or_being_saved_is_not_saved_over(
     tmp_path: Path, manager: CheckpointManager, gate: threading.Event
 ) -> None:
-    """A step that is done again after a loss finds its checkpoint there."""
+    """If a step is repeated after a loss, its checkpoint already exists."""
     manager.save(about(1), {"w": torch.full((3,), 1.0)})
     manager.save(about(1), {"w": torch.full((3,), 2.0)})
     gate.set()
@@ -219,8 +220,7 @@ def test_what_is_superseded_is_deleted_also_of_an_earlier_attempt_and_told(
 
 
 def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(tmp_path: Path) -> None:
-    """A node that is lost takes along its unreported checkpoints, which could not be found
-    again."""
+    """Unreported checkpoints of a lost node could not be found again."""
     own = Path(os.environ["DRAY_SPOOL_DIR"])
     begin_count(own)
     earlier = checkpoint_files.save(
@@ -272,7 +272,7 @@ def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kep
 
 
 def test_who_stands_in_for_a_dead_rank_0_keeps_what_the_service_may_know(tmp_path: Path) -> None:
-    """Any of the adopted checkpoints may be known to the service."""
+    """The service may know any of the adopted checkpoints."""
     base = (tmp_path / "checkpoints").as_uri()
     for step in (5, 10):
         checkpoint_files.save(base, about(step), {"w": torch.ones(1)})

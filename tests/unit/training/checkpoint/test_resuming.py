@@ -1,4 +1,5 @@
-"""A run goes on from a checkpoint as if nothing had been, or begins with another job's weights."""
+"""A run continues from a checkpoint as if it had not been interrupted, or starts with another job's
+weights."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from tests.unit.training.jobs import (
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
-"""Options of all tests; each adds options with a state that must be saved."""
+"""Options for all tests; each of them adds options that have a state to save."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def note_the_order(task: RankTask) -> None:
 
 
 def order(home: Path, attempt: int, world_size: int) -> dict[int, list[int]]:
-    """The samples of each step over all ranks, in the order of the ranks."""
+    """Return the samples of each step from all ranks, in rank order."""
     found: dict[int, list[int]] = {}
     for rank in range(world_size):
         path = home / f"attempt-{attempt}" / "pages" / f"r{rank}.0.order"
@@ -208,7 +209,7 @@ def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
     assert run_ranks(done, document(1, **options) | whole, world_size=1, init_from=ref) == [1]
     (error,) = frames(done, kind="error")
     assert error["cause"] == "bad_data"
-    assert "is of step 24, and the job ends after step 24" in error["message"]
+    assert "is from step 24, but the job ends after step 24" in error["message"]
 
     elsewhere = tmp_path / "elsewhere"
     codes = run_ranks(
@@ -220,7 +221,7 @@ def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
     )
     assert codes == [1]
     (error,) = frames(elsewhere, kind="error")
-    assert "start a new job with init_from, which takes the weights" in error["message"]
+    assert "start a new job with init_from, which uses the weights" in error["message"]
 
 
 def test_how_long_another_job_waited_for_an_improvement_is_not_gone_on_with(
@@ -245,11 +246,11 @@ def test_a_state_that_numbers_its_parameters_is_not_divided(tmp_path: Path) -> N
     ref = checkpoint_refs(first)[0]
     assert run_ranks(second, spec, world_size=2, init_from=ref) == [1, 1]
     (error,) = frames(second, kind="error")
-    assert "Take its weights alone, or divide nothing" in error["message"]
+    assert "Load only its weights, or do not divide the model" in error["message"]
 
 
 def _number_parameters(task: RankTask) -> None:
-    """Write optimizer states as dray once did."""
+    """Write optimizer states in the old format."""
     optimizer_step.named_state = lambda optimizer, names: optimizer.state_dict()
 
 
@@ -272,9 +273,9 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, fau
 
 
 OTHER_WIDTH = (
-    r"^init_from: the checkpoint is of another model: body\.1\.weight is 24 x 64 in the "
+    r"^init_from: the checkpoint belongs to a different model: body\.1\.weight is 24 x 64 in the "
     r"checkpoint and 25 x 64 in the model, body\.1\.bias is 24 in the checkpoint and 25 in the "
-    r"model, .* \(and \d+ tensors more\)\. Give the model"
+    r"model, .* \(and \d+ more tensors\)\. Use the same model"
 )
 
 
@@ -311,7 +312,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert codes == [1]
     (error,) = frames(tmp_path, attempt=2, kind="error")
     assert error["cause"] == "bad_data"
-    assert "the checkpoint of step 2 was trained on another data set" in error["message"]
+    assert "the checkpoint of step 2 was trained on a different data set" in error["message"]
 
 
 @SOAK

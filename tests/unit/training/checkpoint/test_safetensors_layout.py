@@ -1,4 +1,4 @@
-"""A state goes into its two files and comes out equal."""
+"""A state is written to two files and restored without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""torch's private names exist and do what dray uses them for; a failure names the changed name."""
+"""torch's private names exist and behave as dray expects; a failing test states the name that
+changed."""
 
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ def test_a_call_for_the_end_of_a_backward_pass_comes_after_the_gradients() -> No
 
 COMPAT = {"compat_torch.py", "compat_ray.py"}
 PRIVATE = re.compile(r"\b(torch|ray)(\.\w+)*\._(?!_|foreach_)\w+")
-"""A private name by its path. `torch._foreach_*` is documented."""
+"""Matches the path of a private name, except for `torch._foreach_*`, which is documented."""
 
 
 def test_private_names_of_torch_and_ray_are_used_in_the_compat_modules_alone() -> None:
@@ -178,10 +179,11 @@ def test_a_private_name_is_found(source: str, expected: list[str]) -> None:
 
 
 def private_names(source: str) -> list[str]:
-    """The private names of torch and Ray that a module imports, uses or has in a text."""
+    """Return the private names of torch and Ray that a module imports, uses, or contains in a
+    string."""
     tree = ast.parse(source)
     names: dict[str, str] = {}
-    """The full name of each imported name of the module."""
+    """The full name of each name that the module imports."""
     paths: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,5 @@
-"""A training whose numbers are not finite reports it, and ends or continues as specified."""
+"""If values in training are not finite, this is reported, and training ends or continues as
+specified."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ BAD_STEP = 7
 
 
 def _spoil(first: int, stop: int, task: RankTask) -> None:
-    """Have the gradient of these steps hold a NaN; with parts of a model, on rank 0 alone."""
+    """Set a gradient in these steps to NaN; with a divided model, only on rank 0."""
 
     def spoil(trainer: Trainer) -> None:
         is_divided = isinstance(trainer.strategy.gradients, ShardedGradientEngine)
@@ -40,7 +41,8 @@ def _spoil(first: int, stop: int, task: RankTask) -> None:
 
 
 def _overflow(first: int, stop: int, task: RankTask) -> None:
-    """Have the loss of these steps be infinite; their gradients, and so the weights, are finite."""
+    """Make the loss in these steps infinite; the gradients, and therefore the weights, are
+    finite."""
 
     def overflow(trainer: Trainer) -> None:
         if trainer.progress.step + 1 in range(first, stop):
@@ -82,7 +84,7 @@ def test_a_training_that_diverges_ends_and_leaves_no_checkpoint_of_it(
 def test_no_checkpoint_is_saved_while_the_loss_overflows_though_the_weights_are_finite(
     rule: OnDivergence, tmp_path: Path
 ) -> None:
-    """A later attempt would go on from the bad stretch."""
+    """A later attempt would resume in the middle of the non-finite steps."""
     overflow = functools.partial(_overflow, BAD_STEP, BAD_STEP + 5)
     assert run_ranks(tmp_path, job(rule), world_size=2, before=overflow) == [0, 0]
     found = {ref.step for ref in checkpoint_refs(tmp_path)}
@@ -140,7 +142,7 @@ def test_an_evaluation_that_is_not_finite_is_reported_and_fails_at_the_end(
 
 
 def _spoil_the_validation(task: RankTask) -> None:
-    """One of its samples is not finite."""
+    """Make one of the validation samples non-finite."""
 
     def spoil(trainer: Trainer) -> None:
         samples = trainer.evaluation._samples

@@ -9,7 +9,7 @@ from ray_workers.training.core.schedule import EarlyStoppingState
 
 
 def stops_at(rule: EarlyStopping, values: list[float]) -> int | None:
-    """Number of the evaluation after which training ends."""
+    """Return the number of the evaluation after which training ends."""
     patience = EarlyStoppingState()
     for number, value in enumerate(values, start=1):
         patience = patience.after(rule, {rule.metric: value})

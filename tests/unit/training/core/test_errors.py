@@ -56,7 +56,7 @@ def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
 
 
 class SafetensorError(Exception):
-    """An error that safetensors raises."""
+    """An error raised by safetensors."""
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def _find_nothing(rank: int) -> None:
 
 
 def test_a_spawned_process_that_lacks_a_module_can_not_run() -> None:
-    """Forked here, since a fresh process takes seconds; the error that `spawn` raises is this."""
+    """The process is forked, because a new process takes seconds; `spawn` raises the same error."""
     with pytest.raises(multiprocessing.ProcessRaisedException) as caught:
         multiprocessing.start_processes(_import_nothing, start_method="fork")
     assert cause_of(caught.value) is Cause.CANNOT_RUN

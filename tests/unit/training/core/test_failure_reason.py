@@ -1,4 +1,4 @@
-"""One sentence for an error, wherever it was raised."""
+"""One sentence describes an error, regardless of where it was raised."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_group_of_errors_has_the_first_ones_words_and_place() -> None:
         begin()
     said = reason_of(caught.value)
     assert said.startswith("ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception) (")
-    assert "it came from ValueError: row 7 (" in said
+    assert "caused by ValueError: row 7 (" in said
     assert said.endswith("test_failure_reason.py, line 38)")
 
 

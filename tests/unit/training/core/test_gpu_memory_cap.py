@@ -1,4 +1,4 @@
-"""The part of a GPU's memory that a process may take."""
+"""The share of a GPU's memory that a process may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a missing module has advice on how to provide the module."""
+"""The error for a missing module contains advice on how to provide it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from ray_workers.training.core.failure_reason import advised
 
-PACKAGE = "If timm_of_mine is a package, add it to environment.python_packages or to the file of "
-PACKAGE += "--requirements; "
+PACKAGE = "If timm_of_mine is a package, add it to environment.python_packages or to the file "
+PACKAGE += "passed to --requirements; "
 
 
 def failed_to_import(name: str) -> ModuleNotFoundError:
@@ -22,9 +22,9 @@ def failed_to_import(name: str) -> ModuleNotFoundError:
 
 def test_a_package_may_be_installed_and_a_file_be_uploaded() -> None:
     error = failed_to_import("timm_of_mine.models")
-    upload = "a file of yours is uploaded with its folder: `dray submit --code FOLDER`"
+    upload = "if it is in one of your files, upload its folder: `dray submit --code FOLDER`"
     assert advised("said", error, has_code=False, max_chars=1000) == f"said. {PACKAGE}{upload}"
-    packed = "a file of yours was not uploaded: `dray submit --dry-run` lists what is"
+    packed = "one of your files was not uploaded: `dray submit --dry-run` lists the uploaded files"
     assert advised("said", error, has_code=True, max_chars=1000) == f"said. {PACKAGE}{packed}"
     cause = RuntimeError("no model")
     cause.__cause__ = error
@@ -40,7 +40,8 @@ def test_a_file_that_lacks_in_a_package_of_the_jobs_is_no_package(
     monkeypatch.syspath_prepend(str(tmp_path))
     error = failed_to_import("my_pkg.data")
     said = advised("said", error, has_code=True, max_chars=1000)
-    assert said == "said. A file of yours was not uploaded: `dray submit --dry-run` lists what is"
+    packed = "One of your files was not uploaded: `dray submit --dry-run` lists the uploaded files"
+    assert said == f"said. {packed}"
     sys.modules.pop("my_pkg")
 
 

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_could_be_the_best_is_measured_first() -> None:
 
 
 def test_an_interval_that_rank_0_chooses_leaves_the_calendar_the_same_on_every_rank() -> None:
-    """The calendar's saves need all ranks; rank 0 alone does the saves in between."""
+    """Saves in the calendar need all ranks, while the saves in between are made by rank 0 alone."""
     options = Train(epochs=4, max_steps=20, eval_every_epochs=2)
     steps = range(1, 21)
     calendar = Calendar.of(options, Checkpoint(every_steps="auto"), steps_per_epoch=6)

@@ -1,4 +1,4 @@
-"""The categories of a script's time, from its calls to `dray.train`."""
+"""The categories of a script's time, based on its calls to `dray.train`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Script:
-    """A script that is observed, on a page that others see."""
+    """An observed script, with a page that others can read."""
 
     def __init__(self, folder: Path, clock: Clock, *, furthest_step: int = 0) -> None:
         self.folder = folder / "pages"
@@ -140,7 +140,7 @@ def test_saving_and_loading_hold_a_script_up(
     with script.time.running():
         assert train.load_checkpoint() is None
         script.reports(1)
-        train.save_checkpoint(folder, 1)  # the file, and the manifest
+        train.save_checkpoint(folder, 1)  # the file and the manifest
         script.takes(2.0)
         train.save_artifact(folder / "weights")
     assert script.books == {"unreported": 1.0, "checkpointing": 30.0, "useful": 2.0}
@@ -164,7 +164,7 @@ def test_a_call_amidst_another_one_books_nothing_and_waits_for_nothing(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> float:
-        """Save like a signal handler that runs while the script reports."""
+        """Save as in a signal handler that runs while the script is reporting."""
         script.clock.now += 1.0
         with script.time.storing():
             script.clock.now += 1.0

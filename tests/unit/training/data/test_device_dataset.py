@@ -1,4 +1,4 @@
-"""Which samples stay on the device."""
+"""Which samples are kept on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead of the step: what is read, when, by whom, and what happens if that dies."""
+"""Prefetching: what is read, when, by which process, and what happens if the process dies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_samples_are_the_same_from_memory_and_from_afar(loader_workers: int) -> 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_batches_of_several_steps_have_their_samples_in_the_same_order(loader_workers: int) -> None:
-    """This includes pieces that were read ahead before the batch changed."""
+    """This includes pieces that were prefetched before the batch size changed."""
 
     def sampler(part: int, parts: int) -> DistributedBatchSampler:
         return DistributedBatchSampler(
@@ -95,7 +95,7 @@ def test_the_next_step_is_read_while_this_one_is_computed() -> None:
 
     def told(rows: Rows) -> tuple[Tensor, Tensor]:
         reads.append(rows)
-        if len(reads) == 4:  # two micro-batches a step
+        if len(reads) == 4:  # two micro-batches per step
             second_read.set()
         return fetch(rows)
 
@@ -150,7 +150,7 @@ def test_loader_processes_that_are_killed_each_time_end_the_training_with_what_t
 
 
 def dying(folder: Path, times: int) -> MemoryMappedSamples:
-    """Samples whose reader is killed that often."""
+    """Return samples whose reader is killed this number of times."""
 
     def told(rows: Rows) -> tuple[Tensor, Tensor]:
         for number in range(times):
@@ -165,7 +165,7 @@ def dying(folder: Path, times: int) -> MemoryMappedSamples:
 
 
 def test_a_loader_process_holds_no_connection_of_its_rank() -> None:
-    """Else a peer would not see the rank's end while the loader lives."""
+    """Otherwise a peer would not notice the rank's end while the loader is alive."""
     ours, theirs = socket.socketpair()
     inodes = {os.fstat(end.fileno()).st_ino for end in (ours, theirs)}
 
@@ -184,4 +184,4 @@ def is_one_of(entry: Path, inodes: set[int]) -> bool:
     try:
         return entry.stat().st_ino in inodes
     except OSError:
-        return False  # the folder's own, which is closed by now
+        return False  # of the folder itself, closed by now

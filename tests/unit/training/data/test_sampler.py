@@ -35,7 +35,7 @@ def test_shares_cover_everything_in_order_and_differ_by_one_at_most(
 def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_any_world_size(
     world_size: int,
 ) -> None:
-    num_samples, size = 103, 10  # the last batch has 3 samples: fewer than five ranks
+    num_samples, size = 103, 10  # the last batch has 3 samples, fewer than the five ranks
 
     def loader(rank: int, ranks: int) -> DistributedBatchSampler:
         return DistributedBatchSampler(

@@ -1,4 +1,5 @@
-"""A group changes its global batch between two rounds; the order of its samples stays."""
+"""A group changes its global batch size between two rounds, while the order of samples is
+unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ran
 
 LEAST, DECLARED, LARGER = 50, 100, 200
 STEPS_PER_EPOCH = 29
-"""Number of smallest batches in an epoch: the digits have 1,438 training samples."""
+"""Number of batches of minimum size in an epoch; the digits have 1,438 training samples."""
 
 
 def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def ranged(num_workers: int, **train: Any) -> dict[str, Any]:
 
 
 def note_samples(task: RankTask) -> None:
-    """Record the samples of each batch of this rank, in order, with the batch's first step."""
+    """Record the samples in each batch of this rank, in order, with the first step of the batch."""
 
     def note(trainer: Trainer) -> None:
         begins.append(trainer.progress.step + 1)
@@ -53,7 +54,8 @@ def note_samples(task: RankTask) -> None:
 
 
 def _samples(before: int, last: int) -> int:
-    """How many samples the steps after `before` have; the last one of an epoch has 38."""
+    """Return the number of samples in the steps after `before`; the last step of an epoch has
+    38."""
     return sum(38 if step % STEPS_PER_EPOCH == 0 else LEAST for step in range(before + 1, last + 1))
 
 
@@ -67,7 +69,7 @@ def test_the_samples_of_a_batch_of_steps(first: int, last: int, expected: int) -
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job on one rank and then on two, with twice the batch; it never stops."""
+    """A job that runs on one rank and then, without stopping, on two with twice the batch size."""
     home = tmp_path_factory.mktemp("changed")
     group = Resized(home, ranged(2), 1, [(9, 1)], note_samples)
     try:
@@ -136,7 +138,7 @@ def test_a_job_that_resumes_goes_on_with_the_batch_that_it_had_and_learns_the_sa
 
 
 def die_in_step_58(task: RankTask) -> None:
-    """The first process of the second rank."""
+    """Kill the first process of the second rank."""
     if task.rank == 1 and task.incarnation == 0:
         act = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
         arm(FaultPoint.BEFORE_OPTIMIZER, act, at_step=2 * STEPS_PER_EPOCH)
@@ -144,7 +146,8 @@ def die_in_step_58(task: RankTask) -> None:
 
 @SOAK
 def test_a_rank_that_is_replaced_has_the_batch_of_the_others(changed: Path, tmp_path: Path) -> None:
-    """From their state: the round that brings it in names none here."""
+    """The batch size comes from their state, because the round in which the rank joins does not
+    specify one."""
     refs = [ref for ref in checkpoint_refs(changed) if ref.step == 40]
     codes = run_ranks(
         *(tmp_path, ranged(2)),
@@ -160,7 +163,8 @@ def test_a_rank_that_is_replaced_has_the_batch_of_the_others(changed: Path, tmp_
 
 
 def test_a_range_changes_nothing_while_the_batch_is_the_documents(tmp_path: Path) -> None:
-    """Up to the short batch at the end of the epoch, whose rate follows its size."""
+    """This applies up to the short batch at the end of the epoch, whose learning rate depends on
+    its size."""
     plain = document(2, global_batch_size=DECLARED, max_steps=14, measure_noise=True)
     with_range = ranged(2, batch_range=[DECLARED, 400], max_steps=14)
     plain["train"]["schedule"] = with_range["train"]["schedule"]
@@ -172,7 +176,7 @@ def test_a_range_changes_nothing_while_the_batch_is_the_documents(tmp_path: Path
 
 
 def test_a_larger_batch_has_the_gradient_of_its_samples(tmp_path: Path) -> None:
-    """Twice the least batch is the batch of a job that declares it."""
+    """A batch of twice the minimum is the same as in a job that specifies this size."""
     plain = document(2, global_batch_size=DECLARED, max_steps=10, measure_noise=True)
     with_range = ranged(2, max_steps=20)
     plain["train"]["schedule"] = with_range["train"]["schedule"]

@@ -1,4 +1,5 @@
-"""A rank dies, the others go on: no step is lost, and the weights are what they would have been."""
+"""A rank dies and the others continue: no step is lost, and the weights are the same as without the
+loss."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ STEP = 5
 
 
 def small(num_workers: int, **train: Any) -> dict[str, Any]:
-    """16 steps, an evaluation and a checkpoint after 8 and 16."""
+    """Return a job of 16 steps, with an evaluation and a checkpoint after steps 8 and 16."""
     return document(num_workers, epochs=2, **train)
 
 
@@ -50,7 +51,7 @@ def die() -> None:
 
 
 class Fault:
-    """Kills the first process of one rank at a given point and step."""
+    """Kills the first process of one rank at a given point in a given step."""
 
     def __init__(self, rank: int, point: str, step: int = STEP) -> None:
         self.rank, self.point, self.step = rank, point, step
@@ -61,30 +62,30 @@ class Fault:
 
 
 def after_own_update(step: int, act: Callable[[], None] = die) -> None:
-    """When the optimizer has stepped what this rank steps, and has sent nothing of it."""
+    """After the optimizer has stepped this rank's part, before anything is sent."""
 
     def hook(trainer: Trainer) -> None:
         optimizer = trainer.strategy.update._optimizer
-        own = getattr(optimizer, "optim", optimizer)  # of ZeRO 1: that of this rank's part
+        own = getattr(optimizer, "optim", optimizer)  # of ZeRO 1, for this rank's part
         own.register_step_post_hook(lambda *_: act())
 
     arm_with(FaultPoint.BEFORE_OPTIMIZER, hook, at_step=step)
 
 
 def _at_last_gradient(trainer: Trainer, act: Callable[[], None]) -> None:
-    """In the backward pass that begins now, when the first layer's gradient is computed."""
+    """In the backward pass that begins now, when the gradient of the first layer is computed."""
     first = next(iter(trainer.strategy.model.parameters()))
     first.register_hook(lambda _: act())  # type: ignore[no-untyped-call]
 
 
 def _in_backward(step: int) -> None:
-    """In the midst of the backward pass, when some of the gradients may be on their way."""
+    """In the middle of the backward pass, when some gradients may be in transit."""
     hook = functools.partial(_at_last_gradient, act=die)
     arm_with(FaultPoint.BEFORE_EXCHANGE, hook, at_step=step)
 
 
 EVERY = 8
-"""Steps between two evaluations, after each of which a checkpoint is saved."""
+"""Number of steps between two evaluations, each followed by a checkpoint."""
 
 
 def _at(point: FaultPoint, step: int | None = None) -> Callable[[int], None]:
@@ -126,12 +127,13 @@ SHORT = {
     "before a checkpoint's manifest",
     "when the result was written",
 }
-"""Points for `make test`: a survivor has another state there than at the neighbouring points."""
+"""Points tested by `make test`, at which the state of a survivor differs from its state at adjacent
+points."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The home of a run without a fault, made once for each number of ranks."""
+    """The home of a run without faults, created once for each number of ranks."""
 
     @functools.cache
     def run(world_size: int, **train: Any) -> Path:
@@ -145,7 +147,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 
 def assert_same(home: Path, other: Path) -> None:
-    """The weights are equal to the bit, and rank 0 reported every step once, with equal figures."""
+    """Check that the weights are bitwise equal, and that rank 0 reported every step once with the
+    same values."""
     expected = weights(other)
     found = weights(home)
     assert found.keys() == expected.keys()
@@ -156,7 +159,8 @@ def assert_same(home: Path, other: Path) -> None:
 
 
 def once(home: Path, key: str) -> dict[int, float]:
-    """The series as the service keeps it: the first report of a step, in any incarnation."""
+    """Return the series as stored by the service, with the first report of each step in any
+    incarnation."""
     told = frames(home, kind="metrics")
     found: dict[int, float] = {}
     for body in told:
@@ -187,7 +191,7 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     assert_same(tmp_path, undisturbed(2))
     refs = checkpoint_refs(tmp_path)
     assert refs[0].step == 16
-    # What was not committed yet is made up for, at the step where the others were by then.
+    # Uncommitted work is repeated at the step that the others had reached.
     latest = 8 if point == "when a checkpoint was committed" else 16
     assert 8 <= refs[-1].step <= latest
     assert checkpoint_files.load(refs[0]).saved.step == 16
@@ -197,7 +201,8 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
 def test_of_four_ranks_the_one_across_learns_of_it_too(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    """Its neighbours in the ring live; they shut their connections, and so it fails as well."""
+    """Its neighbours in the ring are alive, but they shut down their connections, so it also
+    fails."""
     fault = Fault(2, "in the backward pass")
     assert run_ranks(tmp_path, small(4), world_size=4, before=fault, recovers=True) == [0] * 4
     assert replaced(tmp_path) == [2]
@@ -214,7 +219,7 @@ def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
 
 
 def _die_unconnected(task: RankTask) -> None:
-    """The others know that the rank has come, and wait for its address."""
+    """The others know that the rank has arrived, and are waiting for its address."""
     if task.rank == 2 and task.incarnation == 0:
         arm(FaultPoint.PEERS_ARE_THERE, die)
 
@@ -229,7 +234,7 @@ def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
 
 
 def _leave_rank_0_behind(task: RankTask) -> None:
-    """The evaluated step 8 ends on ranks 1 and 2 alone; then rank 2 dies."""
+    """Step 8, with its evaluation, ends only on ranks 1 and 2; then rank 2 dies."""
 
     def lose_it() -> None:
         raise RuntimeError("Connection closed by peer")
@@ -251,18 +256,19 @@ def test_two_of_three_ranks_die_one_after_the_other(
 
 
 WIDE: dict[str, Any] = {"name": "mlp", "width": 1024, "num_layers": 3}
-"""DDP exchanges its 8 MiB of gradients in two buckets; each rank sends 4.2 MB for the first."""
+"""DDP exchanges its 8 MiB of gradients in two buckets; each rank sends 4.2 MB for the first one."""
 LATE_S = 0.3
 ALL_REDUCE: dict[str, tuple[str | None, int]] = {
     "before the others have come": ("others", 1),
     "while the others wait in it": ("culprit", 64 << 10),
     "between two buckets": (None, 4_000_000),
 }
-"""The ranks that come late, and the bytes that the dying rank has sent."""
+"""For each case, the ranks that are late, and the number of bytes sent by the dying rank."""
 
 
 class InAllReduce:
-    """One rank dies after sending this many bytes of a step's gradients, in its first bucket."""
+    """One rank dies after sending this number of bytes of a step's gradients, in its first
+    bucket."""
 
     def __init__(self, rank: int, late: str | None, sent: int) -> None:
         self.rank, self.late, self.sent = rank, late, sent
@@ -349,7 +355,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done_again(
     name: str, tmp_path: Path
 ) -> None:
-    """The step breaks off in its backward pass, on the survivor as well."""
+    """The step is interrupted in its backward pass, also on the survivor."""
     plain, recovered = tmp_path / "plain", tmp_path / "recovered"
     document_ = small(2, **OPTIONS[name])
     if name == "dropout":
@@ -365,7 +371,8 @@ def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done
 
 
 class RunningMeans:
-    """The perceptron normalises by batches, which none of our own models does; then a fault."""
+    """Adds batch normalisation to the perceptron, which dray's own models do not use; then injects
+    a fault."""
 
     def __init__(self, then: Callable[[RankTask], None] | None = None) -> None:
         self.then = then
@@ -383,7 +390,7 @@ class RunningMeans:
 
 
 class FromAfar:
-    """Nothing is kept on the device, so that loader processes read it; then a fault."""
+    """Keeps no data on the device, so that loader processes read it; then injects a fault."""
 
     def __init__(self, then: Callable[[RankTask], None] | None = None) -> None:
         self.then = then
@@ -398,7 +405,7 @@ class FromAfar:
 def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """They are forks of the rank: they must neither hold its connections nor outlive it."""
+    """They are forked from the rank, and must neither keep its connections open nor outlive it."""
     document_ = small(2) | {"data": {"loader_workers": 2}}
     fault = Fault(1, "in the data loader")
     codes = run_ranks(tmp_path, document_, world_size=2, before=FromAfar(fault), recovers=True)
@@ -408,7 +415,7 @@ def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
 
 @SOAK
 def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path) -> None:
-    """Running means change in the forward pass, before the step breaks off."""
+    """Running means change in the forward pass, before the step is interrupted."""
     document_ = small(2, max_steps=6, global_batch_size=64)
     plain, recovered = tmp_path / "plain", tmp_path / "recovered"
     assert run_ranks(plain, document_, world_size=2, before=RunningMeans()) == [0, 0]
@@ -420,7 +427,7 @@ def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path
 
 
 def test_the_error_of_one_rank_is_no_reason_for_another_try(tmp_path: Path) -> None:
-    """Without an announced next generation the others end with the error that they saw."""
+    """If no next generation is announced, the others end with the error that they observed."""
     codes = run_ranks(tmp_path, small(2), world_size=2, before=Raising(1, 4))
     assert codes == [1, 1]
     errors = [frames(tmp_path, rank=rank, kind="error")[0]["cause"] for rank in (0, 1)]
@@ -439,7 +446,8 @@ class Faults:
 
 
 class Raising:
-    """Makes one rank's code raise in a step; the others give up waiting for a place at once."""
+    """Makes the code of one rank raise an error in a step; the others immediately stop waiting for
+    an assignment."""
 
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -455,7 +463,7 @@ def _raise() -> None:
 
 
 class FlipsABit:
-    """Rank 0 dies, and the weights of rank 1 have changed in one bit when it joins the next
+    """Rank 0 dies, and one bit in the weights of rank 1 has changed when it joins the next
     group."""
 
     def __call__(self, task: RankTask) -> None:
@@ -470,7 +478,7 @@ class FlipsABit:
 
 
 def test_replicas_that_differ_after_a_handover_go_back_to_the_checkpoint(tmp_path: Path) -> None:
-    """One of three ranks has a different bit; the newcomer has the lowest survivor's state."""
+    """One of three ranks has a different bit; the new rank has the state of the lowest survivor."""
     codes = run_ranks(tmp_path, small(3), world_size=3, before=FlipsABit(), recovers=True)
     assert codes == [1, 1, 1]
     for rank in range(3):

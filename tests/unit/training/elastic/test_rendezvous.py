@@ -1,4 +1,4 @@
-"""A rank shows how far it is on its way into a group."""
+"""A rank shows its progress while it joins a group."""
 
 from __future__ import annotations
 

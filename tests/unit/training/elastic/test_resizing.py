@@ -1,4 +1,4 @@
-"""A group goes on with fewer ranks, and with more again; what it learns stays what it was."""
+"""A group continues with fewer ranks, and later with more, without affecting what it learns."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STEP_S = 0.03
 
 
 class Slowly:
-    """Makes each step slow enough for a change of the group; `first` is called before.
+    """Makes each step slow enough for the group to be changed; `first` is called before.
 
-    leash: from which step on the group waits for which generation, so that it does not
-    end before that.
+    leash: the step from which the group waits for a generation, and the generation, so that it does
+    not end earlier.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Slowly:
 
 
 class Resized:
-    """A group whose size a test changes while it trains."""
+    """A group whose size is changed by a test during training."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Resized:
             time.sleep(0.005)
 
     def until_step(self, step: int) -> None:
-        """In the newest round: a rank that is killed while it connects holds the others up until a
-        supervisor ends them."""
+        """Wait for a step in the latest round. If a rank is killed while it is connecting, the
+        others are blocked until a supervisor terminates them."""
         number = self.gang.round_number
         self.until(
             lambda: any(
@@ -128,7 +128,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_survivors_go_on_with_fewer_whoever_is_lost(
     lost: list[int], alone: Path, tmp_path: Path
 ) -> None:
-    """Also without rank 0: the lowest of the others takes its work over."""
+    """This includes the loss of rank 0, whose work is taken over by the lowest remaining rank."""
     group = Resized(tmp_path, document(3), 3, [(12, 1)])
     try:
         group.gang.start()
@@ -187,7 +187,7 @@ def test_the_interval_between_checkpoints_is_that_of_the_group_as_it_is(tmp_path
 
 
 def note_world_size(task: RankTask) -> None:
-    """Record the world size from which each group's checkpoint interval is computed."""
+    """Record the world size that is used to compute the checkpoint interval of each group."""
     sizes: list[int] = []
 
     def note(trainer: Trainer) -> None:
@@ -201,14 +201,14 @@ def note_world_size(task: RankTask) -> None:
 
 
 def exact(**train: Any) -> dict[str, Any]:
-    """Shares for four ranks; see `means` too."""
+    """Return a job with shares for four ranks; see also `means`."""
     return document(4, epochs=2, max_steps=30, global_batch_size=50, **train) | {
         "elastic": {"min_workers": 1, "exact": True},
     }
 
 
 means = RunningMeans()
-"""They depend on how a batch is cut."""
+"""Running means, which depend on how a batch is divided."""
 
 
 def assert_equal_to_the_bit(home: Path, plain: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_at_any_size(
 def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
     four: Path, tmp_path: Path
 ) -> None:
-    """It grows between two steps, when nothing is broken, and shrinks in the midst of one."""
+    """It grows between two steps, without a broken group, and shrinks in the middle of a step."""
     group = Resized(tmp_path, exact(), 3, [(6, 1), (12, 2), (18, 3)], means)
     try:
         group.gang.start()
@@ -258,7 +258,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
 
 @SOAK
 def test_an_exact_group_learns_what_any_group_does(four: Path, tmp_path: Path) -> None:
-    """But for running means, which are of a share alone: so by a model without any."""
+    """Except for running means, which are computed from a single share, so the model has none."""
     plain = document(1, max_steps=30, global_batch_size=50)
     shared = document(4, max_steps=30, global_batch_size=50) | {"elastic": exact()["elastic"]}
     assert run_ranks(tmp_path / "plain", plain, world_size=1) == [0]
@@ -268,7 +268,7 @@ def test_an_exact_group_learns_what_any_group_does(four: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
-    """Every step of an epoch is done by a world of another size."""
+    """The world size is different in every step of an epoch."""
     generator = torch.Generator().manual_seed(seed)
     num_samples, batch = (int(torch.randint(1, 200, (), generator=generator)) for _ in range(2))
     whole = DistributedBatchSampler(

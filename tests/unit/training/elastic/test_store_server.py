@@ -1,4 +1,5 @@
-"""An attempt's rendezvous store is reached with its secret, and by this user's processes alone."""
+"""An attempt's rendezvous store can be accessed only with its secret, and only by processes of this
+user."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ except ConnectionError:
 
 
 STORE = "dray-store"
-"""Name of the process; processes of other tests may still be ending."""
+"""Name of the process; processes from other tests might still be ending."""
 
 
 def _serve(write_end: int) -> None:
@@ -53,7 +54,7 @@ def _serve(write_end: int) -> None:
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[int, bytes]]:
-    """The port and secret of a store in a process of its own."""
+    """The port and secret of a store in a separate process."""
     read_end, write_end = os.pipe()
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_serve, args=(write_end,), daemon=True, name=STORE)
@@ -93,7 +94,7 @@ async def test_zeros_do_not_disturb_it(served: tuple[int, bytes]) -> None:
         reader, writer = await asyncio.open_connection(ADDRESS, served[0])
         writer.write(bytes(128))
         await reader.readexactly(store_proxy.NONCE_BYTES)
-        # Hung up on without an answer.
+        # The connection is closed without a response.
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
         writer.close()

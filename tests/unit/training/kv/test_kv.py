@@ -1,4 +1,4 @@
-"""The key-value store for scripts: each verb against plain tensor code."""
+"""The key-value store for scripts: each operation compared with plain tensor code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ NUM_WORKERS = 2
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other take a hundred times as long."""
+    """Use one thread, because the tensors are tiny, and threads that wait for each other would take
+    a hundred times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +68,7 @@ def test_a_listener_that_is_closed_leaves_no_thread_and_no_port() -> None:
 
 
 def on_all(workers: list[KVStore], do: Callable[[KVStore], Any]) -> list[Any]:
-    """The results of the workers, which do it at the same time."""
+    """Run it on all workers concurrently, and return the results."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(pool.map(do, workers))
 
@@ -164,7 +165,7 @@ def test_rows_of_an_embedding_travel_alone(workers: list[KVStore]) -> None:
 @ASYNCHRONOUS
 @pytest.mark.parametrize("kind", ["2bit", "fp16"])
 def test_compressed_gradients(workers: list[KVStore], kind: str) -> None:
-    """Of 2bit the rest of an element is sent later, so that the sums come out."""
+    """With 2bit, the remainder of an element is sent later, so that the sums are correct."""
     store = workers[0]
     on_all(workers, lambda each: each.init("w", torch.zeros(3)))
     on_all(workers, lambda each: each.set_optimizer("sgd", lr=1.0))

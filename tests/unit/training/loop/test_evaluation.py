@@ -1,4 +1,4 @@
-"""Metrics do not depend on the ranks that measure them: any number of ranks, any split."""
+"""Metrics do not depend on the number of ranks that measure them, or on how samples are divided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.training.parallel.test_model_parallel import brief
 from tests.unit.training.ranks import run_in_group, run_ranks
 
 SIZES = (1, 3, 9)
-"""Samples of a validation split."""
+"""Number of samples in a validation split."""
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -62,7 +62,7 @@ KINDS: dict[str, tuple[Tensor, Tensor, Any, Any]] = {
         lambda logits, ids: ENTROPY(logits.flatten(0, 1), ids.flatten()) / 8,
     ),
 }
-"""(outputs, targets, metrics, sum of the losses) of each kind of recipe."""
+"""(outputs, targets, metrics, sum of the losses) for each kind of recipe."""
 
 
 class Given:
@@ -111,7 +111,7 @@ CASES = list(itertools.product(KINDS, SIZES, (None, 2)))
 
 
 def at_once() -> list[dict[str, float]]:
-    """The metrics of each case, measured by one process over all samples."""
+    """Return the metrics of each case, measured by one process over all samples."""
     found = []
     for kind, size, _ in CASES:
         outputs, targets, metrics, loss_sum = KINDS[kind]
@@ -162,12 +162,12 @@ def test_a_small_table_is_classified_by_ranks_of_which_some_have_nothing_to_judg
 @ONE_SET
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"pipeline": 2}], ids=str)
 def test_one_sample_judges_a_divided_model(parallel: dict[str, int], tmp_path: Path) -> None:
-    """One of the ranks that hold it together has none to judge."""
+    """One of the ranks that share the model has no sample to evaluate."""
     homes = [tmp_path / "divided", tmp_path / "alone"]
     for home, num_ranks, division in zip(homes, (2, 1), (parallel, {}), strict=True):
         home.mkdir()
         spec = brief(home, num_ranks, division, max_steps=2)
-        spec["data"]["validation_fraction"] = 1 / 176  # of as many windows
+        spec["data"]["validation_fraction"] = 1 / 176  # of the same number of windows
         assert run_ranks(home, spec, world_size=num_ranks) == [0] * num_ranks
     for key in ("val/loss", "val/accuracy", "val/perplexity"):
         found, expected = (series(home, key) for home in homes)

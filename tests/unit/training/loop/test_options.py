@@ -1,4 +1,4 @@
-"""The ranks follow the document's options for gradients and rates."""
+"""The ranks apply the document's options for gradients and learning rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN_SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.0, "weight_decay": 0.0}
 
 
 def gradients() -> dict[str, Tensor]:
-    """The gradient of the mean loss over all training samples, at the initial weights."""
+    """Return the gradient of the mean loss over all training samples at the initial weights."""
     work = digits()
     inputs, labels = work.train.take(torch.arange(len(work.train)))
     F.cross_entropy(work.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
@@ -33,7 +33,8 @@ def gradients() -> dict[str, Tensor]:
 def test_a_gradient_longer_than_the_limit_is_shortened_to_it(
     tmp_path: Path, max_norm: float, world_size: int
 ) -> None:
-    """One step of plain SGD on the whole set: the weights less the rate times the gradient."""
+    """One step of plain SGD on the whole data set: the weights minus the learning rate times the
+    gradient."""
     expected = gradients()
     norm = float(torch.sqrt(sum(g.square().sum() for g in expected.values())))
     assert 0.04 < norm < 1.0
@@ -73,7 +74,8 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(
 def test_the_rate_warms_up_grows_with_the_batch_and_falls_as_the_document_says(
     tmp_path: Path, schedule: dict[str, Any], scaling: str | None, expected: list[float]
 ) -> None:
-    """A rate of 0.01, meant for 50 samples where it is scaled, on batches of 200 for 6 steps."""
+    """A learning rate of 0.01 (for 50 samples, if scaled) on batches of 200 samples, for 6
+    steps."""
     options: dict[str, Any] = {"optimizer": {"lr": 0.01}, "max_steps": 6, "schedule": schedule}
     if scaling is not None:
         options["lr_scaling"] = {"rule": scaling, "reference_batch_size": 50}

@@ -1,4 +1,4 @@
-"""A model of the user's own trains, is averaged, evaluated, saved and resumed like dray's."""
+"""A user's own model is trained, averaged, evaluated, saved, and resumed like dray's models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bigram(nn.Module):
 
 
 def digits(home: Path, **fields: Any) -> dict[str, Any]:
-    """Places the code where a node unpacks it."""
+    """Place the code in the folder where a node would unpack it."""
     code = home / "work" / "job"
     code.mkdir(parents=True)
     (code / "own_nets.py").write_text(NETS)

@@ -1,4 +1,4 @@
-"""The profile of some steps, and its summary."""
+"""Profiles of steps, and their summaries."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     assert summary["steps"] == [4, 6]
     parts = ("compute_s", "communication_s", "data_wait_s", "other_s")
     assert all(0 < summary[part] < summary["wall_s"] for part in parts)
-    # As the job itself measured them, between other two moments.
+    # As measured by the job itself, between two other points in time.
     measured = series(tmp_path, "perf/step_time_s")
     assert summary["wall_s"] < sum(measured[n] for n in (4, 5, 6)) + 1.0
     assert any(each["name"].startswith("aten::") for each in summary["top"])
     trace = json.loads(gzip.decompress((artifacts(tmp_path) / "trace.json.gz").read_bytes()))
     names = [e.get("name") for e in trace["traceEvents"]]
     assert names.count("dray.step") == 3
-    # On a busy machine the largest operations wait for others, but each is in the trace.
+    # On a busy machine, the largest operations wait for others, but all of them are in the trace.
     assert "aten::addmm" in names
     assert {each["name"] for each in summary["top"]} <= set(names)
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
@@ -143,5 +143,5 @@ def test_a_job_that_ends_before_the_last_of_the_steps_leaves_those_that_came(
 
 def test_steps_that_never_come_are_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     Profiler(Profile(at_step=500), torch.device("cpu")).finish(8)
-    said = "profile asks for steps 500 to 502, and the training ended with step 8"
+    said = "profile requests steps 500 to 502, but training ended with step 8"
     assert said in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The loop on real ranks: processes, gloo, files."""
+"""The loop on real ranks, with processes, gloo, and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_more_ranks_and_smaller_micro_batches_learn_the_same(
     alone: Path, tmp_path: Path, world_size: int
 ) -> None:
-    """200 over 3 ranks are shares of 66 and 67, the last batch of an epoch is of 37 samples."""
+    """With 3 ranks, 200 samples are divided into shares of 66 and 67; the last batch of an epoch
+    has 37 samples."""
     spec = document(world_size, micro_batch_size=32)
     assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
     for name, tensor in weights(alone).items():
@@ -58,7 +59,8 @@ def test_more_ranks_and_smaller_micro_batches_learn_the_same(
 def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(
     alone: Path, tmp_path: Path
 ) -> None:
-    """1,437 samples in batches of 4 leave one over for the last batch: one rank has none."""
+    """With 1,437 samples in batches of 4, the last batch has only one sample, so one rank has
+    none."""
     options = {"global_batch_size": 4, "max_steps": 362, "epochs": 2, "optimizer": {"lr": 1e-4}}
     homes = [tmp_path / "1", tmp_path / "2"]
     for world_size, home in enumerate(homes, start=1):
@@ -201,7 +203,7 @@ def note_since(task: RankTask) -> None:
 
 
 def test_the_best_checkpoint_is_measured_and_outlives_newer_ones(tmp_path: Path) -> None:
-    # The rate explodes after the warm-up, so the best is an early one.
+    # The learning rate explodes after the warmup, so the best checkpoint is an early one.
     spec = document(1, optimizer={"name": "sgd", "lr": 50.0}, schedule={"warmup_steps": 200})
     spec |= {"checkpoint": {"every_steps": 4, "keep": 1, "best": "val/accuracy"}}
     assert run_ranks(tmp_path, spec, world_size=1) == [0]
@@ -280,7 +282,7 @@ def test_training_stops_when_nothing_gets_better_and_keeps_what_it_has(tmp_path:
 
 
 def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -> None:
-    """The group recovered after an evaluation and before the save."""
+    """The group recovered between an evaluation and the save."""
     stopping = {"metric": "val/accuracy", "patience": 2}
     options = {"epochs": 50, "early_stopping": stopping, "optimizer": {"lr": 1e-9}}
     codes = run_ranks(tmp_path, document(1, **options), world_size=1, before=measure_twice)

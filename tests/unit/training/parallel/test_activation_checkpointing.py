@@ -1,4 +1,4 @@
-"""Recomputing takes less memory and changes no number; compiling changes no more than rounding."""
+"""Recomputation saves memory without changing any values, and compilation only changes rounding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_the_more_is_computed_again_the_less_is_kept() -> None:
 
 
 def _peak_bytes(options: spec.Train) -> int:
-    """Most that a forward and backward pass takes besides the weights, as torch counts it."""
+    """Return the peak memory of a forward and backward pass in addition to the weights, as measured
+    by torch."""
     shape = spec.Gpt(num_layers=8, num_heads=4, width=64, context_length=128)
     with torch.device("meta"):
         model = Gpt(shape, 256)
@@ -71,7 +72,7 @@ def _peak_bytes(options: spec.Train) -> int:
     return peak
 
 
-@SOAK  # the compiler takes half a minute
+@SOAK  # compiling takes half a minute
 def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
     assert run_ranks(plain, images(2, {}), world_size=2) == [0, 0]
@@ -88,7 +89,7 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
 def test_compiled_blocks_learn_the_same_however_they_are_divided(
     parallel: dict[str, Any], recompute: str, tmp_path: Path
 ) -> None:
-    """But for the last stage of a compiler, which is slow and knows nothing of ranks."""
+    """The last stage of the compiler is excluded, because it is slow and independent of ranks."""
     alone, divided = tmp_path / "alone", tmp_path / "divided"
     for home in (alone, divided):
         home.mkdir()

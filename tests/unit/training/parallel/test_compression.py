@@ -1,4 +1,4 @@
-"""Compressed gradients: the papers' equations, what goes over the wire, what is learned."""
+"""Compressed gradients: the equations in the papers, the data sent, and the result of training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gradients(model: nn.Module, inputs: Tensor) -> list[Tensor]:
 
 
 def _rank(rank: int, folder: str, what: str) -> None:
-    """Leave the gradients of each step as DDP gives them, the weights being moved by them."""
+    """Keep the gradients of each step as returned by DDP, and update the weights with them."""
     model = layers()
     ddp = DistributedDataParallel(model, bucket_cap_mb=1)
     if what == "torch's powersgd":
@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def exchanged(folder: Path, what: str) -> list[list[Tensor]]:
-    """The gradients of each step, which are the same on both ranks."""
+    """Return the gradients of each step, which are the same on both ranks."""
     folder.mkdir(exist_ok=True)
     run_in_group(_rank, WORLD_SIZE, str(folder), what)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(WORLD_SIZE)]
@@ -100,10 +100,10 @@ def test_powersgd_is_torchs_own(tmp_path: Path) -> None:
 
 
 def test_powersgd_is_a_power_iteration_with_what_was_left_out(tmp_path: Path) -> None:
-    """PowerSGD, algorithms 1 and 2 of https://arxiv.org/abs/1905.13727, in plain tensor code.
+    """PowerSGD, algorithms 1 and 2 in https://arxiv.org/abs/1905.13727, in plain tensor code.
 
-    Its start is random, so the first compressed step is only checked to be a projection of the
-    mean; each later one begins with the row space of the one before it (warm start).
+    It starts randomly, so the first compressed step is only checked to be a projection of the mean;
+    each later step starts with the row space of the previous one (warm start).
     """
     model = layers()
     matrices = [at for at, p in enumerate(model.parameters()) if p.dim() == 2]
@@ -128,7 +128,7 @@ def test_powersgd_is_a_power_iteration_with_what_was_left_out(tmp_path: Path) ->
 
 
 def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: Path) -> None:
-    """Deep Gradient Compression, in plain tensor code, both ranks after one another."""
+    """Deep Gradient Compression in plain tensor code, one rank after the other."""
     model = layers()
     shapes = [p.shape for p in model.parameters()]
     velocities = [[torch.zeros(s).flatten() for s in shapes] for _ in range(WORLD_SIZE)]
@@ -150,7 +150,7 @@ def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: P
 
 
 def test_a_rank_alone_keeps_its_momentum(tmp_path: Path) -> None:
-    """A rank that is alone, as in a shrunk elastic group, leaves nothing out."""
+    """A single rank, as in a shrunk elastic group, sends everything."""
     sgd = {"name": "sgd", "lr": 0.05, "momentum": MOMENTUM}
     plain = document(1, optimizer=sgd)
     compressed = plain | {"sync": {"compression": {"name": "topk"}}}
@@ -161,7 +161,7 @@ def test_a_rank_alone_keeps_its_momentum(tmp_path: Path) -> None:
 
 
 def test_topk_begins_with_a_quarter_and_less_in_each_step() -> None:
-    """The share falls by the same factor, as in the authors' schedule."""
+    """The share decreases by a constant factor, as in the authors' schedule."""
     state = TopK(0.001, 0.0, warmup_steps=4)
     sent = []
     for _ in range(6):
@@ -180,7 +180,8 @@ def step_by(model: nn.Module, grads: list[Tensor]) -> None:
 
 
 def job(world_size: int = 2, **compression: Any) -> dict[str, Any]:
-    """A perceptron of some 300,000 weights, so that messages are more than their headers."""
+    """Return a perceptron with about 300,000 weights, so that messages are larger than their
+    headers."""
     sync = {"compression": compression} if compression else {}
     return document(world_size, epochs=6) | {
         "model": {"name": "mlp", "width": 512, "num_layers": 2},
@@ -201,7 +202,7 @@ def last(home: Path, key: str) -> float:
 
 def test_what_goes_over_the_wire_is_told_as_the_kernel_counts_it(plain: Path) -> None:
     elements = sum(tensor.numel() for tensor in weights(plain).values())
-    # Over all steps: the kernel may send the last of one when the next has begun.
+    # Over all steps, because the kernel can send the last bytes of a step during the next one.
     told = series(plain, "perf/sent_bytes").values()
     sent = sum(told) / len(told)
     assert 4 * elements <= sent <= 4 * elements * 1.05, "half of it to reduce, half to gather"
@@ -237,10 +238,10 @@ def test_less_goes_over_the_wire_and_as_much_is_learned(
 ) -> None:
     spec_ = job(**options)
     assert run_ranks(tmp_path, spec_, world_size=2) == [0, 0]
-    # A part of one step's bytes may be counted with the next one's.
+    # Some bytes of a step may be counted in the next one.
     late = list(series(tmp_path, "perf/compression").values())[-20:]
     assert statistics.median(late) > least
-    # After so few steps the rest that top-k has not sent yet still shows.
+    # After only a few steps, values that top-k has not sent yet still have an effect.
     behind = 0.1 if options["name"] == "topk" else 0.03
     assert last(tmp_path, "val/accuracy") > last(plain, "val/accuracy") - behind
     told, expected = series(tmp_path, "train/loss"), series(plain, "train/loss")

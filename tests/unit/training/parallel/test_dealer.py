@@ -1,4 +1,5 @@
-"""The dealer of batches: each is computed once, and no worker runs ahead, also after deaths."""
+"""The dealer of batches: each batch is computed once, and no worker gets too far ahead, even after
+deaths."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ray_workers.training.parallel.parameter_server.dealer import (
 
 
 class Play(ABC):
-    """Workers of a dealer that finish, are lost and come, in an order that is drawn."""
+    """Workers of a dealer that finish, are lost, and join in a random order."""
 
     def __init__(self, dealer: Any, num_workers: int) -> None:
         self.dealer = dealer
@@ -44,7 +45,7 @@ class Play(ABC):
 
     @abstractmethod
     def check(self, worker: int, batch: int) -> None:
-        """Whether the worker may begin with the batch."""
+        """Check that the worker is allowed to begin the batch."""
 
     def come(self, worker: int) -> None:
         self.gone.remove(worker)
@@ -90,7 +91,8 @@ class SynchronousPlay(Play):
 
 
 class ClockPlay(SharedPlay):
-    """Counts the updates between a worker's pull and its push, and how far ahead the fastest is."""
+    """Counts the updates between a worker's pull and its push, and tracks how far ahead the fastest
+    worker is."""
 
     pulled: dict[int, int]
     version = ahead = stalest = 0
@@ -109,16 +111,17 @@ class ClockPlay(SharedPlay):
 
 @pytest.mark.parametrize(("num_workers", "bound"), [(2, 0), (2, 1), (2, 4), (3, 0), (3, 2), (5, 1)])
 def test_the_bound_is_of_clocks_and_staleness_may_exceed_it(num_workers: int, bound: int) -> None:
-    """Ho et al. 2013: a worker may read at `bound` ahead of the slowest, and so come to bound + 1.
-    From `bound` behind a worker to bound + 1 ahead of it each other one does 2 bound + 1 steps."""
+    """Ho et al. 2013: a worker may read while it is `bound` ahead of the slowest one, and can
+    therefore get to bound + 1. Each other worker can complete 2 bound + 1 steps, from `bound`
+    behind a worker to bound + 1 ahead of it."""
     worst = (num_workers - 1) * (2 * bound + 1)
     found = ClockPlay(SharedDealer(10_000, 1, again=[], max_staleness=bound), num_workers, bound)
-    for _ in range(bound + 1):  # worker 0 goes to the bound, and one further
+    for _ in range(bound + 1):  # worker 0 goes one step beyond the bound
         if 0 in found.computing:
             found.finish(0)
     others = range(1, num_workers)
     while any(worker in found.computing for worker in others):
-        if 0 in found.computing:  # it has begun again, and all others pass it
+        if 0 in found.computing:  # it has started again, and all others pass it
             break
         found.finish(min(others, key=lambda worker: found.dealer.clocks[worker]))
     while able := [worker for worker in others if worker in found.computing]:

@@ -1,4 +1,4 @@
-"""The places of the parts of a tensor that two axes cut along one dimension."""
+"""The positions of the parts of a tensor that is divided along one dimension by two axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.unit.training.ranks import run_in_group
 
 SHARD, TENSOR = 4, 2
 UNEVEN = 17
-"""Rows that neither of the axes divides: FSDP leaves the last rank of one half none at all."""
+"""Number of rows, not divisible by either axis: FSDP assigns no rows to the last rank of one
+half."""
 
 
 @pytest.mark.parametrize("length", range(1, 20))
@@ -47,5 +48,5 @@ def _cut_twice(rank: int) -> None:
 
 @SOAK
 def test_fsdp_over_tensor_parts_that_are_not_even() -> None:
-    """Each rank takes what FSDP has it hold, and together they have it all again."""
+    """Each rank takes the part assigned by FSDP, and together they have the whole tensor."""
     run_in_group(_cut_twice, SHARD * TENSOR)

@@ -1,4 +1,4 @@
-"""The gradient noise scale: against a known one, and of a job that trains."""
+"""The gradient noise scale: compared with a known value, and for a real job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.unit.training.ranks import run_ranks
 
 @pytest.mark.parametrize("counts", [(32, 32), (8, 8, 8, 8), (40, 10, 14)])
 def test_it_finds_the_known_scale_of_a_quadratic(counts: tuple[int, ...]) -> None:
-    """The loss of a sample x is |w - x|^2 / 2 with x of variance s^2 in each of d places: its
-    gradient w - x has the mean w and the covariance s^2 I, so the scale is d s^2 / |w|^2."""
+    """The loss of a sample x is |w - x|^2 / 2, where x has variance s^2 in each of d dimensions.
+    Its gradient w - x has the mean w and the covariance s^2 I, so the scale is d s^2 / |w|^2."""
     random = np.random.default_rng(0)
     size, deviation = 20, 3.0
     w = random.normal(size=size)
@@ -56,7 +56,7 @@ def test_the_means_of_numerator_and_denominator_are_taken_apart() -> None:
 
 
 def first_scale(size: int, world_size: int) -> float:
-    """The noise scale of the first step, by plain autograd."""
+    """Return the noise scale of the first step, computed with plain autograd."""
     work = digits()
     order = epoch_order(len(work.train), 0, 0)[:size]
     own = []
@@ -68,7 +68,7 @@ def first_scale(size: int, world_size: int) -> float:
         own.append(torch.cat([grad.reshape(-1) for grad in grads]).double().numpy())
     batch = sum(own)
     count = size // world_size
-    # Two batch sizes, as in the paper's equations (A.2) and (A.3).
+    # Two batch sizes, as in equations (A.2) and (A.3) of the paper.
     small = sum(float(each @ each) for each in own) * world_size**2 / world_size
     large = float(batch @ batch)
     square = (size * large - count * small) / (size - count)

@@ -1,4 +1,5 @@
-"""LARS and LAMB against their papers' algorithms, in a few lines of plain arithmetic."""
+"""LARS and LAMB compared with the algorithms in their papers, in a few lines of plain
+arithmetic."""
 
 from __future__ import annotations
 

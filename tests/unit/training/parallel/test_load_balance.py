@@ -1,4 +1,4 @@
-"""A slow rank gets less to do, is named, and changes nothing of what is learned."""
+"""A slow rank gets less work and is reported, without affecting what is learned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.training.ranks import frames, run_ranks
 
 SLOW = 1
 SECONDS_PER_SAMPLE = 0.002
-"""That the slow rank takes more than the others, who take a fraction of it."""
+"""Additional time of the slow rank; the others take a fraction of it."""
 
 
 def test_parts_are_in_proportion_to_the_speeds() -> None:
@@ -55,7 +55,7 @@ def test_every_item_is_in_one_share(speeds: list[float], num_items: int) -> None
 
 
 class _Costly(torch.autograd.Function):
-    """Takes as long as a model does: twice as long backward as forward."""
+    """Takes as long as a model would: the backward pass takes twice as long as the forward pass."""
 
     clock = 0.0
 
@@ -124,7 +124,8 @@ def test_shares_stay_equal_to_the_bit_where_nothing_is_won_by_others(
 
 
 def _count_time(difference: float, task: RankTask) -> None:
-    """Each pass over a share takes rank 0 a second, and rank 1 longer by this part of it."""
+    """Make each pass over a share take one second on rank 0, and longer by this fraction on rank
+    1."""
     seconds = itertools.count(step=1 + difference * task.rank)
     load_balance.time = SimpleNamespace(perf_counter=lambda: next(seconds))  # type: ignore[assignment]
 
@@ -145,14 +146,15 @@ def test_shares_stay_as_they_are_while_a_rank_has_had_nothing_to_do(tmp_path: Pa
 
 
 def test_a_rank_that_has_nothing_of_a_short_batch_goes_on(tmp_path: Path) -> None:
-    """An epoch of 1,437 samples ends with a batch of one, which leaves two ranks without any."""
+    """An epoch of 1,437 samples ends with a batch of one sample, which leaves two ranks without
+    samples."""
     job = images(3, {"balance": "auto"}, global_batch_size=359, max_steps=7)
     assert run_ranks(tmp_path, job, world_size=3) == [0, 0, 0]
     assert set(series(tmp_path, "train/loss")) == set(range(1, 8))
 
 
 class _Slow:
-    """Makes one rank slow, and has it write down how many samples it gets."""
+    """Makes one rank slow, and makes it record how many samples it gets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

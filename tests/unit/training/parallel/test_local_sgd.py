@@ -1,4 +1,5 @@
-"""Steps by itself: local SGD and DiLoCo by their equations, on every rank the same in the end."""
+"""Independent steps: local SGD and DiLoCo compared with their equations, with the same result on
+every rank."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ EVERY = 3
 LR, MOMENTUM = 0.05, 0.9
 OUTER = {"lr": 0.7, "momentum": 0.8}
 STEPS_PER_EPOCH = 8
-"""Evaluated after each, so the ranks agree there too."""
+"""The model is evaluated after each epoch, so the ranks also agree at these points."""
 
 
 def job(world_size: int, sync: dict[str, Any], **train: Any) -> dict[str, Any]:
     sgd = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}
-    # With this seed no sample sits on the edge of a ReLU, where rounding decides.
+    # With this seed, no sample is at the threshold of a ReLU, where rounding would matter.
     options: dict[str, Any] = {
         "optimizer": sgd,
         "schedule": {"name": "constant"},
@@ -46,7 +47,8 @@ def job(world_size: int, sync: dict[str, Any], **train: Any) -> dict[str, Any]:
 
 
 def reference(spec: dict[str, Any], world_size: int, outer: dict[str, float] | None) -> nn.Module:
-    """All ranks one after the other in plain tensor code; the model on which they agree."""
+    """Compute all ranks, one after another, in plain tensor code; return the model on which they
+    agree."""
     asked = JobSpec.model_validate(spec)
     workload = RECIPES["image_classification"].build(asked, DataPolicy.open())
     agreed = workload.model
@@ -66,7 +68,7 @@ def reference(spec: dict[str, Any], world_size: int, outer: dict[str, float] | N
             batch = batches.at(step, step)[0]
             inputs, targets = workload.train.fetch(workload.train.rows[batch.indices.numpy()])
             optimizer.zero_grad()
-            # Weighted by its samples: the mean of all ranks is that of the batch.
+            # Weighted by samples, so that the mean over all ranks is the mean over the batch.
             (workload.loss_sum(model(inputs), targets) * world_size / batch.num_global).backward()
             optimizer.step()
         if step % EVERY == 0 or step % STEPS_PER_EPOCH == 0:
@@ -119,7 +121,7 @@ def test_nothing_is_sent_in_between(tmp_path: Path) -> None:
     elements = sum(tensor.numel() for tensor in weights(tmp_path).values())
     dense = 4 * elements * len(agreed)
     assert dense <= sum(sent.values()) <= 1.2 * dense
-    # The kernel may send the last of a step's bytes when the next step has begun.
+    # The kernel can send the last bytes of a step after the next step has begun.
     late = sum(num_bytes for step, num_bytes in sent.items() if step not in agreed)
     assert late < 0.1 * dense
     by_all = series(tmp_path, "sync/sent_bytes").values()
@@ -166,7 +168,7 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 
 def ask_rank_0_to_leave(task: RankTask, *, at_step: int, others_end_at: int) -> None:
-    """The supervisor ends the others once rank 0 has left."""
+    """The supervisor terminates the others after rank 0 has left."""
     if task.rank == 0:
         ask = functools.partial(heartbeat.ask_to_leave, task.page_prefix)
         arm(FaultPoint.STEP_BEGINS, ask, at_step=at_step)

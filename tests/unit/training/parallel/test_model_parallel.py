@@ -1,4 +1,4 @@
-"""A model that ranks hold together learns what one process alone would have learned."""
+"""A model that is divided among ranks learns the same as in a single process."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
 EQUAL = 1e-5
-"""Norm of the difference, relative to that of the tensor, in fp32."""
+"""Limit of the norm of the difference, relative to the norm of the tensor, in fp32."""
 
 
 def images(num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """The digits on a perceptron whose layers do not divide evenly."""
+    """Return a job with the digits and a perceptron whose layers can't be divided evenly."""
     options = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}, "max_steps": 20}
     spec = document(num_workers, **(options | train)) | {"parallel": parallel}
     return spec | {"model": {"name": "mlp", "width": 33, "num_layers": 2}}
 
 
 def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """A small GPT; its blocks are the units that are gathered."""
+    """Return a job with a small GPT; its blocks are the units that are gathered."""
     made: dict[str, Any] = work.document(work.write_text(folder), num_workers, parallel, **train)
     return made
 
 
 def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """A job of 8 steps, with a short batch: 20 take long on a small machine, and are done by
-    `benchmarks equality`."""
+    """Return a job of 8 steps, including a short batch; `benchmarks equality` runs 20, which take
+    long on a small machine."""
     source = work.write_text(folder, num_sentences=250)
     made: dict[str, Any] = work.document(
         source, num_workers, parallel, **({"max_steps": 8} | train)
@@ -52,7 +52,7 @@ def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any
 
 
 def furthest(home: Path, other: Path) -> float:
-    """The largest relative difference between the tensors of two results."""
+    """Return the largest relative difference between the tensors of two results."""
     found, expected = weights(home), weights(other)
     assert found.keys() == expected.keys()
     gaps = (
@@ -68,7 +68,7 @@ Undisturbed = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """The home of a run that nothing happens to, made once for each job."""
+    """The home of an undisturbed run, created once for each job."""
     homes: dict[str, Path] = {}
 
     def run(
@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 @pytest.fixture(scope="module")
 def alone(undisturbed: Undisturbed) -> Path:
-    """The results of one process."""
+    """The results of a single process."""
     return undisturbed(text, 1, {})
 
 
@@ -117,7 +117,7 @@ TRIED = [
     "shard x tensor x pipeline",
     "data x shard x pipeline",
 ]
-"""`python -m benchmarks equality` tries all that there are."""
+"""The tested meshes; `python -m benchmarks equality` tries all possible ones."""
 SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "data x shard"}
 """Cases for `make test`: one for each axis, and a product of two."""
 
@@ -139,7 +139,7 @@ def assert_learns_the_same(
     num_ranks: int,
     parallel: dict[str, Any],
 ) -> None:
-    """Divided and alone, the steps give the same metrics."""
+    """Check that the steps have the same metrics in a divided run and in a single process."""
     together, alone = undisturbed(make, num_ranks, parallel), undisturbed(make, 1, {})
     assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
@@ -165,7 +165,7 @@ def _in_fp64(task: RankTask) -> None:
 def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
     undisturbed: Undisturbed, zero: int
 ) -> None:
-    """Two and three samples of five, one at a time: the ranks compute equally often."""
+    """Two and three of five samples, one at a time: all ranks compute the same number of times."""
     options = {"global_batch_size": 5, "micro_batch_size": 1, "max_steps": 4}
     together = undisturbed(brief, 2, {"shard": 2, "zero": zero}, **options)
     alone = undisturbed(brief, 1, {}, **options)
@@ -179,7 +179,8 @@ def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
 def test_shares_and_layers_that_do_not_divide_evenly(
     undisturbed: Undisturbed, parallel: dict[str, Any]
 ) -> None:
-    """A micro-batch of 33 samples: 67 are cut into three pieces, 66 into two."""
+    """With micro-batches of 33 samples, 67 samples are divided into three pieces, and 66 into
+    two."""
     together = undisturbed(digits, 3, parallel, micro_batch_size=33)
     assert furthest(together, undisturbed(digits, 1, {})) < EQUAL
 
@@ -205,7 +206,7 @@ def test_a_resnet_learns_the_same_in_stages(
 
 
 def blocks(home: Path, num_workers: int, parallel: dict[str, Any]) -> dict[str, Any]:
-    """A network whose stages give each other tensors of different shapes."""
+    """Return a job with a network whose stages exchange tensors of different shapes."""
     spec = images(num_workers, parallel, global_batch_size=120, max_steps=15)
     return spec | {"model": {"name": "resnet", "depth": 14, "width": 8}}
 
@@ -223,7 +224,8 @@ HALF_SENT = {"param_dtype": "fp16", "reduce_dtype": "fp16"}
 @SOAK
 @pytest.mark.parametrize("scale", [soak(2.0**16), 2.0**28], ids=["as it is", "too large"])
 def test_fp16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed, scale: float) -> None:
-    """Also where the gradients overflow, and the first steps change nothing on any rank."""
+    """This includes overflowing gradients, because of which the first steps change nothing on any
+    rank."""
     before = functools.partial(_begin_with_scale, scale=scale)
     together = undisturbed(digits, 2, {"shard": 2}, before=before, precision="fp16")
     replicas = undisturbed(digits, 2, {}, before=before, precision="fp16")
@@ -264,7 +266,7 @@ SPARED: dict[str, Any] = {
     "precision": "fp16",
     "ema": {"decay": 0.9},
 }
-"""Options that need the whole model on each rank, and have a state."""
+"""Options that have a state and require the whole model on each rank."""
 
 
 @ONE_SET
@@ -365,7 +367,8 @@ def assert_moves(
     second: tuple[int, dict[str, Any]],
     alone: Path,
 ) -> None:
-    """A job in another mesh that goes on after step 6 of the first ends as one process alone."""
+    """Check that a job with another mesh that continues after step 6 of the first job ends like a
+    single process."""
 
     def train(name: str, mesh: tuple[int, dict[str, Any]], **options: Any) -> None:
         spec = make(home, *mesh, **SAVED) | {"checkpoint": {"every_steps": 6}}
@@ -397,7 +400,7 @@ def _ask_at_step_4(task: RankTask) -> None:
 
 @SOAK
 def test_stages_resume_in_fp16(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """The loss scale, which is no stage's own, is in their checkpoint."""
+    """The loss scale, which does not belong to any stage, is in the checkpoint."""
     parallel, options = {"pipeline": 2}, {"max_steps": 20, "precision": "fp16"}
     spec = text(tmp_path, 2, parallel, **options) | {"checkpoint": {"every_steps": 5}}
     codes = run_ranks(tmp_path, spec, world_size=2, before=die_at_step_18)
@@ -410,7 +413,7 @@ def test_stages_resume_in_fp16(tmp_path: Path, undisturbed: Undisturbed) -> None
 
 @SOAK
 def test_large_numbers_of_a_table_are_not_rounded(undisturbed: Undisturbed) -> None:
-    """Neither they nor the codes of its categories, nor targets, are ever in half precision."""
+    """Numbers, codes of categories, and targets are never converted to half precision."""
     replicas = undisturbed(prices, 2, {}, precision="fp16")
     together = undisturbed(prices, 2, {"shard": 2, "param_dtype": "fp16"}, precision="fp16")
     for key in ("train/loss", "val/loss"):
@@ -423,7 +426,8 @@ def test_large_numbers_of_a_table_are_not_rounded(undisturbed: Undisturbed) -> N
 def prices(
     folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any
 ) -> dict[str, Any]:
-    """Beyond 65,504, with more categories than fp16 has whole numbers."""
+    """Return a job with numbers above 65,504, and more categories than fp16 can represent as
+    integers."""
     rows = [f"{100_000 + 7 * n},k{n % 3000},{200_000 + 7 * n}" for n in range(6000)]
     (folder / "rows.csv").write_text("\n".join(["size,kind,price", *rows]))
     optimizer = {"name": "adamw", "lr": 0.01}
@@ -501,7 +505,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
 def test_twins_that_differ_after_a_handover_go_back_to_the_checkpoint(
     tmp_path: Path, parallel: dict[str, Any]
 ) -> None:
-    """Rank 0 gets its parts from rank 2; of the others' parts, rank 3 has a wrong bit in one."""
+    """Rank 0 gets its parts from rank 2. Rank 3 has a wrong bit in one of the other parts."""
     spec = brief(tmp_path, 4, parallel)
     codes = run_ranks(tmp_path, spec, world_size=4, before=_die_beside_a_wrong_bit, recovers=True)
     assert codes == [1] * 4
@@ -549,14 +553,14 @@ def _die_making_the_mesh(task: RankTask) -> None:
 
 @SOAK
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
-    """Both holders of a part are killed, so what the others have is of no use."""
+    """Both holders of a part are killed, so the remaining parts are useless."""
     spec = brief(tmp_path, 4, {"shard": 2})
     die_both = functools.partial(_die_with_the_twin, folder=tmp_path)
     codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=0, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
-    assert "the newest checkpoint has it" in error["message"]
+    assert "the job resumes from its latest checkpoint" in error["message"]
 
 
 def _die_with_the_twin(task: RankTask, folder: Path) -> None:
@@ -569,7 +573,7 @@ def _die_with_the_twin(task: RankTask, folder: Path) -> None:
 
 
 def _die_together(rank: int, folder: Path) -> None:
-    """Or the one would have given its part on before the other dies."""
+    """Otherwise one of them would pass on its part before the other dies."""
     (folder / f"ready-{rank}").touch()
     while len(list(folder.glob("ready-*"))) < 2:
         time.sleep(0.001)
@@ -578,15 +582,15 @@ def _die_together(rank: int, folder: Path) -> None:
 
 @SOAK
 def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None:
-    """In each group a rank dies before it has sent its part of the new weights. The remaining ranks
-    have their own new parts, and the others' previous parts."""
+    """In each group, a rank dies before it has sent its part of the new weights. The remaining
+    ranks have their own new parts, and the previous parts of the others."""
     spec = brief(tmp_path, 4, {"shard": 2, "zero": 1})
     die_both = functools.partial(_die_before_sending, folder=tmp_path)
     codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=1, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
-    assert "the newest checkpoint has it" in error["message"]
+    assert "the job resumes from its latest checkpoint" in error["message"]
 
 
 def _die_before_sending(task: RankTask, folder: Path) -> None:

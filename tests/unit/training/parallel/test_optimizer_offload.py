@@ -1,4 +1,4 @@
-"""Optimizer state that is offloaded between the steps stays the same."""
+"""Optimizer state that is offloaded between steps remains the same."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def trained(options: spec.Optimizer, **offloaded: Any) -> tuple[nn.Module, torch
 
 
 def without_count(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state without the count of steps, which torch's optimizer does not have."""
+    """Return the state without the step count, which torch's optimizer does not have."""
     (first, *others) = state["param_groups"]
     own = {name: value for name, value in first.items() if name != optimizer_offload.NUM_STEPS}
     assert own.keys() < first.keys()
@@ -94,7 +94,7 @@ def test_rounding_is_right_on_average_and_keeps_what_needs_none() -> None:
 
 
 def test_many_small_changes_add_up() -> None:
-    """Rounded to the nearest, every one of these would be lost."""
+    """With rounding to nearest, all of these changes would be lost."""
     moments = torch.linspace(1.0, 1.5, 1000)
     now = moments.to(torch.bfloat16)
     for number in range(1000):
@@ -108,7 +108,7 @@ def test_many_small_changes_add_up() -> None:
 
 
 def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
-    """All of them may be more than the device holds."""
+    """All of them together could exceed the memory of the device."""
     model, optimizer = trained(OPTIMIZERS["adamw"], home=CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved = copy.deepcopy(optimizer_step.named_state(optimizer, names))
@@ -153,7 +153,7 @@ def test_a_run_with_small_state_resumes_equal_to_the_bit(
 
 
 def test_offloaded_state_is_whole_in_a_checkpoint(tmp_path: Path) -> None:
-    """The offloaded parts of a sharded model do not hold their division."""
+    """The offloaded parts of a sharded model do not contain information about their division."""
     job = images(2, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=None)
     job["checkpoint"] = {"every_steps": 5, "keep": 2}
     plain, apart = tmp_path / "plain", tmp_path / "apart"
@@ -186,7 +186,8 @@ def _die(task: RankTask) -> None:
 
 
 def with_offload(job: dict[str, Any]) -> dict[str, Any]:
-    """The ranks of these tests have no GPU; the state is kept as if they had one."""
+    """Return the job with offloading, and with resources as if the ranks, which have no GPU in
+    these tests, had one."""
     optimizer = {**job["train"]["optimizer"], "offload": True}
     return job | {
         "train": {**job["train"], "optimizer": optimizer},
@@ -203,12 +204,12 @@ def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Pa
         job = text(home, 2, {"shard": 2, **dtypes}, precision="bf16", max_steps=6)
         job |= {"sync": {}, "model": {**job["model"], "width": 96}}
         assert run_ranks(home, job, world_size=2) == [0, 0]
-        # Bytes still on their way when a step is reported count for the next step.
+        # Bytes that are in transit when a step is reported are counted in the next step.
         sent[name] = sum(list(series(home, "perf/sent_bytes").values())[2:])
         losses[name] = list(series(home, "train/loss").values())
         assert {tensor.dtype for tensor in weights(home).values()} == {torch.float32}
     assert sent["both"] == pytest.approx(0.5 * sent["neither"], rel=0.03)
-    # Half is for two gathers, half for one sum, which gloo also sends to all ranks.
+    # One half is for two gathers, and the other for one sum, which gloo also sends to all ranks.
     assert sent["gathered"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     assert sent["added up"] == pytest.approx(0.75 * sent["neither"], rel=0.03)
     for name in SENT_AS:

@@ -1,4 +1,5 @@
-"""Parameter servers: each mode by its equations, and whole jobs, also where processes die."""
+"""Parameter servers: each mode compared with its equations, and complete jobs, including jobs in
+which processes die."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ CORRECTIONS: list[Any] = [
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other take a hundred times as long."""
+    """Use one thread, because the tensors are tiny, and threads that wait for each other would take
+    a hundred times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -80,7 +82,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-# The parts of the servers.
+# Parts on the servers.
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3])
@@ -140,7 +142,7 @@ def test_a_trace_of_pushes_and_pulls_gives_the_weights_of_its_equations(
 
 
 class Reference:
-    """The equations of the papers on whole tensors, with torch's own optimizers."""
+    """The equations in the papers for whole tensors, with torch's optimizers."""
 
     def __init__(
         self, model: nn.Module, start: Tensor, sizes: Any, name: str, correction: Any
@@ -199,14 +201,14 @@ def test_a_batch_counts_once_however_often_it_is_pushed() -> None:
 
 
 def test_a_synchronous_shard_keeps_its_version_until_all_have_pushed_everywhere() -> None:
-    """A worker may die with its gradient on one of two servers: its replacement then still needs
+    """A worker can die when only one of two servers has its gradient. Its replacement still needs
     the weights before the step from both."""
     one = ParameterShard(shard.Sizes(1, 0, 1), spec.Optimizer(name="sgd", lr=1.0), 2)
-    for worker, gradient in ((1, 5.0), (0, 1.0), (1, 3.0)):  # worker 1 computes it again
+    for worker, gradient in ((1, 5.0), (0, 1.0), (1, 3.0)):  # worker 1 recomputes it
         one.push(Push(worker, 1, 1.0, 0.25, torch.tensor([gradient, 2.0])))
         assert one.pull(1, 0).values.tolist() == [0.0, 0.0]
     weights = one.pull(0, 1)
-    assert weights.values.tolist() == [-4.0, 2.0]  # buffers move by the mean
+    assert weights.values.tolist() == [-4.0, 2.0]  # buffers change by the mean
     assert (weights.loss, weights.squares) == (0.5, 16.0)
     assert not one.push(Push(1, 1, 1.0, 0.0, torch.ones(2))).counts
     assert one.pull(1, 1).values.tolist() == [-4.0, 2.0]
@@ -227,13 +229,13 @@ def test_a_state_goes_on_on_another_shard() -> None:
     assert other.done == DoneBatches(4)
 
 
-# Whole jobs.
+# Complete jobs.
 
 
 def job(sync: dict[str, Any], num_workers: int = 2, **train: Any) -> dict[str, Any]:
-    """With two servers."""
+    """Return a job with two servers."""
     sync = {"kind": "parameter_server", "servers": 2, **sync}
-    # With this seed no sample sits on the edge of a ReLU, where rounding decides.
+    # With this seed, no sample is at the threshold of a ReLU, where rounding would matter.
     options: dict[str, Any] = {"schedule": {"name": "constant"}, "seed": 1}
     return document(num_workers + 2, **(options | train)) | {"sync": sync}
 
@@ -254,7 +256,7 @@ def assert_near(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a synchronous job that nothing happened to."""
+    """The home of an undisturbed synchronous job."""
     home = tmp_path_factory.mktemp("whole")
     assert run_ranks(home, job({}), world_size=4) == [0] * 4
     return home
@@ -270,7 +272,7 @@ def test_a_synchronous_job_trains_as_with_all_reduce(whole: Path, tmp_path: Path
 
 
 def told(home: Path, key: str) -> dict[int, float]:
-    """The reports of all workers' processes by step; the service ignores repetitions."""
+    """Return the reports of all processes of workers by step; the service ignores repetitions."""
     bodies = [body for rank in (0, 1) for body in frames(home, rank=rank, kind="metrics")]
     return {body["step"]: body["values"][key] for body in bodies if key in body["values"]}
 
@@ -309,7 +311,7 @@ def kill_the_chief_before_it_reports_the_end(task: RankTask) -> None:
 
 
 def die_when_pushing(batch: int, *, to_server: int | None) -> None:
-    """Die with the gradient of a batch, or of one after it, on server 0 alone, or nowhere."""
+    """Die when the gradient of a batch, or of a later one, is only on server 0, or on no server."""
     send, servers = connection.TensorConnection.send, []
 
     def dying(self: connection.TensorConnection, header: Any, *payload: Tensor) -> None:
@@ -339,7 +341,7 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
 ) -> None:
     codes = run_ranks(tmp_path, job({}), world_size=4, before=kill, recovers=True)
     assert codes == [0] * 4
-    # By these the supervisor knows that the job has recovered.
+    # These tell the supervisor that the job has recovered.
     page = last_status(tmp_path, *replaced(tmp_path), incarnation=1)
     assert page.generation == 1
     assert page.first_at > 0.0
@@ -348,12 +350,12 @@ def test_a_synchronous_job_ends_alike_to_the_bit_when_a_worker_dies(
         assert told(tmp_path, key) == series(whole, key)
 
 
-# A job whose servers record what came to them, and the same in plain tensor code.
+# A job whose servers record what they receive, and the same in plain tensor code.
 
 
 def record(task: RankTask) -> None:
-    """Have the servers write each pull and each push down, in their order, and where one that came
-    in the place of another began."""
+    """Make the servers record every pull and push, in order, and where a replacement server
+    began."""
     home, answer, restore = home_of(task), ServedShard.answer, ServedShard.restore
 
     def note(served: ServedShard, *event: Any) -> None:
@@ -385,12 +387,12 @@ def trace_path(home: Path, server: int, incarnation: int) -> Path:
 
 
 Event = tuple[str, int, int, bool]
-"""(push or pull, the worker, the batch of a push, whether it counts)."""
+"""(push or pull, worker, batch of a push, whether it counts)."""
 
 
 def trace_of(home: Path, server: int) -> list[Event]:
-    """The events of a shard, without events after the last one that the replica has, and without
-    requests that were repeated because the answer was lost with the server."""
+    """Return the events of a shard, excluding events after the last one that the replica has, and
+    requests that were repeated because the reply was lost with the server."""
     found: list[Event] = []
     for incarnation in range(2):
         path = trace_path(home, server, incarnation)
@@ -409,10 +411,10 @@ def counts_as_push(event: Event) -> bool:
 
 
 class Replay:
-    """The weights that follow from the traces of two servers, by plain SGD with momentum.
+    """The weights that result from the traces of two servers, with plain SGD with momentum.
 
-    A gradient is that of what its worker had pulled from both servers; so the trace of one server
-    is followed as far as it needs nothing of the other, and then that one.
+    A gradient is computed from the weights that its worker pulled from both servers. Therefore the
+    traces are followed alternately, each until it needs something from the other.
     """
 
     def __init__(self, home: Path, document: dict[str, Any], strength: float) -> None:
@@ -444,7 +446,7 @@ class Replay:
         return self._model.state_dict()
 
     def _follow(self, server: int) -> bool:
-        """Whether any event could be followed."""
+        """Follow a trace as far as possible; return whether any event could be followed."""
         trace, moved = self._traces[server], False
         while trace and self._happens(server, *trace[0]):
             trace.pop(0)
@@ -497,18 +499,20 @@ def test_the_trace_of_a_job_replayed_gives_its_weights(sync: Any, tmp_path: Path
     assert series(tmp_path, "sync/staleness_p95").keys() == series(tmp_path, "val/loss").keys()
     clocks = [max(series(tmp_path, "sync/clock", rank=rank).values()) for rank in (0, 1)]
     assert sum(clocks) == NUM_BATCHES
-    # For each batch one worker pulls the weights and pushes a gradient; others may have pulled.
+    # For each batch, one worker pulls the weights and pushes a gradient; others may have pulled,
+    # too.
     gradient = 4 * sum(each.numel() for each in weights(tmp_path).values())
     sent = series(tmp_path, "sync/sent_bytes")
     assert sent.keys() == series(tmp_path, "val/loss").keys()
     assert all(1.5 * gradient < each < 3 * gradient for each in sent.values())
     for server in (2, 3):
-        # Between two reports a step may be counted before any worker has pulled its weights.
+        # Between two reports, a step can be counted before any worker has pulled its weights.
         assert max(series(tmp_path, "perf/sent_bytes", rank=server).values()) > 0
 
 
 def record_and_kill(victim: int, task: RankTask) -> None:
-    """The other worker does not push before the victim has died, between two servers."""
+    """Record, and make the other worker wait before pushing until the victim has died between two
+    servers."""
     record(task)
     home = home_of(task)
     if (task.rank, task.incarnation) == (victim, 0):
@@ -518,7 +522,7 @@ def record_and_kill(victim: int, task: RankTask) -> None:
 
 
 def hold_the_first(is_held: Callable[[], bool]) -> None:
-    """Hold this worker back, in its first batch, as long as it is so."""
+    """Hold this worker in its first batch as long as the condition is true."""
     computed = []
 
     def hold() -> None:
@@ -548,7 +552,8 @@ def test_the_others_go_on_when_a_worker_dies_and_each_batch_counts_once(
 
 
 def record_and_hold_worker_1(task: RankTask) -> None:
-    """Its first batch takes until all others are done, none of which ends before it has begun."""
+    """Make the first batch of worker 1 last until all others are done, none of which ends before it
+    has begun."""
     record(task)
     home = home_of(task)
 
@@ -562,7 +567,7 @@ def record_and_hold_worker_1(task: RankTask) -> None:
 
 
 def note_rates(task: RankTask) -> None:
-    """Have server 0 write down the rate of each update, by its step."""
+    """Make server 0 record the learning rate of each update, by step."""
     home, answer, apply = home_of(task), ServedShard.answer, ParameterShard._apply
     is_server_0 = False
 
@@ -579,7 +584,7 @@ def note_rates(task: RankTask) -> None:
 
     ServedShard.answer = noted  # type: ignore[method-assign]
     ParameterShard._apply = applied  # type: ignore[method-assign]
-    if task.rank == 0:  # the chief, whose rates are reported: its first gradient comes late
+    if task.rank == 0:  # the chief, whose rates are reported and whose first gradient is late
         hold_the_first(lambda: len(rates_of(home)) < 5)
 
 
@@ -589,8 +594,8 @@ def rates_of(home: Path) -> dict[int, float]:
 
 
 def test_the_reported_rate_is_the_one_that_was_applied(tmp_path: Path) -> None:
-    """With a schedule, by which a batch that comes late has the rate of its number, and divided by
-    the staleness."""
+    """With a schedule in which a late batch has the learning rate for its number, divided by the
+    staleness."""
     sync = {**ASYNCHRONOUS, "correction": {"name": "staleness_lr"}}
     asked = job(sync, num_workers=3, schedule={"name": "linear"})
     assert run_ranks(tmp_path, asked, world_size=5, before=note_rates) == [0] * 5
@@ -616,7 +621,7 @@ def test_a_worker_that_stands_still_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def come_too_late(task: RankTask) -> None:
-    """The result is stored before this worker comes, and servers go without a word to it."""
+    """Make this worker arrive after the result is stored; the servers end without notifying it."""
     connect = ParameterServerWorker.connect
 
     def connect_late(self: ParameterServerWorker, store: Any, *given: Any) -> None:
@@ -636,7 +641,7 @@ def test_a_worker_that_comes_too_late_ends_well(tmp_path: Path) -> None:
 
 
 def kill_a_server(task: RankTask) -> None:
-    """With the gradient of one worker of batch 5."""
+    """Kill a server that has the gradient of one worker for batch 5."""
     push = ParameterShard.push
 
     def dying(self: ParameterShard, given: Push) -> Any:
@@ -659,14 +664,14 @@ def test_workers_end_with_an_error_when_a_server_dies(tmp_path: Path) -> None:
         assert error["cause"] == Cause.WORKER_LOST
 
 
-# Servers whose replicas are on each other.
+# Servers that hold each other's replicas.
 
 REPLICATED = {"shards_kept_by": "replica"}
 
 
 def kill_server(server: int, batch: int, *, has_taken: bool, by: int = signal.SIGKILL) -> Any:
-    """Have a server die with a gradient of this batch, or a later one: before it takes it, or once
-    its replica has it, before the worker has the answer."""
+    """Make a server die with a gradient of this batch or a later one: either before it applies the
+    gradient, or after its replica has it but before the worker gets the reply."""
     return functools.partial(_kill_server, server, batch, has_taken, by)
 
 
@@ -693,7 +698,7 @@ def _kill_server(server: int, batch: int, has_taken: bool, by: int, task: RankTa
 
 
 def kill_a_worker_and_a_server(task: RankTask) -> None:
-    """The worker between two servers, and then the other server."""
+    """Kill the worker between two servers, and then the other server."""
     kill_worker_1_between_servers(task)
     kill_server(0, 11, has_taken=True)(task)
 
@@ -744,7 +749,7 @@ def test_the_trace_of_a_job_that_lost_a_server_replayed_gives_its_weights(
 
 @SOAK
 def test_a_stopped_server_is_waited_for_until_it_is_killed(tmp_path: Path) -> None:
-    """Its connections stay intact, so no other process notices earlier."""
+    """Its connections remain intact, so no other process notices earlier."""
     stop = kill_server(1, 5, has_taken=True, by=signal.SIGSTOP)
     with ranks_of(tmp_path, job({**ASYNCHRONOUS, **REPLICATED}), stop) as gang:
         stopped = gang.processes[3]
@@ -805,7 +810,7 @@ def test_a_job_resumes_from_the_checkpoint_that_it_left(
 
 
 def left(home: Path, document: dict[str, Any]) -> None:
-    """Run it until the chief has left, as asked."""
+    """Run it until the chief has left on request."""
     with ranks_of(home, document, ask_the_chief_to_leave) as gang:
         gang.processes[CHIEF].join()
         assert gang.processes[CHIEF].exitcode == LEFT_EXIT_CODE
@@ -815,7 +820,7 @@ def left(home: Path, document: dict[str, Any]) -> None:
 def ranks_of(
     home: Path, document: dict[str, Any], before: Callable[[RankTask], None]
 ) -> Iterator[Gang]:
-    """Processes of four ranks, which end with the block if not before."""
+    """Yield the processes of four ranks, which are terminated at the end of the block."""
     store = loopback_store()
     make = functools.partial(make_task, home, document, world_size=4, port=store.port)
     gang = Gang(make, 4, before)

@@ -1,4 +1,5 @@
-"""Replicas of parameter servers: no update is lost or counted twice, whichever process dies."""
+"""Replicas of parameter servers: no update is lost or counted twice, regardless of which process
+dies."""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ LR, MOMENTUM, STRENGTH = 0.05, 0.9, 0.5
 PATIENCE_S = 60.0
 LOOPBACK = "127.0.0.1"
 SIZES = [2, 1, 1]
-"""Decayed, plain, buffers; nothing decays."""
+"""Sizes of decayed weights, other weights, and buffers; there is no weight decay."""
 START = torch.tensor([1.0, -2.0, 0.5, 0.0])
 MOVES = [45, 40, 7, 3, 5]
-"""How often workers send, the replica takes a message, a server dies, the replica, a worker."""
+"""Relative frequencies: a worker sends, the replica processes a message, the server, the replica,
+or a worker dies."""
 NOTHING = torch.empty(0, dtype=torch.uint8)
 STALENESS_LR = spec.Correction(name="staleness_lr")
 COMPENSATED = spec.Correction(name="delay_compensation", strength=STRENGTH)
@@ -80,17 +82,17 @@ def beginning(last: int = NUM_BATCHES) -> dict[str, Any]:
 
 
 def as_sent(snapshot: ShardSnapshot) -> ShardSnapshot:
-    """The message as it is received over a connection."""
+    """Return the message as it is received over a connection."""
     tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
     return ShardSnapshot(json.loads(json.dumps(snapshot.about)), tensors)
 
 
-# A game of messages, replication and deaths, against the equations.
+# A game of messages, replication, and deaths, compared with the equations.
 
 
 @dataclass
 class Worker:
-    """One process of a worker, which knows what it was answered."""
+    """One process of a worker, which knows the replies that it has received."""
 
     is_there: bool = False
     done: int | None = None
@@ -98,16 +100,16 @@ class Worker:
     pulled_version: int = 0
     batch: int | None = None
     asks: dict[str, Any] | None = None
-    """The message that has no answer yet."""
+    """The message that has no reply yet."""
     payload: Tensor = field(default_factory=lambda: NOTHING)
     is_sent: bool = False
-    """To the server that lives now."""
+    """Whether it was sent to the server that is currently alive."""
     is_over: bool = False
 
 
 class Game:
-    """One server, its replica on another, and workers. A message is sent, taken, replicated and
-    answered in separate moves, between which either server, or any worker, may die."""
+    """One server, its replica on another, and workers. A message is sent, processed, replicated,
+    and answered in separate moves, between which either server or any worker can die."""
 
     def __init__(self, asked: JobSpec, equations: Equations) -> None:
         self.asked = asked
@@ -116,7 +118,7 @@ class Game:
         self.replica: ServedShard | None = None
         self.workers = {worker: Worker() for worker in range(NUM_WORKERS)}
         self.log: deque[tuple[dict[str, Any], Tensor, list[tuple[Worker, Any, Any]]]] = deque()
-        """(message, payload, answers that wait for the replica to have it: (process, header,
+        """(message, payload, replies that wait until the replica has it, as (process, header,
         weights))."""
         self._take(0, beginning(), START.view(torch.uint8))
 
@@ -129,7 +131,8 @@ class Game:
         self.log.append(({**header, "worker": worker}, payload, answers))
 
     def replicate(self) -> None:
-        """Have the replica take the oldest message that it lacks, or the whole state first."""
+        """Make the replica process the oldest message that it lacks, or if it is lost, start a new
+        one from the server's state."""
         if self.replica is None:
             self.replica = served(self.asked, is_replica=True)
             self.replica.restore(as_sent(self.server.snapshot()))
@@ -161,7 +164,7 @@ class Game:
                 worker.done, worker.weights, worker.batch = worker.batch, None, None
 
     def send(self, number: int) -> None:
-        """Have a worker send its next message, or send again what it has no answer to."""
+        """Make a worker send its next message, or repeat the one to which it has no reply."""
         worker = self.workers[number]
         if worker.is_over or (worker.asks is not None and worker.is_sent):
             return
@@ -172,7 +175,7 @@ class Game:
                 self.equations.expect(number, worker)
         elif worker.is_there:
             self._take(number, {"op": "hello", "fingerprint": "", "comes_back": True}, NOTHING)
-            self.log[-1][2].clear()  # the greeting is read by itself
+            self.log[-1][2].clear()  # the greeting is read separately
         worker.is_sent = True
         self._take(number, worker.asks, worker.payload)
 
@@ -186,15 +189,16 @@ class Game:
         return {"op": "push", "batch": worker.batch, "lr": LR, "loss": 0.0}
 
     def lose_worker(self, number: int) -> None:
-        """Replace the worker by a new process, which begins with a hello message."""
+        """Replace the worker with a new process, which starts with a hello message."""
         if self.workers[number].is_sent:
             self._take(number, {"op": "lost"}, NOTHING)
         self.workers[number] = Worker()
 
     def lose_server(self) -> None:
-        """Whatever the replica lacks, and whatever was not answered, is gone with it."""
+        """Everything that the replica lacks, and everything without a reply, is lost with the
+        server."""
         if self.replica is None:
-            return  # both are gone, and the attempt ends
+            return  # both are lost, and the attempt ends
         self.server = served(self.asked)
         self.server.restore(as_sent(self.replica.snapshot()))
         self._begin_anew()
@@ -220,7 +224,7 @@ class Game:
 
 
 def gradient_of(worker: Worker) -> Tensor:
-    """A function of the batch and of the weights that the worker has pulled."""
+    """Return a gradient that depends on the batch and on the weights that the worker has pulled."""
     assert worker.batch is not None
     assert worker.weights is not None
     slope = torch.linspace(0.1, 0.4, 4) * worker.batch
@@ -228,7 +232,7 @@ def gradient_of(worker: Worker) -> Tensor:
 
 
 class Equations:
-    """The updates in plain tensor code, in the order in which the replica has them."""
+    """The updates in plain tensor code, in the order in which the replica gets them."""
 
     def __init__(self, correction: spec.Correction | None) -> None:
         self._correction = correction
@@ -259,7 +263,7 @@ class Equations:
 
 
 def drawn(seed: int) -> list[tuple[str, int]]:
-    """Moves, many of them deaths."""
+    """Return random moves, many of which are deaths."""
     draw = random.Random(seed)
     kinds = draw.choices(["send", "replicate", "server", "replica", "worker"], MOVES, k=150)
     return [(kind, draw.randrange(NUM_WORKERS)) for kind in kinds]
@@ -300,7 +304,7 @@ def play(asked: JobSpec, equations: Equations, moves: list[tuple[str, int]]) -> 
 
 
 class Peer:
-    """A worker's connection, as a server has it."""
+    """A worker's connection on the side of a server."""
 
     def __init__(self, worker: int) -> None:
         self._asked: queue.Queue[tuple[dict[str, Any], Tensor] | None] = queue.Queue()
@@ -418,7 +422,7 @@ def test_an_error_in_a_thread_ends_the_server() -> None:
 
 
 def test_a_server_that_was_taken_for_lost_and_goes_on_is_kept_out() -> None:
-    """It was stopped, and not dead: nothing of it is taken any more, and it ends."""
+    """It was stopped but not dead: none of its messages are accepted any more, and it ends."""
     store = loopback_store()
     keeper, old = ShardServer(1, NUM_WORKERS, document()), ShardServer(0, NUM_WORKERS, document())
     with listening(store, key_of(1), LOOPBACK, keeper.serve):
@@ -456,7 +460,7 @@ def test_a_next_server_that_is_new_too_follows_the_newest_process() -> None:
 
 
 class Listened:
-    """A connection over which no message comes before it is closed."""
+    """A connection that receives no message before it is closed."""
 
     def __init__(self) -> None:
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -481,7 +485,8 @@ def follow_quietly(holder: ReplicaHolder, connection: Any, hello: Mapping[str, A
 def test_a_server_ends_with_the_job_though_the_chief_was_lost_before_it_said_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The result is stored, and its successor finds that, and that nothing is left to do."""
+    """The result is stored; its replacement discovers this, and that there is nothing left to
+    do."""
     monkeypatch.setattr(f"{serve.__module__}.FINISHED_LOOK_S", 0.0)
     store = loopback_store()
     place = RankAssignment(0, NUM_WORKERS, NUM_WORKERS + 2, None)

@@ -1,4 +1,4 @@
-"""The rate of a stale gradient whose parts are on two servers."""
+"""The learning rate of a stale gradient whose parts are on two servers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LR = 0.5
 
 
 class Link:
-    """The link of one worker to a server in this process, which answers at once."""
+    """The link from one worker to a server in this process, which replies immediately."""
 
     def __init__(self, server: ServedShard, worker: int) -> None:
         self._server = server
         self._worker = worker
         self._answers: deque[tuple[dict[str, Any], Tensor]] = deque()
         self.before: Callable[[], object] | None = None
-        """Called once, before the next message."""
+        """Called once before the next message."""
         self.ask({"op": "hello", "comes_back": False, "fingerprint": ""})
 
     def ask(self, header: Mapping[str, Any], *payload: Tensor) -> dict[str, Any]:
@@ -51,8 +51,8 @@ class Link:
 
 @pytest.mark.parametrize("correction", ["staleness_lr", None])
 def test_all_parts_of_a_gradient_have_the_rate_of_one_staleness(correction: str | None) -> None:
-    """Worker 0 pulls from server 0 before three updates of worker 1, and from server 1 after two of
-    them, so the two servers count 3 and 1."""
+    """Worker 0 pulls from server 0 before three updates by worker 1, and from server 1 after two of
+    them, so the servers count 3 and 1."""
     sync: dict[str, Any] = {"kind": "parameter_server", "servers": 2, "mode": "asynchronous"}
     sync |= {"correction": {"name": correction}} if correction else {}
     optimizer = {"name": "sgd", "lr": LR, "momentum": 0.0}

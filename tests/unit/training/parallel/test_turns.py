@@ -1,4 +1,4 @@
-"""Shares that come to who is free: each once, and all ranks leave after the same step."""
+"""Shares are assigned to free ranks, each share once, and all ranks leave after the same step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.parallel.turns import SharedTurns
 
 NUM_RANKS, FIRST, LAST = 4, 6, 20
-"""Steps 1 to 5 were done before the group was formed."""
+"""Steps 1 to 5 were completed before the group was formed."""
 
 
 class Numbered(Sequence[Share]):
-    """Shares of which only the numbers count."""
+    """Shares of which only the numbers matter."""
 
     def __len__(self) -> int:
         return NUM_RANKS
@@ -26,7 +26,7 @@ class Numbered(Sequence[Share]):
 
 
 def steps_of(turns: SharedTurns, taken: list[tuple[int, object]]) -> Iterator[int]:
-    """The steps that a rank passes; it pauses after each share that it takes, and each step."""
+    """Yield the rank's current step after each share that it takes, and after each step."""
     for step in range(FIRST, LAST + 1):
         for (number,) in turns.of_step(step, Numbered()):
             taken.append((step, number))
@@ -46,7 +46,7 @@ def test_each_share_comes_to_one_rank_and_all_leave_after_the_same_step(
         running = {rank: steps_of(turns, taken) for rank, turns in enumerate(ranks)}
         draw, passed = random.Random(seed), dict.fromkeys(range(NUM_RANKS), 0)
         while running:
-            # Rank 1 seldom has its turn.
+            # Rank 1 seldom gets a turn.
             rank = draw.choice([rank for rank in running for _ in range(1 if rank == 1 else 10)])
             if (step := next(running[rank], None)) is None:
                 del running[rank]

@@ -1,4 +1,4 @@
-"""A share of uneven size weighs by its samples where each rank steps by itself."""
+"""If each rank makes its own steps, shares of different sizes are weighted by their samples."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def linear() -> nn.Module:
 def step_of_rank(
     rank: int, num_ranks: int, num_samples: int, **optimizer: float
 ) -> tuple[nn.Module, float]:
-    """The model of a rank after its first step, whose global batch has these samples; its loss."""
+    """Return the model of a rank after its first step, whose global batch has this number of
+    samples, and its loss."""
     model = linear()
     engine = LocalGradientEngine(EngineParts(model, loss_sum, nullcontext))
-    engine._world_size = num_ranks  # `form` would have them meet
+    engine._world_size = num_ranks  # `form` would make them meet
     options = Train.model_validate({"optimizer": {"name": "sgd", "lr": LR, **optimizer}})
     update = OptimizerStep(model, engine, options, CPU)
     shares = {"shares": [rank], "num_shares": num_ranks, "seed": 0}
@@ -53,7 +54,7 @@ def step_of_rank(
 def test_the_mean_of_the_ranks_moves_by_the_gradient_of_the_batch(
     num_ranks: int, num_samples: int
 ) -> None:
-    """Two samples on five ranks move it by lr (g1 + g2) / 2."""
+    """Two samples on five ranks change it by lr (g1 + g2) / 2."""
     found = [step_of_rank(rank, num_ranks, num_samples) for rank in range(num_ranks)]
     model = linear()
     (loss_sum(model(INPUTS[:num_samples]), TARGETS[:num_samples]) / num_samples).backward()
@@ -64,7 +65,7 @@ def test_the_mean_of_the_ranks_moves_by_the_gradient_of_the_batch(
 
 
 def test_a_rank_without_samples_takes_no_step() -> None:
-    """Weight decay and momentum would move its weights."""
+    """Weight decay and momentum would change its weights."""
     begun = linear()
     found = [step_of_rank(r, 5, 2, momentum=0.9, weight_decay=0.5)[0] for r in range(5)]
     still = [

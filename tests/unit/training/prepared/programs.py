@@ -1,4 +1,5 @@
-"""A training program that calls `train.prepare`, and runs of it with ranks that die."""
+"""A training program that calls `train.prepare`, and a function that runs it with ranks that
+die."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ DEFAULTS = {
 
 
 class Leash:
-    """Has the ranks wait at a point of a step until the next round is announced."""
+    """Makes the ranks wait at a point in a step until the next round is announced."""
 
     def __init__(self, point: FaultPoint, step: int) -> None:
         self.point, self.step = point, step
@@ -91,7 +92,7 @@ class Leash:
 
 
 def program(home: Path, **options: str) -> dict[str, Any]:
-    """The document of the program with these expressions in place of `DEFAULTS`."""
+    """Return the document of the program with these expressions instead of `DEFAULTS`."""
     home.mkdir(parents=True, exist_ok=True)
     lines = "\n    ".join(f"{name} = {value}" for name, value in {**DEFAULTS, **options}.items())
     text = textwrap.dedent(PROGRAM).format(out=str(home), options=lines.replace("\n    ", "\n"))
@@ -106,8 +107,8 @@ def run(
     before: Callable[[RankTask], None] | None = None,
     **options: str,
 ) -> list[Any]:
-    """Run the program, with ranks that are killed replaced; the final state, which is the same on
-    all ranks."""
+    """Run the program, replacing ranks that are killed, and return the final state, which is the
+    same on all ranks."""
     document = program(home, **options)
     codes = run_ranks(home, document, world_size=world_size, before=before, recovers=True)
     assert codes == [0] * world_size
@@ -123,7 +124,7 @@ def final_state(home: Path, world_size: int) -> list[Any]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal all the way down, tensors to the bit."""
+    """Check that nested values are equal, and tensors bitwise equal."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):

@@ -1,4 +1,4 @@
-"""Scripts that change what they train on their way, or leave their loop early."""
+"""Scripts that change what they train during the run, or leave their loop early."""
 
 from __future__ import annotations
 

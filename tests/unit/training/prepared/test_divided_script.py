@@ -1,4 +1,5 @@
-"""A prepared script whose model is divided among the ranks, against one process of plain torch."""
+"""A prepared script whose model is divided among the ranks, compared with a single process with
+plain torch."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def assert_trains_as_alone(**division: Any) -> None:
     model, optimizer, loader = prepared(**division)
     assert any(isinstance(p, DTensor) for p in model.parameters())
     twin, twin_optimizer = built()
-    model.eval()  # dropout is drawn for each rank's share
+    model.eval()  # dropout masks are generated for each rank's share
     twin.eval()
     session = loader._session
     plan = BatchPlan(DataLoader(samples(), batch_size=12, shuffle=True), session.seed)
@@ -163,7 +164,7 @@ def test_a_script_that_leaves_the_division_of_its_document_out_fails(tmp_path: P
     }
     assert 0 not in run_ranks(tmp_path, document, world_size=2)
     (error,) = frames(tmp_path, kind="error")
-    assert "without train.prepare(), which divides the model" in str(error)
+    assert "without calling train.prepare(), which divides the model" in str(error)
 
 
 def _two(rank: int) -> None:
@@ -199,14 +200,15 @@ def _save(rank: int, home: str) -> None:
     batches = iter(loader)
     for _ in range(2):
         step(model, optimizer, next(batches))
-    next(batches)  # the state is that of the third batch
+    next(batches)  # the state belongs to the third batch
     state = loader._session.state()
     if rank == 0:
         torch.save(saving.on_host(state), f"{home}/two.pt")
 
 
 def _after_two(**division: Any) -> tuple[Tensor, int]:
-    """A parameter after two steps with dropout, and how often its module was computed."""
+    """Return a parameter after two steps with dropout, and the number of times that its module was
+    computed."""
     model, optimizer, loader = prepared(blocks="layers.*", **division)
     up = model.get_submodule("layers.0.up")
     calls: list[int] = []

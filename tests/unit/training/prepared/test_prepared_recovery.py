@@ -1,4 +1,4 @@
-"""A rank of a prepared script dies: no step is lost, and the ending is equal to the bit."""
+"""A rank of a prepared script dies: no step is lost, and the result is bitwise equal."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_a_rank_in_a_fresh_interpreter_is_replaced_as_a_forked_one_is(
 def test_a_rank_whose_exchange_the_others_ended_gets_its_result(
     tmp_path: Path, undisturbed: Callable[..., list[Any]]
 ) -> None:
-    """Rank 1 takes step 7 for broken off, which rank 0 has done; rank 2 dies in step 8."""
+    """Rank 1 considers step 7 interrupted, although rank 0 has completed it; rank 2 dies in step
+    8."""
     state = run(tmp_path, 3, before=miss_the_end, BEFORE="lambda step: die(2, step == 8)")
     assert replaced(tmp_path) == [2]
     assert_same(state, undisturbed(3))
@@ -141,8 +142,8 @@ def test_every_step_is_reported_once_with_its_epoch_and_total(tmp_path: Path) ->
 def test_loader_processes_draw_the_same_numbers(
     tmp_path: Path, undisturbed: Callable[..., list[Any]]
 ) -> None:
-    # The processes of the tests may have no children of their own, and others would start the
-    # script anew.
+    # The test processes must not have child processes, and other processes would run the script
+    # again.
     allowed = "multiprocessing.current_process()._config.update(daemon=False)"
     forks = 'multiprocessing.set_start_method("fork", force=True)'
     state = run(
@@ -157,11 +158,11 @@ def test_loader_processes_draw_the_same_numbers(
 
 
 def test_without_a_batch_to_go_on_from_the_checkpoint_is_left(tmp_path: Path) -> None:
-    """A script that breaks off its loop waits at its end, a step after its last batch."""
+    """A script that leaves its loop early waits at its end, one step after its last batch."""
     breaks = "lambda step: (step == 7 and (die(1, True), sys.exit(0)))"
     document = program(tmp_path, AFTER_STEP=breaks, sys='__import__("sys")')
     assert run_ranks(tmp_path, document, world_size=2, recovers=True) == [1, 1]
     for rank in (0, 1):
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert error["cause"] == "worker_lost"
-        assert "the newest checkpoint has the state" in error["message"]
+        assert "the job resumes from its latest checkpoint" in error["message"]

@@ -1,4 +1,4 @@
-"""The group of a prepared script goes on with fewer ranks, and with more again."""
+"""The group of a prepared script continues with fewer ranks, and later with more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def elastic(home: Path, num_workers: int) -> dict[str, Any]:
 
 
 def batches(home: Path) -> dict[int, list[int]]:
-    """The samples of each step, sorted; of a step that a process did twice, the second time."""
+    """Return the sorted samples of each step; if a process ran a step twice, from the second
+    time."""
     found: dict[int, list[int]] = {}
     for path in home.glob("numbers-*"):
         own = {}
@@ -73,7 +74,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path, undisturbed: Path) -> None:
     seen = batches(tmp_path)
     expected = batches(undisturbed)
     lost = seen.pop(7), expected.pop(7)
-    assert set(lost[0]) == set(lost[1])  # the lost rank had begun it as well
+    assert set(lost[0]) == set(lost[1])  # the lost rank had also begun it
     assert seen == expected
 
 

@@ -1,4 +1,4 @@
-"""A prepared script alone, and in a group that torchrun started."""
+"""A prepared script in a single process, and in a group started by torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts with several models and optimizers, and what can't be handed over."""
+"""Scripts with several models and optimizers, and state that can't be handed over."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_copies_that_differ_some_batches_after_a_handover_end_the_attempt(tmp_pa
     errors = [error for rank in (0, 1) for error in frames(tmp_path, rank=rank, kind="error")]
     assert {error["cause"] for error in errors} == {"worker_lost"}
     assert replaced(tmp_path) == [0]
-    # Batch 8 is the first one after which the ranks differ; it ends with step 8.
+    # The ranks differ for the first time after batch 8, which ends with step 8.
     assert max(ref.step for ref in checkpoint_refs(tmp_path)) <= 8
 
 
@@ -246,7 +246,7 @@ def _complex_parameters(rank: int) -> None:
     train.prepare(model, optimizer)
     (model.weight * (1 + rank)).abs().square().sum().backward()
     optimizer.step()
-    # The gradient of |(1 + r) w|^2 is 2 (1 + r)^2 w: 2 and 8 at w = 1, on average 5.
+    # The gradient of |(1 + r) w|^2 is 2 (1 + r)^2 w, which is 2 and 8 at w = 1, and 5 on average.
     torch.testing.assert_close(model.weight.detach(), torch.full((2,), -1.5 + 0j))
 
 
@@ -298,7 +298,7 @@ def test_an_optimizer_that_prepare_was_not_given_is_refused_at_its_first_step() 
     stranger = nn.Linear(2, 1)
     other = torch.optim.SGD(stranger.parameters(), lr=0.1)
     stranger(torch.ones(1, 2)).sum().backward()
-    other.step()  # of a model that is not prepared
+    other.step()  # of an unprepared model
 
 
 @pytest.mark.usefixtures("_fresh")

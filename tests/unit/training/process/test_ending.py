@@ -1,4 +1,4 @@
-"""The end of a rank marks an error that follows from another rank's end."""
+"""When a rank ends, an error caused by the end of another rank is marked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = "Connection closed by peer [127.0.0.1]:4711"
 
 
 def end(folder: Path, error: BaseException, world_size: int) -> dict[str, object]:
-    """The ERROR frame after an error."""
+    """Return the ERROR frame after an error."""
     task = make_task(folder, SPEC, world_size=world_size)
     rank = RankEnd(task, cause_of, str, has_code=False)
     if isinstance(error, SystemExit):

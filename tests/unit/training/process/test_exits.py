@@ -1,4 +1,4 @@
-"""The exits of a script and of the processes that it forks, compared with plain `python`."""
+"""The exits of a script and of its forked processes, compared with plain `python`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENDS = [
     "os.kill(os.getpid(), 15)",
     *("threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",),
 ]
-"""Ends of a program, each a line of it."""
+"""Last lines of programs."""
 BEGIN = "import atexit, multiprocessing, os, sys, threading, time\n"
 FORKS = """
 for number, end in enumerate(sys.argv[1:]):
@@ -74,7 +74,8 @@ for number, end in enumerate(sys.argv[1:]):
 
 
 def compared(output: str) -> list[str]:
-    """The lines of an output without tracebacks, of which the errors stay, and addresses."""
+    """Return the lines of the output, without addresses, and with tracebacks reduced to their
+    errors."""
     lines = re.sub("0x[0-9a-f]+", "0x", output).splitlines()
     return [line for line in lines if not line.startswith(("  ", "Traceback"))]
 

@@ -1,6 +1,6 @@
-"""A rank finds the packages, variables and secrets of its job, forked or in a fresh interpreter.
+"""A rank, forked or in a new interpreter, has the packages, variables, and secrets of its job.
 
-The canary is the value of a secret: no file that leaves the rank may have it.
+The canary is the value of a secret, which must not occur in any file that leaves the rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _rank(text: str, temporary: str, output: str) -> None:
 
 
 class Node:
-    """A folder for everything, with a program that a rank runs."""
+    """A folder for all files, with a program that is run by a rank."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Node:
         return process.exitcode
 
     def spooled(self) -> str:
-        """Everything that the rank reported."""
+        """Return everything that the rank reported."""
         spools = self.folder / "attempt-1" / "spool"
         keys = sorted(path.name for path in spools.iterdir())
         return "".join(path.read_text() for key in keys for _, path in segments(spools / key))

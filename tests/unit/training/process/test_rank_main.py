@@ -1,4 +1,4 @@
-"""A training process from its first line to its exit code."""
+"""A training process from start to exit code."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         (
             {"entrypoint": "absent.py"},
-            "there is no file absent.py in the job's code",
+            "absent.py does not exist in the job's code",
         ),
         ({"module": "absent"}, "ImportError: No module named absent"),
     ],
@@ -193,8 +193,7 @@ def test_a_program_that_fetched_code_does_not_have_is_named_and_not_tried_again(
         (
             "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('no a') from e\n",
             "user_error",
-            "ValueError: no a (train_it.py, line 4); "
-            "it came from KeyError: 'a' (train_it.py, line 2)",
+            "ValueError: no a (train_it.py, line 4); caused by KeyError: 'a' (train_it.py, line 2)",
         ),
         (
             "import sys\nsys.exit(3)\n",
@@ -206,9 +205,9 @@ def test_a_program_that_fetched_code_does_not_have_is_named_and_not_tried_again(
             "import no_such_module\n",
             "cannot_run",
             "ModuleNotFoundError: No module named 'no_such_module' (train_it.py, line 1). If "
-            "no_such_module is a package, add it to environment.python_packages or to the file of "
-            "--requirements; a file of yours is uploaded with its folder: `dray submit --code "
-            "FOLDER`",
+            "no_such_module is a package, add it to environment.python_packages or to the file "
+            "passed to --requirements; if it is in one of your files, upload its folder: "
+            "`dray submit --code FOLDER`",
         ),
     ],
     ids=["key", "assert", "chained", "exit", "syntax", "module"],
@@ -241,7 +240,7 @@ def test_the_survivor_of_a_dead_peer_blames_the_peer(tmp_path: Path) -> None:
 
 
 def refuse_reports(number: int, task: RankTask) -> None:
-    """The disk takes the reports of the rank again once it has refused some."""
+    """Make the disk reject some of the rank's reports before it accepts them again."""
     storage_room.PAUSE_S, storage_room.WAIT_S = 0.01, 1.0
     write, refusals = SpoolWriter._write, iter(range(number))
 

@@ -1,4 +1,4 @@
-"""The numbers that a script draws from the global generators."""
+"""The numbers that a script gets from the global random generators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def script(folder: Path, begin: str, then: str = "") -> Path:
 
 
 def drawn_by_ranks(folder: Path, begin: str, then: str = "", *, attempt: int = 1) -> list[float]:
-    """The numbers of two ranks, rank 0's first."""
+    """Return the numbers of two ranks, starting with rank 0."""
     path = script(folder, begin, then)
     spec = {"script": {"entrypoint": str(path), "args": [str(folder)]}}
     assert run_ranks(folder, spec, world_size=2, attempt=attempt) == [0, 0]
@@ -59,9 +59,9 @@ def test_every_number_follows_from_the_seed_and_the_rank(tmp_path: Path) -> None
     assert drawn_alone(tmp_path, "train.init(seed=6)") != alone
     drawn = drawn_by_ranks(tmp_path, SEEDED, PREPARES)
     first, second = drawn[:5], drawn[5:]
-    assert first[:3] == alone  # of rank 0 as of one process
+    assert first[:3] == alone  # rank 0 is like a single process
     assert not set(first[:4]) & set(second[:4])
-    assert first[3] == first[4] == second[4]  # all begin with rank 0's model
+    assert first[3] == first[4] == second[4]  # all start with rank 0's model
     assert drawn_by_ranks(tmp_path, SEEDED, PREPARES, attempt=2) == drawn
 
 

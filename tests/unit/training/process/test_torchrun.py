@@ -1,4 +1,5 @@
-"""A script's rank has torchrun's environment, and reports its failure as torchrun would."""
+"""The rank of a script has the same environment as with torchrun, and reports failures in the same
+way."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from ray_workers.training.process.rank_main import environment
 from tests.unit.training.ranks import frames, make_task, run_ranks
 
 OF_THE_AGENT = {"TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE", "HEALTH_CHECK_PORT"}
-"""Variables of torchrun's own timers, which it sets only if they are asked for."""
+"""Variables for torchrun's own timers, which it sets only on request."""
 
 
 def names_set_in(module: ModuleType) -> set[str]:
-    """The names of variables that the source puts into a dictionary or the environment."""
+    """Return the names of variables that the source code sets in a dictionary or in the
+    environment."""
     found = set[object]()
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Dict):

@@ -1,4 +1,4 @@
-"""The variables by which each framework finds the peers of a rank."""
+"""The variables through which each framework finds the peers of a rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""TensorFlow's parameter servers, started as dray starts them, without Ray.
+"""TensorFlow's parameter servers, started as by dray, without Ray.
 
-Runs where TensorFlow is: in this interpreter, or in the interpreter TENSORFLOW_PYTHON.
+Requires TensorFlow in this interpreter or in the interpreter given by TENSORFLOW_PYTHON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE_S = 300.0
 
 
 class Cluster:
-    """The ranks of the job, with exactly the environments that dray makes."""
+    """The ranks of the job, with exactly the same environments as in dray."""
 
     def __init__(self, folder: Path, num_steps: int) -> None:
         self._spec = JobSpec.model_validate(DOCUMENT)

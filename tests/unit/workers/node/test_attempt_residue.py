@@ -1,4 +1,4 @@
-"""A slot is free when nothing that ran in it is left: no process, and no memory on its GPU."""
+"""A slot is free once nothing that ran in it remains: no process, and no memory on its GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that recover, played by a test, and the nodes that observe them."""
+"""Recovering groups, simulated by a test, and the nodes that observe them."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def ends(member: Member, code: int | None = -9) -> None:
 
 
 class SlowGroup(WorkerGroup):
-    """A group that has lost a rank; its replacement takes as long as the test wants."""
+    """A group that has lost a rank; the test decides how long its replacement takes."""
 
     def __init__(self, num_ranks: int = 2, lost: int | None = 1) -> None:
-        """lost: None of a group that is whole."""
+        """lost: None for a complete group."""
         super().__init__(SPEC, "n", "127.0.0.1", MachinePace(), QUICK)
         self.members = [member_of(seat) for seat in range(num_ranks)]
         if lost is not None:
@@ -106,13 +106,13 @@ class SlowGroup(WorkerGroup):
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
         self.seats: list[list[int]] = []
-        """The members of each round that was announced, by rank."""
+        """The members of each announced round, by rank."""
         self.batch_sizes: list[int | None] = []
         self.adds: asyncio.Event | None = None
         """The event for which new slots wait; None if Ray has no free slots."""
 
     def vanish(self, *members: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-        """These members are gone with their node."""
+        """These members are lost with their node."""
         for member in members:
             member.slots.part = Slice("dead", 1)
             member.exit = asyncio.get_running_loop().create_future()
@@ -195,7 +195,7 @@ class Recovering:
         return asyncio.ensure_future(self.monitor.watch())
 
     async def until(self, probe: Callable[[], bool]) -> None:
-        """Time passes until it is so."""
+        """Let time pass until this is true."""
         async with asyncio.timeout(PATIENCE_S):
             while not probe():
                 self.now += 0.1

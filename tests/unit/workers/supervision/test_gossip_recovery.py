@@ -1,4 +1,4 @@
-"""Recovery of gossip, whose ranks need not wait for each other."""
+"""Recovery in gossip, whose ranks do not have to wait for each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GOSSIP = attempt_spec(
 
 
 class GossipGroup(SlowGroup):
-    """A group that has lost rank 0, which need not be there for the others."""
+    """A group that has lost rank 0, without which the others can continue."""
 
     def __init__(self, num_ranks: int = 2) -> None:
         super().__init__(num_ranks, lost=0)
@@ -101,7 +101,7 @@ async def test_of_gossip_the_others_go_on_where_no_replacement_can_be_started() 
 async def test_of_gossip_slots_for_the_workers_of_a_lost_node_are_asked_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No longer: they are held back from the whole queue, and the others train."""
+    """No longer: the slots are withheld from the whole queue, and the others train."""
     group = GossipGroup()
     group.vanish(group.lost, monkeypatch=monkeypatch)
     job = Recovering(spec=GOSSIP, group=group)
@@ -155,7 +155,7 @@ async def test_of_gossip_a_replacement_is_last_also_where_another_loss_is_not_ha
 async def test_of_gossip_a_node_that_turns_out_dead_takes_its_placed_ranks_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They had got a place in a round that the others wait for."""
+    """They already had a position in a round that the others wait for."""
     group = GossipGroup(3)
     group.members = [member_of(0, "m"), member_of(1), member_of(2, "m")]
     group.lost = group.members[0]
@@ -202,7 +202,7 @@ async def test_of_gossip_slots_for_a_second_lost_node_are_asked_for_as_long(
 
 
 async def test_a_group_whose_rank_0_dies_while_it_leaves_is_asked_again() -> None:
-    """The request goes to rank 0 alone, which is another process from then on."""
+    """The request goes only to rank 0, which is another process from then on."""
     group = GossipGroup()
     group.members = [member_of(0), member_of(1)]
     job = Recovering(spec=GOSSIP, group=group)

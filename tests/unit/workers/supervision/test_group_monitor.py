@@ -1,4 +1,4 @@
-"""The monitor of a group waits for its end, and carries out what is decided."""
+"""The monitor of a group waits for its end, and carries out the decisions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
 
 
 class Leaving(Standing):
-    """A group that does nothing by itself when it is asked to leave."""
+    """A group that does nothing on its own when it is asked to leave."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)

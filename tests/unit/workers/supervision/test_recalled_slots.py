@@ -1,4 +1,4 @@
-"""Slots that are asked back of a group, and batches that come with them."""
+"""Slots that a group is asked to release, and batch sizes that come with the request."""
 
 from __future__ import annotations
 

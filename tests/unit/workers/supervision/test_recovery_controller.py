@@ -1,4 +1,4 @@
-"""A group that recovers gets the time that it needs, until it is whole."""
+"""A recovering group gets the time that it needs, until it is complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.workers.supervision.recovering import (
 
 
 def silos(quorum: int | None = None) -> dict[str, Any]:
-    """A document with three of them."""
+    """A document with three servers."""
     each = [{"name": name, "node_labels": {"silo": name}} for name in ("north", "south", "west")]
     federated = {"silos": each, "quorum": quorum, "rounds": 3}
     return {"recipe": "image_classification", "federated": federated}
@@ -73,7 +73,7 @@ async def test_only_an_error_of_its_own_process_speaks_against_the_replacement_o
 
 
 class KilledWhileItStarts(SlowGroup):
-    """The first processes that are started end at once."""
+    """The first processes that are started exit at once."""
 
     failures = 0
 
@@ -135,7 +135,7 @@ async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -
 async def test_without_the_workers_of_a_lost_node_parameter_servers_do_not_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others would be renumbered, and a worker be taken for a server."""
+    """The others would be renumbered, and a worker would be taken for a server."""
     sync = {"kind": "parameter_server", "servers": 1}
     for document, recovers in ((SPEC.spec, True), ({**SPEC.spec, "sync": sync}, False)):
         resources = {"num_workers": 3}
@@ -205,7 +205,7 @@ async def test_a_lost_rank_that_comes_back_when_all_is_done_shows_the_end() -> N
 
 
 async def test_an_aggregator_of_silos_is_not_replaced() -> None:
-    """It alone has the weights: the next attempt goes on from its checkpoint."""
+    """Only this rank has the weights: the next attempt resumes from its checkpoint."""
     spec = of(silos())
     assert spec.traits.state_holders == {0}
     assert not spec.traits.unawaited, "the job is over when all have ended"
@@ -216,7 +216,7 @@ async def test_an_aggregator_of_silos_is_not_replaced() -> None:
 
 
 async def test_slots_that_do_not_come_are_not_taken_in() -> None:
-    """And the grant is answered, once, so that the service gives its slots to other jobs."""
+    """The grant is answered once, so that the service gives its slots to other jobs."""
     job = Recovering(spec=replace(SPEC, slices=(Slice("n", 3),)), group=SlowGroup(lost=None))
     for number in (1, 1, 2):
         job.resizing.grow(Grant(number, ON_M, None))

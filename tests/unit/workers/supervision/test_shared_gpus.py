@@ -1,4 +1,4 @@
-"""Ranks that share GPUs with other jobs: each gets a GPU of its own; without Ray."""
+"""Ranks that share GPUs with other jobs: each gets its own GPU; without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt that ended waits for the last reports of its nodes, and not for ever."""
+"""The supervisor of an ended attempt waits for the last reports of its nodes, but not forever."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Agent:
         self.goes.set()
         self.frames, self.has_more = b"", False
         self.waits_s: list[float] = []
-        """For which it was to wait for frames, by read."""
+        """How long each read should wait for frames."""
         self.read = SimpleNamespace(remote=self._read)
 
     async def _read(
@@ -54,7 +54,7 @@ class Agent:
 
 
 class Ended:
-    """The supervisor, on node a, of an attempt on the nodes a and b that has ended."""
+    """The supervisor, on node a, of an ended attempt on the nodes a and b."""
 
     def __init__(
         self,

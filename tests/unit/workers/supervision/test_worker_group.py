@@ -23,7 +23,7 @@ from tests.wire import attempt_spec, traits
 
 
 class Cluster:
-    """Ray, with processes that are gone once their actor was ended, unless they are stuck."""
+    """Ray, with processes that exit when their actor is ended, unless they are stuck."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = {("a", 0), ("a", 1), ("b", 2)}
@@ -121,7 +121,7 @@ class Actor:
 
 
 class Replacing:
-    """A group whose member is to get another process."""
+    """A group whose member should get another process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.starts: list[tuple[Any, int]] = []
@@ -186,7 +186,7 @@ async def test_a_member_keeps_its_actor_as_long_as_that_lives(
 async def test_an_actor_that_did_not_answer_a_start_is_not_asked_for_another(
     monkeypatch: pytest.MonkeyPatch, problem: BaseException
 ) -> None:
-    """It may be gone, or still start a process in addition to the next one."""
+    """It may be gone, or may still start a process in addition to the next one."""
     job = Replacing(monkeypatch)
     job.ends_with(-9)
     silent = job.member.actor = Actor(job.starts, problem)

@@ -1,4 +1,4 @@
-"""Bad input, continued: what asks something of a running job."""
+"""Bad input, continued: requests to a running job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "a key twice": (b'{"kind": "kill", "kind": "stall"}', "twice"),
 }
 INVALID: dict[str, tuple[dict[str, Any] | bytes, str, str]] = {
-    # what is wrong: (body, pointer, part of the detail or hint)
+    # description: (body, pointer, part of the detail or hint)
     "no kind": ({}, "/kind", "'kind' is missing"),
     "no kind, but a rank": ({"rank": 1}, "/kind", "'kind' is missing"),
     "null": ({"kind": None}, "/kind", ""),
@@ -46,7 +46,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.fixture(scope="module")
 def running(site: LiveServer) -> str:
-    """Ann's job of two ranks that trains and has done 10 of 100 steps."""
+    """Ann's job, which is training on two ranks and has done 10 of 100 steps."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with site.client(headers=headers) as client:
         job_id: str = post(client, {**GOOD, "resources": {"num_workers": 2}}).json()["id"]

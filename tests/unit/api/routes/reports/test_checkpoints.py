@@ -1,4 +1,5 @@
-"""A checkpoint's files are listed by its manifest and downloaded, whole or in part."""
+"""A checkpoint's files are listed according to its manifest, and can be downloaded completely or in
+part."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ STATE = bytes(range(256)) * 40
 def saved(
     server: LiveServer, job_id: str, step: int, content: bytes = STATE, **changes: Any
 ) -> Frame:
-    """Lay a checkpoint where a rank would, and the frame that tells of it."""
+    """Write a checkpoint as a rank would, and return the frame that reports it."""
     key = f"{attempt_prefix(job_id, 1)}/checkpoints/step-{step:012d}"
     storage = server.hands.storage
     entry = {

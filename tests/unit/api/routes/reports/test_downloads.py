@@ -1,5 +1,5 @@
-"""Links that download something of a job: once, without a token, and while the token that asked for
-them is valid."""
+"""Download links: they work once, without a token, and only while the token with which they were
+created is valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.api.routes.reports.test_checkpoints import STATE, saved
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import log
 
-CONTENT = bytes(range(256)) * 8192  # two pieces
+CONTENT = bytes(range(256)) * 8192  # two chunks
 ANN = {"Authorization": "Bearer anns token"}
 
 
@@ -28,7 +28,7 @@ def line(name: str, token: str) -> str:
 
 @dataclass
 class Guarded:
-    """A server with tokens, and a job with a file, a checkpoint and logs of two ranks."""
+    """A server with tokens, and a job with a file, a checkpoint and the logs of two ranks."""
 
     server: LiveServer
     tokens: Path

@@ -20,7 +20,7 @@ STREAM = {"Accept": "text/event-stream"}
 
 
 def frames(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Each event of a stream with its id, in the manner of an EventSource."""
+    """Yield each event of a stream with its id, as an EventSource does."""
     last_id = None
     for line in lines:
         if line.startswith("id: "):
@@ -30,7 +30,7 @@ def frames(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def raw_frames(text: str) -> list[dict[str, str]]:
-    """The fields of each event of a stream that has ended."""
+    """Return the fields of each event of a stream that has ended."""
     blocks = [block.split("\n") for block in text.split("\n\n") if "data: " in block]
     return [dict(line.split(": ", 1) for line in block) for block in blocks]
 
@@ -76,7 +76,7 @@ def test_a_stream_follows_a_job_to_its_end(http: httpx.Client, server: LiveServe
         assert next(coming)["to_state"] == "STARTING"
         server.hands.report(job_id, 1)
         server.succeed(job_id)
-        rest = list(coming)  # the server closes it
+        rest = list(coming)  # the server closes the stream
     assert rest[-1]["to_state"] == "SUCCEEDED"
     assert [event["id"] for event in rest] == [event["seq"] for event in rest]
 
@@ -182,7 +182,7 @@ def test_a_quiet_stream_is_kept_alive_by_comments(
 def test_a_stream_whose_reader_has_gone_ends(http: httpx.Client, server: LiveServer) -> None:
     job_id = server.submit()
     with http.stream("GET", f"/v1/jobs/{job_id}/events", headers=STREAM) as response:
-        reading = frames(response.iter_lines())  # held: httpx hangs up when it is collected
+        reading = frames(response.iter_lines())  # kept: httpx disconnects if it is collected
         next(reading)
         wait_until(lambda: server.num_waiting(job_id), "the stream to wait")
         reading.close()

@@ -259,7 +259,7 @@ def test_a_service_without_its_database_is_not_ready(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The log says why; whoever asks without a token is not told names and addresses."""
+    """The log contains the reason. Callers without a token don't see names and addresses."""
 
     async def away(work: object) -> None:
         raise ConnectionError("no route to it")

@@ -1,4 +1,4 @@
-"""Costs over HTTP: who sees whose, spans of time, and what is refused."""
+"""Costs over HTTP: who can see whose costs, time ranges, and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ HOUR = 3600.0
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server where a CPU costs 2 EUR an hour, with an admin, root, and users, ann and bob."""
+    """A server on which a CPU costs 2 EUR per hour, with an admin, root, and two users, ann and
+    bob."""
     folder = tmp_path_factory.mktemp("costs")
     names = f"root:{hashed('root')}:admin\nann:{hashed(TOKEN)}\nbob:{hashed('bob')}\n"
     (folder / "tokens").write_text(names)
@@ -33,7 +34,7 @@ def priced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def jobs(priced: LiveServer) -> dict[str, str]:
-    """By owner, a job that has run for an hour and goes on."""
+    """By owner, a job that has been running for an hour and is still running."""
     found = {}
     hands = priced.hands
     hands.advance(-HOUR)

@@ -1,4 +1,4 @@
-"""Which elastic jobs the cluster is large enough for."""
+"""Elastic jobs and whether the cluster is large enough for them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_parallel_auto_is_short_for_a_field(http: httpx.Client) -> None:
 
 
 def test_axes_that_leave_no_way_are_refused(http: httpx.Client) -> None:
-    """The digits' network can't be divided along `tensor`, and nothing else is left open."""
+    """The digits network can't be divided along `tensor`, and no other axis is left to choose."""
     document = {
         **JOB,
         "resources": {"num_workers": 4},

@@ -1,4 +1,5 @@
-"""Queues and the places of jobs over HTTP: bad input, tokens, and who is an admin."""
+"""Queues and the queue positions of jobs over HTTP: bad input, tokens, and what only admins can
+do."""
 
 from __future__ import annotations
 

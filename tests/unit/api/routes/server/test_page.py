@@ -1,4 +1,5 @@
-"""The files of the page: vendored ones are as they came, all are small, none names another site."""
+"""The page's files: vendored files are unmodified, all files are small, and none refers to other
+sites."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ def test_a_link_of_another_site_leads_to_the_page_and_not_to_the_api(server: Liv
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that the manual is served from, which is empty."""
+    """The folder from which the manual is served. It is empty."""
     monkeypatch.setattr(manual.find, "__defaults__", (tmp_path,))
     return tmp_path
 

@@ -1,4 +1,5 @@
-"""The reference page: complete, and nothing in it that a browser would fetch or run."""
+"""The reference page: it is complete, and doesn't contain anything that a browser would fetch or
+run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ ACTIVE = frozenset({"script", "link", "img", "iframe", "object", "embed", "form"
 
 
 class Page(HTMLParser):
-    """Anchors, links, and tags of a page."""
+    """The anchors, links and tags of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

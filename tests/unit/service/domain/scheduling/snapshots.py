@@ -1,4 +1,4 @@
-"""Waiting and running jobs on nodes with GPUs, as the scheduling policy gets them."""
+"""Waiting and running jobs on nodes with GPUs, as input for the scheduling policy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ GPU = {"GPU": 1.0}
 
 
 def waiting(name: str, gpus: int = 1, **fields: Any) -> WaitingJob:
-    """A recipe of unknown length that asks for this number of workers with one GPU each."""
+    """Return a recipe of unknown duration that requests this number of workers with one GPU
+    each."""
     request = Request(gpus, GPU, fields.pop("min_workers", None))
     usual = {"attempt": 0, "priority": 50, "seq": 99, "waited_s": 0.0, "yields": True}
     return WaitingJob(job_id=name, request=request, **{**usual, **fields})
 
 
 def running(name: str, slices: Mapping[str, int], **fields: Any) -> RunningJob:
-    """A recipe that holds this number of GPUs on each node, has an hour left, and may be asked
-    to leave."""
+    """Return a recipe that holds this number of GPUs on each node, has one hour left, and can be
+    asked to leave."""
     parts = tuple(Slice(node, number) for node, number in slices.items())
     request = Request(sum(slices.values()), GPU)
     usual = {"priority": 50, "seq": 1, "held_s": MIN_RUN_S, "left_s": HOUR, "yields": True}
@@ -38,7 +39,7 @@ def snapshot(
     totals: Mapping[str, float] | None = None,
     **facts: Any,
 ) -> Snapshot:
-    """totals: number of GPUs by node."""
+    """totals: number of GPUs on each node."""
     holders = tuple(Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in there)
     nodes = []
     for name, gpus in (totals or {"n": 4.0}).items():

@@ -1,4 +1,4 @@
-"""Requests to Ray's autoscaler: whole gangs that may come, in addition to all nodes in use."""
+"""Requests to Ray's autoscaler: complete gangs that can start, in addition to all nodes in use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def asked(
     in_use: Sequence[str] | None = None,
     **snapshot: Any,
 ) -> Demand:
-    """The demand after a plan. By default a node is in use if not all of it is free."""
+    """Return the demand after a plan. By default, a node is in use unless all of its resources are
+    free."""
     present = (*nodes, *joining)
     new = may_come(types, present)
     found = Snapshot(jobs, tuple(nodes), connected=True, to_come=(*joining, *new), **snapshot)
@@ -69,7 +70,7 @@ def test_a_gang_asks_for_the_workers_that_no_present_node_has_room_for() -> None
 
 
 def test_nodes_in_use_are_asked_for_whole_since_the_request_is_a_floor() -> None:
-    """Otherwise Ray would find room on them, because it counts as if the cluster were empty."""
+    """Otherwise, Ray would find room on them, because it assumes that the cluster is empty."""
     demand = asked(job("a", 3, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
     assert demand.bundles == (((("CPU", 2.0),), 2), (WHOLE, 2))
     assert demand.num_nodes == 1
@@ -88,7 +89,8 @@ def test_a_cluster_without_a_node_asks_too() -> None:
 
 
 def test_a_gang_is_asked_for_whole_or_not_at_all() -> None:
-    """An autoscaler may ignore a request that it can't meet, so nothing else is in it."""
+    """An autoscaler can ignore requests that it can't fulfill, so this request contains nothing
+    else."""
     large, small = job("large", 12, 1), job("small", 6, 2)
     demand = asked(large, small, nodes=[node("n", free=0.0)])
     assert demand.nodes_of == {"small": 2}
@@ -257,7 +259,7 @@ def test_a_job_that_no_node_to_come_could_run_is_impossible() -> None:
 
 
 def test_jobs_start_where_there_is_room_while_others_wait_for_nodes() -> None:
-    """A node of another kind takes a job behind one that waits for nodes."""
+    """A different kind of node accepts a job behind one that waits for nodes."""
     gpus = NodeType({"CPU": 4.0, "GPU": 1.0}, 1)
     waits = WaitingJob("gpu", 0, 50, 0, Request(1, {"CPU": 1.0, "GPU": 1.0}), waited_s=0.0)
     found = Snapshot((waits, job("cpu", 1, 1)), (node("n"),), True, to_come=may_come((gpus,), ()))

@@ -1,4 +1,4 @@
-"""Pools count the room that their nodes have, however it changes."""
+"""Pools keep track of the room on their nodes as it changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_room_is_what_fits_on_each_node_beside_what_is_set_aside(seed: int) -> None:
-    """Released slots may exceed a node's total, as happens with shared GPUs."""
+    """Released slots can exceed a node's total, as with shared GPUs."""
     chance = random.Random(seed)
     totals = [chance.choice(TOTALS) for _ in range(6)]
     nodes = [

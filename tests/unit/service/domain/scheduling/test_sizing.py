@@ -1,4 +1,4 @@
-"""The sizes of elastic jobs, by what each job gains according to its reports."""
+"""The sizes of elastic jobs, based on their gains according to their reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PER_NODE = 4
 
 
 def seconds(num_workers: int, batch_size: int, exchange_s: float) -> float:
-    """Seconds of a step with 10 ms for each sample of a worker."""
+    """Return the duration of a step in seconds, with 10 ms for each sample of a worker."""
     return 0.01 * batch_size / num_workers + exchange_s * (num_workers > 1)
 
 
@@ -149,7 +149,8 @@ def test_a_group_that_shrank_for_others_grows_into_what_these_leave() -> None:
 
 
 def ranged(noise_scale: float | None = 1e4, exchange_s: float = 0.3) -> ElasticJob:
-    """The current batch is 64. A larger batch shares the time of the exchange."""
+    """Return a job with a current batch size of 64. In larger batches, the exchange takes less time
+    per sample."""
     job = elastic(exchange_s=exchange_s)
     return replace(job, in_place=True, batch_range=(16, 512), noise_scale=noise_scale)
 
@@ -254,7 +255,8 @@ def test_a_job_that_has_left_before_is_left_alone_for_longer_each_time() -> None
     job = replace(elastic(exchange_s=0.05), in_place=True, least=8)
     jobs = {"old": job, "new": replace(job, steps_left=1e3)}
     now_s, sent_away = 0.0, []
-    # The worst estimates: another job gains more in each round, and soon afterwards none does.
+    # The worst case for estimates: another job gains more in each round, but soon afterwards none
+    # does.
     old = running("old", job, Slice("a", 4), Slice("b", 4), held_s=0.0)
     while now_s < 24 * 3600:
         made = planned(jobs, (old,), (waiting("new", least=8),))
@@ -286,13 +288,13 @@ def test_a_job_that_must_be_in_one_domain_has_no_size_chosen() -> None:
 
 
 def test_two_groups_do_not_pass_slots_to_and_fro() -> None:
-    """The gains change from minute to minute, according to the reports."""
+    """According to the reports, the gains change every minute."""
     jobs = [replace(elastic(exchange_s=each), in_place=True) for each in (0.0, 0.6)]
     there = {"a": running("a", jobs[0], *[Slice("a", 1)] * 4)}
     there["b"] = running("b", jobs[1], *[Slice("b", 1)] * 4, *[Slice("c", 1)] * 4)
     there = {
         name: replace(each, num_left=1) for name, each in there.items()
-    }  # each keeps its least
+    }  # each keeps its minimum
     shrunk_at: dict[str, list[float]] = {"a": [], "b": []}
     for minute in range(60):
         gains = dict(zip("ab", jobs if minute % 2 else jobs[::-1], strict=True))

@@ -1,4 +1,4 @@
-"""Placement by topology: near each other, within a required level, and with small gaps."""
+"""Placement by topology: close together, within a required level, and with small gaps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def seen(
     growing: Sequence[Growing] = (),
     levels: tuple[str, ...] = LEVELS,
 ) -> Snapshot:
-    """A snapshot whose free resources exclude the slots of the running jobs."""
+    """Return a snapshot in which the slots of running jobs are not free."""
     holders = [Holder(each.job_id, each.slices, GPU) for each in (*running, *growing)]
     left = (offered(n.total, n.available_to_us, held_on(n.id, holders)) for n in nodes)
     return Snapshot(
@@ -89,14 +89,14 @@ def decide(*args: Any, **more: Any) -> list[Decision]:
 
 
 def placed(*args: Any, **more: Any) -> dict[str, int]:
-    """The nodes of the job that starts or the group that grows, in the order of its ranks."""
+    """Return the nodes of the job that starts, or of the group that grows, in rank order."""
     (decision,) = decide(*args, **more)
     assert isinstance(decision, Start | Grow), decision
     return {part.node_id: part.num_workers for part in decision.slices}
 
 
 def row(rack: str, *gpus: float, zone: str = "z1", free: Sequence[float] = ()) -> list[Node]:
-    """Nodes `RACK-1`, `RACK-2` and so on."""
+    """Return the nodes `RACK-1`, `RACK-2`, and so on."""
     left = free or gpus
     return [
         node(f"{rack}-{at}", total, left[at - 1], zone=zone, rack=rack)
@@ -107,7 +107,7 @@ def row(rack: str, *gpus: float, zone: str = "z1", free: Sequence[float] = ()) -
 def test_a_gang_that_no_node_holds_goes_into_the_narrowest_domain_that_does() -> None:
     nodes = [*row("r1", 6, 4), *row("r2", 8)]
     assert placed([waits("a", 10)], nodes) == {"r1-1": 6, "r1-2": 4}
-    # Without the topology, the job gets the largest node, and the tightest for the rest.
+    # Without the topology, the job gets the largest node, and for the rest, the best-fitting one.
     assert placed([waits("a", 10)], nodes, levels=()) == {"r2-1": 8, "r1-2": 2}
 
 
@@ -137,7 +137,7 @@ def test_of_equal_domains_the_one_in_the_fullest_zone_is_taken() -> None:
 
 
 def test_a_gang_larger_than_any_domain_takes_as_few_as_possible_one_after_the_other() -> None:
-    """Neighbouring ranks are near each other: the slices of a domain are consecutive."""
+    """Neighbouring ranks are close together: the slices of a domain are consecutive."""
     nodes = [
         *row("r1", 2, 2),
         *row("r2", 4, 4),
@@ -167,7 +167,7 @@ def test_a_node_without_a_label_of_a_level_is_in_no_domain_of_it() -> None:
     bare = [node("n1", 4, rack="r1"), node("n2", 4, zone="z1", rack="r1"), *nodes[:1]]
     (decision,) = decide([waits("a", 8, "rack")], bare)
     assert isinstance(decision, Impossible), "racks of different zones may have one name"
-    # Racks without a zone count as zones.
+    # Racks without a zone are treated as zones.
     assert placed([waits("a", 8, "zone")], [node(n, 4, rack="r1") for n in "ab"]) == {
         "a": 4,
         "b": 4,
@@ -209,7 +209,7 @@ def test_gangs_are_near_together_and_within_their_level_on_any_cluster(
     Oracle(found, NOW).check(plan(found, NOW))
 
 
-# A required level.
+# Required levels.
 
 
 def test_a_gang_waits_for_room_in_one_domain_and_says_so() -> None:
@@ -308,7 +308,7 @@ def test_a_job_that_ends_before_a_domain_can_be_free_passes() -> None:
     assert isinstance(second, Wait)
 
 
-# Groups that grow.
+# Growing groups.
 
 
 def group(name: str, most: int, slices: Mapping[str, int], level: str | None = None) -> Growing:

@@ -1,4 +1,5 @@
-"""Replies that arrive together share a transaction; a reply that can't be stored fails alone."""
+"""Replies that arrive together share a transaction; if a reply can't be stored, only this reply
+fails."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.unit.service.helpers import Service, log, metrics
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The jobs of each transaction that stores replies; a transaction with the job `bad` fails."""
+    """Record the jobs in each transaction that stores replies; a transaction with the job `bad`
+    fails."""
     seen: list[list[str]] = []
     record = attempt_results.record
 
@@ -92,7 +94,7 @@ async def test_a_reply_that_fails_takes_no_other_along(
 async def test_a_job_whose_log_can_not_be_written_takes_no_other_along(
     service: Service, batches: list[list[str]]
 ) -> None:
-    """A rank may have created a file at the path of its log folder."""
+    """A rank could have created a file at the path of its log folder."""
     good, bad = await service.running(), await service.running()
     service.storage.write_bytes(f"{attempt_prefix(bad, 1)}/logs", b"")
     spoilt = full_chunk(service, bad)

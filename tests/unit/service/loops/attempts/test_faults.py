@@ -1,4 +1,4 @@
-"""Jobs whose ranks, supervisors, nodes or whole cluster are lost."""
+"""Jobs that lose ranks, supervisors, nodes, or the whole cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = ON_SQLITE
 
 
 async def waits_once(rank: FakeRank) -> None:
-    """Hangs after a step in its first attempt, and trains in the next."""
+    """Hangs after one step in the first attempt, and trains in the next."""
     await (waits if rank.attempt == 1 else trains)(rank)
 
 
@@ -170,7 +170,7 @@ async def test_a_job_whose_node_is_lost_goes_on_elsewhere(world: World) -> None:
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     first, *between, last = await causes(runtime, job_id)
     assert (first, last) == ("worker_lost", "succeeded")
-    # The view of the cluster may lag, so that the lost node is tried again.
+    # The view of the cluster can lag behind, so the lost node may be tried again.
     assert set(between) <= {"node_lost"}
     assert world.fake.launches[-1].slices[0].node_id == "node-b"
     await keeps_its_promises(world, runtime, job_id)
@@ -243,7 +243,7 @@ async def test_bad_data_is_not_tried_again(world: World) -> None:
 async def test_a_retry_resumes_from_the_newest_checkpoint_and_each_step_counts_once(
     world: World,
 ) -> None:
-    """I5 across attempts: the steps after the checkpoint are the second attempt's."""
+    """I5 across attempts: steps after the checkpoint come from the second attempt."""
 
     def url(rank: FakeRank, step: int) -> str:
         prefix = attempt_prefix(rank.job_id, rank.attempt)

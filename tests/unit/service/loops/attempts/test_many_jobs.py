@@ -1,4 +1,4 @@
-"""Many running jobs on one service: the share of each."""
+"""Many running jobs on one service: the cost per job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_reply_that_can_not_be_stored_keeps_no_other_back(
 
 async def test_the_delay_of_replies_is_told(world: World) -> None:
     runtime = await world.open()
-    for _ in range(2):  # the measurements are stored with the next write
+    for _ in range(2):  # the next write stores the measurements
         await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
     cells = (await runtime.metering.watched()).cells
     assert cells["dray_reply_delay_seconds", "", "sum"] > 0

@@ -56,7 +56,7 @@ async def test_a_loss_makes_it_recover_and_the_repair_makes_it_run(service: Serv
 
 
 async def test_a_loss_and_its_repair_in_one_reply_are_both_told_in_order(service: Service) -> None:
-    """This includes the first step, which the job had not taken before that reply."""
+    """This includes the first step, which the job had not completed before this reply."""
     job_id = await service.submit()
     service.claim(job_id)
     twice = [regrouping(1), regrouped(1), regrouping(0, generation=2), regrouped(0, generation=2)]
@@ -154,14 +154,14 @@ async def test_what_no_supervisor_can_mean_is_refused_and_said(
 
 
 async def test_each_step_is_served_once_over_replacements(service: Service) -> None:
-    """This holds for any replaced rank, any repeated reports, and any order of them."""
+    """This holds for any replaced rank, and for any repetitions and order of reports."""
     job_id = await service.running(resources={"num_workers": 2})
     first = [metrics(step, {"x": float(step)}, rank=rank) for step in (1, 2) for rank in (0, 1)]
     service.report(job_id, 1, first)
     again = [
         metrics(2, {"x": 2.0}, rank=1, incarnation=1),
         metrics(3, {"x": 3.0}, rank=1, incarnation=1),
-        metrics(2, {"x": 2.0}, rank=0),  # a survivor evaluates its step again
+        metrics(2, {"x": 2.0}, rank=0),  # a survivor repeats its evaluation
         metrics(3, {"x": 3.0}, rank=0),
     ]
     service.report(job_id, 1, [regrouping(1), regrouped(1), *again])

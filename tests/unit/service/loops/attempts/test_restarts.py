@@ -1,4 +1,4 @@
-"""Services that restart, fail half-way, or run twice: nothing is lost, and nothing is doubled."""
+"""Services that restart, fail midway, or run twice: nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MANY = 200
 
 
 async def trains_long(rank: FakeRank) -> None:
-    """Many small steps, with pauses for other processes."""
+    """Runs many small steps, with pauses for other processes."""
     for step in range(1, MANY + 1):
         rank.print(f"at {step}")
         rank.report(step, train_loss=1.0 / step)
@@ -185,7 +185,8 @@ async def test_a_follower_that_was_overtaken_goes_on_from_what_is_stored(
     async def is_overtaken(
         ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        """Another process stores the first frames while a reply with more frames is on its way."""
+        """Let another process store the first frames while a reply with more frames is in
+        transit."""
         reply = await poll(ref, cursor, wait_s, max_bytes)
         if len(reply.frames) > 8 and not overtaken.is_set():
             overtaken.set()
@@ -220,7 +221,7 @@ async def test_an_attempt_whose_acknowledgement_was_lost_is_forgotten_later(
 
 
 def stray(world: World, play: str) -> AttemptSpec:
-    """An attempt that is in no database."""
+    """Return an attempt that is not in any database."""
     document = {"name": play, "script": {"entrypoint": "stray.py"}}
     slices = (Slice("node-a", 2),)
     return attempt_spec(job_id="job-stray", attempt=3, spec=document, slices=slices)
@@ -267,7 +268,7 @@ async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
 
 
 async def test_two_services_run_each_job_once(postgres_world: World) -> None:
-    """I1, I2 and I5 with two services on one database, of which one runs the loops."""
+    """I1, I2, and I5 with two services on one database, one of which runs the loops."""
     world = postgres_world
     one, two = await world.open(), await world.open()
     jobs = [
@@ -297,7 +298,7 @@ async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: W
 
 
 async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(world: World) -> None:
-    """This includes the files of a node that was away when the job was deleted."""
+    """This includes files on a node that was unavailable when the job was deleted."""
     world.set_timings(deleted_period_s=0.0)
     runtime = await world.open()
     stays, goes = await world.submit(runtime), await world.submit(runtime)
@@ -313,7 +314,8 @@ async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(world: World) -
 
 
 async def commits_in_silence(world: World, runtime: Runtime) -> tuple[str, asyncio.Event]:
-    """A job whose rank commits a checkpoint while no service runs; the event is set by then."""
+    """Return a job whose rank commits a checkpoint while no service is running; the event is set
+    afterwards."""
     committed = asyncio.Event()
 
     async def commits(rank: FakeRank) -> None:

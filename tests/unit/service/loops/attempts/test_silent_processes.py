@@ -1,4 +1,4 @@
-"""A process that does not answer is shown as silent to users until it answers."""
+"""A process that does not respond is shown to users as unresponsive until it responds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUPERVISOR = SilentProcess(ProcessKind.SUPERVISOR, None, START.timestamp())
 
 
 def nothing_but(service: Service, job_id: str, *silent: SilentProcess) -> PollReply:
-    """A reply without new reports of the attempt, from a process that still answers."""
+    """Return a reply without new reports of the attempt, from a process that still responds."""
     reply = service.reply(job_id, 1)
     cursor = dict(service.cursor(job_id, 1))
     return replace(reply, cursor=cursor, phase=None, phase_times={}, silent=silent)

@@ -1,4 +1,4 @@
-"""An attempt ends and frees its slots, whatever its ranks report or damage."""
+"""An attempt ends and releases its slots, regardless of what its ranks report or damage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_job_that_spoilt_its_log_folder_is_cancelled_and_its_slots_go_to
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metric `train/poison` makes the transaction that stores it fail."""
+    """Storing the metric `train/poison` makes the transaction fail."""
     take = RankFrames.take
 
     def taken(self: RankFrames, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:

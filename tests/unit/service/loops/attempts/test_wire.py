@@ -1,4 +1,4 @@
-"""Measurements of the cluster reach the training that uses them."""
+"""Training receives the measurements of the cluster that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nodes are requested from Ray's autoscaler for waiting jobs, and the request is withdrawn."""
+"""Nodes are requested from Ray's autoscaler for waiting jobs, and the request is later
+withdrawn."""
 
 from __future__ import annotations
 
@@ -225,7 +226,7 @@ async def test_a_service_without_the_setting_withdraws_what_one_with_it_had_aske
     job_id = await world.submit(runtime, workers=8)
     await stored(runtime, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Autoscaler, "withdraw", nothing)  # as if it was killed
+        patch.setattr(Autoscaler, "withdraw", nothing)  # as if it had been killed
         await world.drop(runtime)
     world.fake.requests.clear()
     world.set_timings(impossible_grace_s=0.0)
@@ -236,7 +237,7 @@ async def test_a_service_without_the_setting_withdraws_what_one_with_it_had_aske
 
 
 async def nothing(_: object) -> None:
-    """Replaces a method that a killed process never calls."""
+    """Replacement for a method that a killed process does not call."""
 
 
 async def test_without_the_setting_ray_is_asked_for_nothing(world: World) -> None:

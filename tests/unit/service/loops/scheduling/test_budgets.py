@@ -1,4 +1,5 @@
-"""A budget that is used up while the loops run: no job of the queue starts until it is raised."""
+"""When a budget is used up while the loops run, no job in the queue starts until it is
+increased."""
 
 from __future__ import annotations
 

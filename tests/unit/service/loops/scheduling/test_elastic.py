@@ -1,4 +1,5 @@
-"""Elastic jobs in the loops: they start with the free slots, and grow when more become free."""
+"""Elastic jobs in the loops: they start with the free slots, and grow when more slots become
+free."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ async def has(runtime: Runtime, job_id: str, world_size: int) -> None:
 
 
 async def small(world: World, runtime: Runtime) -> tuple[str, str]:
-    """A job that holds three of the four slots, and an elastic one that trains on the last."""
+    """Return a job that holds three of the four slots, and an elastic job that trains on the last
+    slot."""
     other = await world.submit(runtime, "waits", workers=3)
     await comes_to(runtime, other, JobState.RUNNING)
     fields = {"elastic": {"min_workers": 1}}
@@ -70,7 +72,7 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
 
 
 async def grown(world: World, runtime: Runtime) -> str:
-    """An elastic job that began on one slot, and has grown to three of the four."""
+    """Return an elastic job that started on one slot, and has grown to three of the four."""
     job_id, other = await small(world, runtime)
     await runtime.jobs.cancel(other)
     await has(runtime, job_id, 3)
@@ -79,7 +81,7 @@ async def grown(world: World, runtime: Runtime) -> str:
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that has released slots is granted them again at once."""
+    """A group that released slots is granted them again immediately."""
     monkeypatch.setattr(resizing, "GROWING_PAUSE", timedelta(0))
 
 
@@ -171,7 +173,7 @@ async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world
 
 
 async def ranges(rank: FakeRank) -> None:
-    """Many steps, of which a smaller batch would waste less."""
+    """Runs many steps, for which a smaller batch would be less wasteful."""
     for step in range(1, 1000):
         values = {BATCH_SIZE: 64.0, NOISE_SCALE: 10.0}
         body = {"step": step, "values": values, "total_steps": 2000, "samples_per_s": 100.0}

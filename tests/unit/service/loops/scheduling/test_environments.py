@@ -1,4 +1,4 @@
-"""A job waits without a slot until the nodes of its plan have its environment."""
+"""A job waits without slots until the nodes in its plan have its environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def has_event(runtime: Runtime, job_id: str, code: str) -> Any:
 
 
 async def waits_with(runtime: Runtime, job_id: str, words: str) -> None:
-    """Wait until the job's explanation has these words."""
+    """Wait until the job's explanation contains this text."""
 
     async def told() -> bool:
         reason = (await runtime.reading.explain(job_id)).reason
@@ -124,7 +124,8 @@ async def test_an_index_that_does_not_answer_costs_the_job_nothing(world: World)
 async def test_what_an_installer_says_in_broken_text_stops_nobody(
     world: World, state: BuildState
 ) -> None:
-    """A user's own repository can write to the installer's output, and so into its messages."""
+    """A user's own package repository can write to the installer's output, and therefore to its
+    messages."""
     broken = "half of a character: \ud800, and NUL: \0" + "x" * 10_000
     told = {"message": broken, "packages": (broken,), "replaced": (broken,), "log": broken}
     world.fake.environments["node-a"] = replace(BUILDING, state=state, **told)
@@ -263,7 +264,7 @@ async def test_those_that_wait_for_their_environment_starve_nobody(world: World)
 async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile its node was not asked any more."""
+    """In the meantime, its node was no longer asked."""
     monkeypatch.setattr(environment_gate, "PLANNED_ANEW_S", 0.0)
     world.plays["waits"] = waits
     world.fake.environments["node-a"] = BUILDING

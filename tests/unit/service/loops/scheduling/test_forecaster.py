@@ -1,4 +1,4 @@
-"""Forecasts, dry runs and stored decisions, in a service whose loops run."""
+"""Forecasts, dry runs, and stored decisions, in a service that runs its loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quick_forecasts(world: World) -> None:
 
 
 async def forecast(runtime: Runtime, job_id: str) -> views.Explanation:
-    """The explanation, once it has a forecast."""
+    """Wait until the explanation has a forecast, and return it."""
 
     async def made() -> views.Explanation | None:
         told = await runtime.reading.explain(job_id)
@@ -156,7 +156,7 @@ async def test_a_dry_run_says_what_would_happen_and_stores_nothing(world: World)
 async def test_a_dry_run_makes_its_answer_while_others_write(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database has one writer, and an answer may take long."""
+    """The database has only one writer, and a response can take long."""
     runtime = await world.open()
     await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
     answer, loop, written = Answers.of_unsubmitted, asyncio.get_running_loop(), []

@@ -1,4 +1,4 @@
-"""The record of launches that the scheduler and the reconciler share."""
+"""The record of launches, which is shared by the scheduler and the reconciler."""
 
 from __future__ import annotations
 

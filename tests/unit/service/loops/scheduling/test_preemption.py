@@ -1,4 +1,4 @@
-"""Commands of users to running jobs reach the cluster, even across a restart of the service."""
+"""Users' commands to running jobs reach the cluster, even if the service restarts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = RULES
 
 
 async def leaves(rank: FakeRank) -> None:
-    """Saves step 1 and then hangs in its first attempt; continues from there in the next."""
+    """Saves step 1 and hangs in the first attempt, and continues from there in the next."""
     if rank.attempt == 1:
         rank.emit(FrameKind.RESUMED, {"step": 0, "url": ""})
         where = attempt_prefix(rank.job_id, rank.attempt)
@@ -170,7 +170,7 @@ async def test_nobody_is_asked_where_the_cluster_stays(world: World) -> None:
 
 
 async def test_a_job_that_has_run_waits_for_a_node_like_the_one_that_went(world: World) -> None:
-    """A job that could never start fails after a while; this one could."""
+    """A job that can never start fails after a while, but this one could start."""
     world.set_timings(impossible_grace_s=0.1)
     runtime = await world.open(infra_retries=0)
     job_id = await started(world, runtime, workers=4)
@@ -219,7 +219,7 @@ async def test_a_preemption_drill_passes_and_says_how_it_went(world: World) -> N
 async def test_a_drill_outlives_the_service_that_was_asked_and_charges_nobody(
     world: World,
 ) -> None:
-    """This cluster does not recover in place, so the drill fails, and the job goes on."""
+    """This cluster does not recover in place, so the drill fails, and the job continues."""
     runtime = await world.open(infra_retries=0)
     job_id = await started(world, runtime, workers=2, max_retries=0)
     world.fake.be_unavailable("no command may reach it yet")

@@ -1,4 +1,4 @@
-"""Rules of queues, and holds, while the loops run: they apply at once, without a restart."""
+"""Queue rules and holds while the loops run: they take effect immediately, without a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on a working cluster: which job starts when, and the data that jobs leave."""
+"""Jobs on a working cluster: when jobs start, and the data that they leave behind."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_of_waiting_jobs_the_higher_priority_starts_first(world: World) ->
 
 
 async def test_many_gangs_share_the_slots_and_none_is_launched_in_vain(world: World) -> None:
-    """I1 to I3: every gang got its slots at its first launch, so none was promised twice."""
+    """I1 to I3: every gang got its slots at its first launch, so no slot was assigned twice."""
     runtime = await world.open(start_timeout_s=0.05)
     jobs = [await world.submit(runtime, workers=1 + n % 4) for n in range(12)]
     for job_id in jobs:

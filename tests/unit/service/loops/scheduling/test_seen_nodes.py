@@ -1,4 +1,4 @@
-"""The plan's view of the nodes, from round to round."""
+"""The plan's view of the nodes over several rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sweeps in a service whose loops run: trials that ask Optuna, and trials that are stopped."""
+"""Sweeps in a service that runs its loops: trials with values from Optuna, and trials that are
+stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def lr_of(rank: FakeRank) -> float:
 
 
 async def measures(rank: FakeRank) -> None:
-    """Its loss is its learning rate."""
+    """Reports its learning rate as the loss."""
     rank.report(1, train_loss=lr_of(rank))
 
 
@@ -77,7 +78,7 @@ async def test_trials_ask_optuna_when_they_start(world: World) -> None:
 async def test_another_service_goes_on_with_the_study(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials after a restart have the values that a single process would have drawn."""
+    """After a restart, trials have the same values as in a single process."""
     told: list[int] = []
     ask = optuna_sampler.ask
 
@@ -137,7 +138,8 @@ async def test_a_trial_whose_sampler_fails_waits_and_says_so(
 
 @ONE_SET
 async def test_values_that_do_not_go_together_fail_their_trial_alone(world: World) -> None:
-    """A submit can't check each combination of values that Optuna draws."""
+    """It is not possible to check every combination of values that Optuna might choose at
+    submission."""
     world.plays["ends"] = ends
     runtime = await world.open()
     both = {"train.optimizer.name": ["sgd", "adamw"], "train.optimizer.momentum": [0.5]}
@@ -233,7 +235,7 @@ async def ends(rank: FakeRank) -> None:
 
 @ONE_SET
 async def test_the_worse_trials_are_stopped_and_their_slots_are_free(world: World) -> None:
-    """Trial n has the loss n; each trial except the best goes on until it is stopped."""
+    """Trial n reports the loss n; all trials except the best continue until they are stopped."""
 
     async def loses(rank: FakeRank) -> None:
         index = rank.spec.array_index

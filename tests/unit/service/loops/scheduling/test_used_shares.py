@@ -1,4 +1,4 @@
-"""The use of the cluster by users of queues, from the attempts in the database."""
+"""The cluster usage of users in queues, computed from the attempts in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that start after others, and arrays with a limit, in a service whose loops run."""
+"""Jobs that start after others, and arrays with a limit, in a service that runs its loops."""
 
 from __future__ import annotations
 

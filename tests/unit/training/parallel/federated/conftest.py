@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Clients are so small that threads only wait for each other."""
+    """Use one thread, because clients are so small that threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

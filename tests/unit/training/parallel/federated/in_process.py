@@ -1,4 +1,4 @@
-"""A federated job in the process of a test, round by round."""
+"""Runs a federated job round by round in the process of a test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray_workers.training.parallel.gradients import Pass
 
 
 class Server:
-    """The strategy of a job as its only rank has it."""
+    """The strategy of a job on its only rank."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Server:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """change: makes another model of the recipe's."""
+        """change: converts the recipe's model to another one."""
         spec = JobSpec.model_validate(document)
         assert spec.recipe is not None
         assert spec.federated is not None
@@ -45,14 +45,14 @@ class Server:
         self.strategy.prepare(self.feed, 0)
 
     def play(self, number: int) -> dict[str, float]:
-        """A round; its metrics."""
+        """Run a round, and return its metrics."""
         self.train(number)
         self.strategy.update.step(self.spec.train.optimizer.lr)
         self.strategy.after_step(number)
         return self.strategy.gradients.step_metrics()
 
     def train(self, number: int) -> None:
-        """A round up to the server's step."""
+        """Run a round up to the server's step."""
         shares = self.feed.at(number).shares
         self.strategy.gradients.backward(Pass(shares))
 

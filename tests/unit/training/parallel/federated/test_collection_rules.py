@@ -1,4 +1,4 @@
-"""When a round of clients outside of the cluster ends."""
+"""When a round of clients outside the cluster ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_workers.training.parallel.federated.rounds import Collection, Next, nex
 def after(
     accepted: set[int], refused: Set[int] = frozenset(), *, late: bool = False, all_: bool = False
 ) -> Next:
-    """Clients 0 to 3 are asked, of eight; two make a quorum."""
+    """Clients 0 to 3 of eight are asked, and two are a quorum."""
     asked = set(range(8 if all_ else 4))
     return next_of(Collection(asked, all_, 2, accepted, set(refused)), is_late=late)
 

@@ -1,4 +1,4 @@
-"""The server's state comes back from a checkpoint, and what may go wrong in a round is borne."""
+"""The server's state is restored from a checkpoint, and failures in a round are tolerated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIVACY = {"noise_multiplier": 0.9, "epsilon": 1e5, "delta": 1e-3, "adaptive": {
 
 
 def server(schedule: dict[str, Any] | None = None, **federated: Any) -> Server:
-    """A server of 40 clients."""
+    """Return a server with 40 clients."""
     return Server(
         {
             "recipe": "tabular_classification",
@@ -106,14 +106,14 @@ def test_a_median_bears_clients_that_send_no_numbers_and_those_that_make_some_up
 
 
 def _alignment(begun: Weights, one: Weights, other: Weights) -> float:
-    """The cosine of the angle between two changes."""
+    """Return the cosine of the angle between two changes."""
     names = [name for name, tensor in begun.items() if tensor.is_floating_point()]
     steps = [torch.cat([(w[n] - begun[n]).flatten() for n in names]) for w in (one, other)]
     return float(torch.cosine_similarity(*steps, dim=0))
 
 
 def test_a_client_with_many_steps_shows_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others wait for its rank, which would seem to hang."""
+    """Others wait for its rank, which would appear to hang."""
     one = server(local_epochs=30, batch_size=1)
     moves: list[None] = []
     monkeypatch.setattr(one.page, "move", lambda: moves.append(None))
@@ -142,7 +142,7 @@ def test_a_rate_that_is_no_more_a_number_of_fp32_changes_no_control_variate() ->
 
 
 def test_a_client_begins_with_the_counters_of_the_server() -> None:
-    """Running means without a momentum divide by the number of batches so far."""
+    """Running means without momentum are divided by the number of batches so far."""
     one, other = nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3, momentum=None)
     other(torch.randn(4, 3))
     Flat(other, has_buffers=True).copy_from(Flat(one, has_buffers=True))
@@ -150,7 +150,7 @@ def test_a_client_begins_with_the_counters_of_the_server() -> None:
 
 
 def test_noise_spoils_no_constants_of_a_model() -> None:
-    """A model of tables has the means and deviations of the columns as buffers."""
+    """A model for tables stores the means and standard deviations of the columns in buffers."""
     pytest.importorskip("opacus.accountants")
     one = server(privacy=PRIVACY)
     begun = {name: buffer.clone() for name, buffer in one.strategy.model.named_buffers()}

@@ -1,4 +1,4 @@
-"""The equations of a client's step and of the server's, against a few lines of torch."""
+"""The equations for steps of clients and of the server, compared with a few lines of torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_fedprox_clips_the_gradient_of_the_proximal_objective() -> None:
-    """The whole gradient of loss + mu / 2 |w - w0|^2 is clipped."""
+    """The gradient of the whole objective, loss + mu / 2 |w - w0|^2, is clipped."""
     spec = JobSpec.model_validate(document(algorithm="fedprox", proximal_mu=20.0))
     assert spec.federated is not None
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_fedprox_clips_the_gradient_of_the_proximal_objective() -> None:
 
 
 def with_batchnorm(**federated: Any) -> Server:
-    """A job whose model has a BatchNorm, as an imported one may have."""
+    """Return a job whose model contains BatchNorm, as an imported model might."""
     server = Server(document(**federated), lambda model: nn.Sequential(model, nn.BatchNorm1d(3)))
     with torch.no_grad():
         server.buffers()["1.running_var"].fill_(2.0)
@@ -77,7 +77,7 @@ def with_batchnorm(**federated: Any) -> Server:
     ],
 )
 def test_running_statistics_move_by_the_servers_rate(server: dict[str, Any], rate: float) -> None:
-    """They move by a part of the change of the clients' mean, which samples weight."""
+    """They change by a fraction of the change in the clients' mean, weighted by samples."""
     whole, part = with_batchnorm(), with_batchnorm(server=server)
     begun = {name: each.clone() for name, each in whole.buffers().items()}
     whole.play(1)
@@ -97,7 +97,7 @@ def test_an_adaptive_servers_rate_is_no_share_of_the_update() -> None:
 
 
 class Counting(nn.Module):
-    """Counts the samples that it was trained with."""
+    """Counts the samples with which it was trained."""
 
     seen: Tensor
 

@@ -1,4 +1,5 @@
-"""A round is the same whenever it is played; drop-outs and stragglers come as often as asked."""
+"""A round is the same each time it is run, and dropouts and stragglers occur as often as
+requested."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_clients_drop_out_and_straggle_as_often_as_asked() -> None:
 
 
 def test_a_straggler_has_done_each_part_of_its_steps_equally_often() -> None:
-    """1 to n - 1 of n steps, each as often; a client of one step can't have done a part of it."""
+    """All of 1 to n - 1 out of n steps are equally likely; a client with one step can't have done
+    part of it."""
     sizes = [5] * 200 + [1] * 200
     options = {"clients": 400, "clients_per_round": 400, "rounds": 50, "batch_size": 1}
     stragglers = {"stragglers": {"rate": 0.5, "updates": "keep"}}
@@ -104,7 +106,7 @@ def test_ranks_get_equally_many_steps() -> None:
 
 
 def test_secure_aggregation_loses_clients_in_each_of_its_phases() -> None:
-    """Clients that are lost after their update train as the others do."""
+    """Clients that are lost after their update train like the others."""
     plans = [rounds(dropout_rate=0.4, secure_aggregation={}).plan(at) for at in range(1, 51)]
     without = [rounds(dropout_rate=0.4).plan(at) for at in range(1, 51)]
     phases = [phase for plan in plans for phase in plan.lost.values()]

@@ -1,4 +1,4 @@
-"""AD-PSGD: a recorded trace of what happened to each copy, played again in plain tensors."""
+"""AD-PSGD: a recorded trace of the events of each copy is replayed with plain tensors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Event = tuple[str, Any]
 
 
 class Recorder:
-    """Has each rank write down what happens to its copy, in order. Copies that travel are known by
-    their numbers: no two are equal."""
+    """Makes each rank record the events of its copy, in order. Copies in transit are identified by
+    their numbers, which are all different."""
 
     def __init__(self, folder: Path, slow_s: float = 0.0) -> None:
         self._folder, self._slow_s = folder, slow_s
@@ -86,7 +86,7 @@ class Recorder:
 
 
 def replay(form: MatrixForm, traces: list[list[Event]]) -> Tensor:
-    """The copies as the rows of a matrix, when each event has happened to them."""
+    """Return the copies, as the rows of a matrix, after all events have been applied to them."""
     rows, read = form.first.clone(), form.first.clone()
     velocity = torch.zeros_like(rows)
     offered: dict[float, Tensor] = {}
@@ -103,7 +103,7 @@ def replay(form: MatrixForm, traces: list[list[Event]]) -> Tensor:
                     velocity[rank] = MOMENTUM * velocity[rank] + gradient
                     rows[rank] = rows[rank] - LR * velocity[rank]
                     read[rank] = rows[rank]
-                elif name == "refresh":  # ahead of an evaluation
+                elif name == "refresh":  # before an evaluation
                     read[rank] = rows[rank]
                 elif name == "offer":
                     offered[what] = rows[rank].clone()
@@ -113,7 +113,7 @@ def replay(form: MatrixForm, traces: list[list[Event]]) -> Tensor:
                 elif name == "close" and what in answered:
                     rows[rank] = rows[rank] + (answered[what] - offered[what]) / 2
                 else:
-                    break  # it waits for another rank
+                    break  # it is waiting for another rank
                 events.pop()
         assert sum(map(len, waiting)) < before, "ranks wait for each other in a circle"
     return rows
@@ -170,7 +170,7 @@ def test_all_leave_after_the_step_in_which_one_is_asked_to(tmp_path: Path) -> No
 
 
 def _ask_to_leave_at_step_4(task: RankTask) -> None:
-    """Rank 1 may be ahead; it ends when rank 0 has left, as the supervisor would have it."""
+    """Rank 1 may be ahead; it ends after rank 0 has left, as the supervisor would require."""
     if task.rank == 0:
         ask = functools.partial(heartbeat.ask_to_leave, task.page_prefix)
         arm(FaultPoint.STEP_BEGINS, ask, at_step=4)

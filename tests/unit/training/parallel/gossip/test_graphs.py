@@ -1,4 +1,4 @@
-"""Mixing matrices keep the mean of the copies, and bring every copy to every rank."""
+"""Mixing matrices preserve the mean of the copies, and propagate every copy to every rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def matrix(graph: Graph, step: int) -> Tensor:
 
 
 def check_matrices(graph: Graph, *, are_rows_of_one: bool) -> None:
-    """Columns sum to 1, rows where asked, who sends knows it, and all copies come to be one."""
+    """Check that columns (and if requested, rows) sum to 1, that senders know that they send, and
+    that all copies converge."""
     ones, product = torch.ones(graph.num_ranks, dtype=torch.float64), None
     for step in range(1, NUM_STEPS + 1):
         mixed = matrix(graph, step)
@@ -51,7 +52,7 @@ def check_matrices(graph: Graph, *, are_rows_of_one: bool) -> None:
             assert graph.receivers(rank, step) == [taker for taker in takers if taker != rank]
         product = mixed if product is None else mixed @ product
     assert product is not None
-    consensus = product / product.sum(dim=1, keepdim=True)  # push weights, where rows are not of 1
+    consensus = product / product.sum(dim=1, keepdim=True)  # push weights, if rows do not sum to 1
     spread = consensus.max(dim=0).values - consensus.min(dim=0).values
     assert spread.max() < 0.9, "copies do not come closer"
     assert bool((product > 0).all()), "some copy never comes to some rank"
@@ -72,7 +73,7 @@ def test_any_connected_graph_has_such_matrices_also_without_some_ranks(
     num_ranks = data.draw(st.integers(2, 5))
     pushes = data.draw(st.booleans())
     order = data.draw(st.permutations(range(num_ranks)))
-    # A path through all ranks, and a way back where edges have one direction.
+    # A path through all ranks, and a way back if edges are directed.
     edges = [list(pair) for pair in itertools.pairwise([*order, order[0]] if pushes else order)]
     pairs = [[a, b] for a in range(num_ranks) for b in range(num_ranks) if a != b]
     edges += data.draw(st.lists(st.sampled_from(pairs), max_size=6))
@@ -87,7 +88,7 @@ def test_any_connected_graph_has_such_matrices_also_without_some_ranks(
 def test_a_rank_keeps_its_place_and_a_later_one_takes_a_free_one() -> None:
     options = Gossip(graph="custom", edges=[[0, 1], [1, 2], [2, 3]])
     assert without_missing(options, [0, 1, 2, 3], 4) is options
-    # Rank 1 was lost and came back as the last; rank 2 then was lost for good.
+    # Rank 1 was lost and returned as the last rank; then rank 2 was lost permanently.
     assert without_missing(options, [0, 2, 3, 1], 4).edges == [[0, 3], [1, 2], [3, 1]]
     assert without_missing(options, [0, 3, 1], 4).edges == [[0, 2], [1, 2], [2, 1]]
     assert without_missing(options, [0, 3, 1, 7], 4).edges == [[0, 2], [2, 3], [3, 1]]

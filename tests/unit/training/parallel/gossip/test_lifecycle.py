@@ -1,4 +1,4 @@
-"""Gossip and the life of a job: resuming, other sizes, leaving, and ranks that die."""
+"""Gossip during the life of a job: resuming, changes in size, leaving, and ranks that die."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_all_leave_after_the_step_by_which_the_last_has_heard_that_one_is_asked_
     spec = job(4, {"graph": "custom", "edges": [[0, 1], [1, 2], [2, 3]]}, epochs=40)
     codes = run_ranks(tmp_path, spec, world_size=4, before=_ask_to_leave_at_step_4)
     assert codes[0] == LEFT_EXIT_CODE
-    # Asked in step 4; rank 1 hears of it in step 5, rank 2 in step 6, and rank 3 in step 7.
+    # Asked in step 4; rank 1 learns of it in step 5, rank 2 in step 6, and rank 3 in step 7.
     assert checkpoint_refs(tmp_path)[0].step == 7
 
 
@@ -111,13 +111,13 @@ def test_when_a_rank_dies_the_others_train_on_until_its_replacement_is_there(
     assert len(copies) == 4
     assert sum(copy["push_weight"] for copy in copies) == pytest.approx(4.0)
     evaluated = [m for m in frames(tmp_path, kind="metrics") if "val/loss" in m["values"]]
-    losses = {m["step"]: m["values"]["val/loss"] for m in evaluated}  # one may be taken again
+    losses = {m["step"]: m["values"]["val/loss"] for m in evaluated}  # one may be repeated
     assert losses[16] < losses[8]
     assert evaluated[-1]["values"]["train/consensus_distance"] > 0.001, "copies were made equal"
 
 
 def _die(task: RankTask, point: FaultPoint, at_step: int) -> None:
-    """Rank 1, once; the others wait in a later step until it is replaced."""
+    """Make rank 1 die once; the others wait in a later step until it is replaced."""
     if task.incarnation:
         return
     if task.rank == 1:

@@ -1,4 +1,4 @@
-"""Gossip and the numbers of its copies when ranks die, and when their replacements come."""
+"""The values of gossip copies when ranks die, and when their replacements join."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ third, half = 1 / 3, 1 / 2
 Record = dict[str, Any]
 
 WITHOUT_HUB = torch.full((3, 3), third)
-"""The three ranks around the hub, joined in a circle."""
+"""The three ranks around the hub, connected in a ring."""
 HUB_IS_LAST = torch.tensor(
     [[0.75, 0, 0, 0.25], [0, 0.75, 0, 0.25], [0, 0, 0.75, 0.25], [0.25, 0.25, 0.25, 0.25]]
 )
@@ -54,13 +54,13 @@ ALONE = torch.ones(1, 1)
 
 
 class Tape:
-    """Has each rank write its state down when a group begins, and after each step; some die once,
-    and the others wait in later steps until these are replaced."""
+    """Makes each rank record its state when a group begins, and after each step. Some ranks die
+    once, and the others wait in later steps until these are replaced."""
 
     def __init__(
         self, folder: Path, dying: Mapping[int, FaultPoint], waits: Mapping[int, int]
     ) -> None:
-        """waits: by step the round in which the group is whole again."""
+        """waits: for each step, the round in which the group is complete again."""
         self._folder, self._dying, self._waits = folder, dying, waits
 
     def __call__(self, task: RankTask) -> None:
@@ -101,7 +101,7 @@ class Tape:
         (self._folder / f".{name}").rename(self._folder / name)
 
     def records(self, kind: str, round_number: int) -> list[tuple[int, Record]]:
-        """(the worker, its state), in the order of the ranks in the round, and of time."""
+        """Return (the worker, its state), ordered by rank in the round, and by time."""
         found = []
         for path in sorted(self._folder.glob(f"[!.]*-{kind}.pt")):
             record = torch.load(path)
@@ -115,10 +115,10 @@ def die() -> None:
 
 
 def await_whole(task: RankTask, number: int) -> None:
-    """Until a round of all ranks is announced, with this number or a later one."""
+    """Wait until a round of all ranks is announced, with this number or a later one."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        with contextlib.suppress(FileNotFoundError):  # none is announced before one has died
+        with contextlib.suppress(FileNotFoundError):  # none is announced before a rank has died
             place = heartbeat.announced(task.page_prefix)
             if place.generation >= number and place.world_size == task.world_size:
                 return
@@ -129,7 +129,8 @@ def await_whole(task: RankTask, number: int) -> None:
 def check_round(
     tape: Tape, form: MatrixForm, round_number: int, mixed_by: Tensor, *, pushes: bool
 ) -> int:
-    """Compare the steps of the round with its matrix form; return the number of compared steps."""
+    """Compare the steps of the round with the matrix form, and return the number of compared
+    steps."""
     start = [record for _, record in tape.records("start", round_number)]
     assert len(start) == len(mixed_by)
     form.world_size = len(start)
@@ -156,8 +157,9 @@ def check_round(
 
 
 def check_change(tape: Tape, number: int, *, pushes: bool) -> None:
-    """Into the round came the copies of the one before as they were, with push weights in the same
-    proportions that sum to the number of ranks; a newcomer has the copy of the furthest rank."""
+    """Check that the round starts with the unchanged copies of the previous round, and with push
+    weights in the same proportions that sum to the number of ranks; a new rank has the copy of the
+    furthest rank."""
     before = {**dict(tape.records("start", number - 1)), **dict(_by_time(tape, number - 1))}
     start = tape.records("start", number)
     step = start[0][1]["step"]
@@ -226,7 +228,7 @@ def test_two_of_three_die_at_once_and_the_last_one_steps_as_if_it_had_always_bee
     assert alone
     check_round(tape, form, alone[0], ALONE, pushes=True)
     whole = max(n for n in rounds if len(tape.records("start", n)) == 3)
-    seats = [seat for seat, _ in tape.records("start", whole)]  # each keeps its place
+    seats = [seat for seat, _ in tape.records("start", whole)]  # each keeps its position
     check_round(tape, form, whole, three(1)[seats][:, seats], pushes=True)
     copies = checkpoint_files.load(checkpoint_refs(tmp_path)[0]).state["gossip"]["copies"]
     assert sum(copy["push_weight"] for copy in copies) == pytest.approx(3.0)
@@ -281,7 +283,8 @@ def _keep_copy(path: Path, trainer: Trainer) -> None:
 
 
 def test_a_first_group_that_breaks_leaves_the_first_weights_as_they_are(tmp_path: Path) -> None:
-    """This tests ad_psgd, whose copy besides the model is not filled yet."""
+    """This tests ad_psgd, in which the copy that is kept in addition to the model is still
+    empty."""
     spec = job(2, {"mode": "ad_psgd"})
     before = functools.partial(_die_in_the_first_group, folder=tmp_path)
     assert run_ranks(tmp_path, spec, world_size=2, before=before, goes_on=True) == [0, 0]
@@ -335,7 +338,7 @@ def _die_beside_a_newcomer(task: RankTask, tape: Tape) -> None:
 def test_a_checkpoint_is_not_missed_where_a_rank_dies_before_its_copy_has_been_fetched(
     tmp_path: Path,
 ) -> None:
-    """Rank 0 has the copy of rank 1 by then, which must not go on as if it were saved."""
+    """Rank 0 then has the copy of rank 1, which must not continue as if the copy were saved."""
     spec = job(3, {"graph": "complete"}, epochs=2)
     run_ranks(tmp_path, spec, world_size=3, before=_die_before_it_sends, goes_on=True)
     assert replaced(tmp_path) == [2]
@@ -350,7 +353,7 @@ def _die_before_it_sends(task: RankTask) -> None:
         gather = state_transfer.gather
 
         def gather_late(*given: Any) -> Any:
-            time.sleep(0.3)  # the others have all the time that they need
+            time.sleep(0.3)  # the others have as much time as they need
             die()
             return gather(*given)
 

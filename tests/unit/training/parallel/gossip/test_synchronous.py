@@ -1,4 +1,5 @@
-"""D-PSGD and SGP by their matrix form: all copies as the rows of one matrix, in plain tensors."""
+"""D-PSGD and SGP compared with their matrix form: all copies as the rows of one matrix, in plain
+tensors."""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
 LR, MOMENTUM = 0.05, 0.9
 STEPS = 16
-"""In two epochs, with a checkpoint after each."""
+"""Two epochs, each followed by a checkpoint."""
 
 
 def job(world_size: int, sync: dict[str, Any], **train: Any) -> dict[str, Any]:
     sgd = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}
     options: dict[str, Any] = {"optimizer": sgd, "schedule": {"name": "constant"}, "epochs": 2}
-    # With this seed no sample sits on the edge of a ReLU, where rounding decides.
+    # With this seed, no sample is at the threshold of a ReLU, where rounding would matter.
     options |= {"seed": 1} | train
     return document(world_size, **options) | {"sync": {"kind": "gossip", **sync}}
 
 
 class MatrixForm:
-    """The ranks' gradients on the rows of a matrix, and the names of its columns."""
+    """Computes the ranks' gradients for the rows of a matrix, and has the names of its columns."""
 
     def __init__(self, spec: dict[str, Any], world_size: int) -> None:
         asked = JobSpec.model_validate(spec)
@@ -62,7 +63,7 @@ class MatrixForm:
         inputs, targets = samples.fetch(samples.rows[batch.indices.numpy()])
         row = row.clone().requires_grad_()
         outputs = functional_call(self.workload.model, self.named(row), inputs)
-        # Weighted by its samples: the mean of all ranks is that of the batch.
+        # Weighted by samples, so that the mean over all ranks is the mean over the batch.
         loss = self.workload.loss_sum(outputs, targets) * self.world_size / batch.num_global
         loss.backward()
         assert row.grad is not None
@@ -77,7 +78,7 @@ class MatrixForm:
 
 
 def shift(world_size: int, by: int) -> Tensor:
-    """The matrix that gives each rank the copy of the one `by` ranks before it."""
+    """Return the matrix that gives each rank the copy from `by` ranks before it."""
     return torch.eye(world_size).roll(by, dims=0)
 
 
@@ -97,7 +98,7 @@ LOLLIPOP = [[0, 1], [1, 2], [2, 0], [2, 3]]
 
 
 def lollipop(step: int) -> Tensor:
-    """A triangle with a tail, by Metropolis weights."""
+    """Return the Metropolis weights of a triangle with a tail."""
     third, quarter = 1 / 3, 1 / 4
     return torch.tensor(
         [
@@ -113,7 +114,8 @@ THREE = [[0, 1], [0, 2], [1, 2], [2, 0]]
 
 
 def three(step: int) -> Tensor:
-    """Rank 0 parts its copy in three, the others in two."""
+    """Return the matrix in which rank 0 divides its copy into three parts, and the others into
+    two."""
     a, b = 1 / 3, 1 / 2
     return torch.tensor([[a, 0, b], [a, b, 0], [a, b, b]])
 
@@ -122,13 +124,14 @@ UNEVEN = [[0, 1], [0, 2], [1, 2], [2, 3], [3, 0], [2, 0]]
 
 
 def uneven(step: int) -> Tensor:
-    """Rank 0 parts its copy in three, rank 1 in two, rank 2 in three, rank 3 in two."""
+    """Return the matrix in which ranks 0 and 2 divide their copies into three parts, and ranks 1
+    and 3 into two."""
     a, b = 1 / 3, 1 / 2
     return torch.tensor([[a, 0, a, b], [a, b, 0, 0], [a, b, a, 0], [0, 0, a, b]])
 
 
 def copies(home: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """(the copies of all ranks, the model) in the last checkpoint."""
+    """Return (the copies of all ranks, the model) in the last checkpoint."""
     state = checkpoint_files.load(checkpoint_refs(home)[0]).state
     return state["gossip"]["copies"], state["model"]
 

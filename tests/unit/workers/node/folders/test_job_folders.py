@@ -126,7 +126,7 @@ def test_files_that_are_too_large_together_are_left_out_and_named(
         "'hole.bin' (1,099,511,627,776 bytes, but DRAY_OUTPUT_LIMIT_BYTES leaves" in kept.left_out
     )
     found = set(node.reported())
-    if num_bytes:  # of 1,890 bytes 1,000 have room
+    if num_bytes:  # 1,000 of 1,890 bytes fit
         assert found in ({"model.pt", "log"}, {"again", "log"})
         assert kept.left_out.startswith("2 files of DRAY_OUTPUT_DIR can't be kept: ")
     else:

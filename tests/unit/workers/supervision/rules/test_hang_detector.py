@@ -1,4 +1,4 @@
-"""Which rank is to blame when a group stands still."""
+"""Which rank is to blame when a group hangs."""
 
 from __future__ import annotations
 

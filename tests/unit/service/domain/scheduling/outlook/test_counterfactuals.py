@@ -1,4 +1,4 @@
-"""Counterfactuals: the policy's answers about a job with one change."""
+"""Counterfactuals: the policy's results for a job with one change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CHOICES = ("resubmit", "queues", "max_priority")
 
 
 class Multiples:
-    """Documents whose number of workers must be a multiple, and at least some number."""
+    """Documents that require the number of workers to be a multiple of a number, with a minimum."""
 
     def __init__(self, step: int = 1, least: int = 1) -> None:
         self.step, self.least = step, least

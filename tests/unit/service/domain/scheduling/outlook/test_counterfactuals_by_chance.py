@@ -1,8 +1,8 @@
 """Suggestions for jobs in random queues: with each suggested change, the job starts at the expected
 time.
 
-The oracle changes the job as its user would, and simulates the policy with all jobs, at each second
-in which something happens. It shares no code with the forecast.
+The oracle changes the job as a user would, and simulates the policy with all jobs, at each second
+at which something happens. It shares no code with the forecast.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _queue(draw: random.Random, name: str) -> Queue:
 def _running(
     draw: random.Random, at: int, left: dict[str, dict[str, float]], shares: bool
 ) -> Iterator[RunningJob]:
-    """A job with slots of some nodes, if there are any: each part has its GPU alone."""
+    """A job with slots on some nodes, if there are any; no two parts share a GPU."""
     bundle = _bundle(draw, shares)
     taken = {name: float(math.ceil(amount)) for name, amount in bundle.items()}
     slices: list[Slice] = []
@@ -187,7 +187,7 @@ def _holders(running: list[RunningJob]) -> tuple[Holder, ...]:
 
 
 def _taken(slices: Sequence[Slice], request: Request) -> Iterator[tuple[str, str, float]]:
-    """Node, resource and amount of each rank."""
+    """Node, resource, and amount for each rank."""
     nodes = [part.node_id for part in slices for _ in range(part.num_workers)]
     for rank, node in enumerate(nodes):
         bundle = request.bundle
@@ -205,7 +205,7 @@ class _Held:
 
 
 class Oracle:
-    """A simulation of the policy in which no job is submitted or fails."""
+    """A simulation of the policy in which no jobs are submitted and none fail."""
 
     def __init__(self, there: Situation) -> None:
         self._snapshot = there.snapshot
@@ -228,7 +228,7 @@ class Oracle:
         }
 
     def start_of(self, job_id: str, until: datetime) -> datetime | None:
-        """Return when the job starts; None if it has not started by then."""
+        """Return the time at which the job starts; None if it does not start in time."""
         now = NOW
         while now <= until:
             started = True
@@ -245,7 +245,7 @@ class Oracle:
         return None
 
     def _round(self, now: datetime) -> bool:
-        """Plan once and apply the plan; whether a job started."""
+        """Make and apply one plan; return whether a job started."""
         running = [held.job for held in self._held.values()]
         holders = _holders(running)
         nodes = (_seen(node, holders, self._shares) for node in self._snapshot.nodes)
@@ -370,7 +370,7 @@ class Oracle:
 
 
 def _beyond(slices: tuple[Slice, ...], spare: int) -> tuple[Slice, ...]:
-    """Whole slices that a group could release, the last first."""
+    """Complete slices that a group could release, in reverse order."""
     found = []
     for part in reversed(slices):
         if part.num_workers <= spare:
@@ -382,7 +382,7 @@ def _beyond(slices: tuple[Slice, ...], spare: int) -> tuple[Slice, ...]:
 def _changed(
     there: Situation, job: WaitingJob, suggested: Counterfactual, rules: Multiples
 ) -> Situation:
-    """The job after the user has made the change."""
+    """Return the job with the change applied as by a user."""
     change = suggested.change
     if change is not None:
         request = job.request
@@ -420,7 +420,7 @@ def _starts_alone(
 
 
 def false_suggestions(seed: object) -> Iterator[str]:
-    """The suggestions for all jobs of a random queue."""
+    """Yield the false suggestions for the jobs of a random queue."""
     draw = random.Random(str(seed))
     there = drawn(draw)
     rules = Multiples(step=draw.choice([1, 1, 2]), least=draw.choice([1, 1, 3]))

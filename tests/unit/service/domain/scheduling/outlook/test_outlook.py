@@ -1,4 +1,4 @@
-"""Expected starts: a simulation of the policy gives the time at which each job would start."""
+"""Expected starts: the times at which jobs would start according to a simulation of the policy."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_job_of_higher_priority_starts_once_others_have_made_room_and_they_go_
     low = runs("low", {"n": 4}, HOUR, yields=True)
     found = starts([waits("high", 4, priority=90, left_s=600.0), waits("next", 4)], [low])
     assert in_s(found, "high") == LEAVING_S
-    # `low` has no more work left than `next`, so it resumes first, and `next` comes after it.
+    # `low` has no more remaining work than `next`, so it resumes first, followed by `next`.
     assert in_s(found, "next") >= HOUR
 
 
@@ -196,7 +196,7 @@ def test_an_elastic_group_gives_slots_back_and_takes_longer() -> None:
     queue = [waits("a", 2, left_s=9e4, seq=1), waits("b", 4, left_s=9e5, seq=2)]
     found = starts(queue, [wide], {"n1": 2.0, "n2": 2.0})
     assert in_s(found, "a") == LEAVING_S
-    # `wide` has only half of its workers, so the rest of its work takes twice as long.
+    # `wide` has only half of its workers, so its remaining work takes twice as long.
     ends_s = 2 * (1000.0 - LEAVING_S) + LEAVING_S
     assert in_s(found, "b") >= 9e4
     narrow = starts([queue[0], waits("c", 2, left_s=9e5, seq=3)], [wide], {"n1": 2.0, "n2": 2.0})
@@ -215,7 +215,7 @@ def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
 
 
 def test_a_job_that_has_left_its_slots_still_ends_within_its_limit() -> None:
-    """So it may use reserved slots when it returns."""
+    """Therefore it may use reserved slots when it returns."""
     queue = [
         waits("high", 2, priority=60, left_s=100.0),
         waits("wide", 4, priority=55, left_s=100.0),

@@ -1,5 +1,5 @@
-"""A slow check of a plan. It goes through the decisions in their order, keeps only the resources of
-each node, and fails if a decision breaks a promise of docs/explanation/scheduling.md."""
+"""A slow check of a plan. It processes the decisions in order, tracks only the resources of each
+node, and fails if a decision violates a guarantee in docs/explanation/scheduling.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WITHOUT_SLOTS = {"waiting_for_slots", "waiting_for_domain", "behind_in_queue"}
 
 
 class Oracle:
-    """No queue or user has used more than its share, because that rule has its own tests."""
+    """No queue or user has used more than its share, because this rule is tested separately."""
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         assert not snapshot.used_s
@@ -55,8 +55,8 @@ class Oracle:
         self.total = slots.total_of(node.total for node in self.nodes)
         self.free, self.now_free, self.soon_free = self.copy(), self.copy(), self.copy()
         self.aside: dict[bool, list[tuple[Request, int]]] = {False: [], True: []}
-        """Reservations of jobs ahead: against jobs that may not use reserved slots, and against
-        jobs that may do so until the other jobs have waited for long."""
+        """Reservations for jobs ahead: against jobs that must not use reserved slots, and against
+        jobs that may use them until the jobs ahead have waited for a long time."""
         self.holding: dict[str, tuple[str, str, Mapping[str, float], int]] = {
             holder.job_id: (holder.queue, holder.owner, holder.bundle, count(holder.slices))
             for holder in snapshot.holders
@@ -67,7 +67,7 @@ class Oracle:
         self.asked: set[str] = set()
         self.preempted: set[str] = set()
         self.start_in_s: list[float] = []
-        """Earliest start of any blocked job ahead."""
+        """The earliest start of any blocked job ahead."""
         self.backfills: set[str] = set()
         self.stand_by = False
         for group in snapshot.growing:
@@ -78,7 +78,7 @@ class Oracle:
         for job in snapshot.running:
             self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
 
-    # The rules for a job.
+    # Rules for a job.
 
     def work(self, job: WaitingJob | RunningJob) -> float:
         if job.waited_s > order.LONGEST_WAIT_S:
@@ -102,7 +102,8 @@ class Oracle:
         return first, -job.priority, self.work(leader), leader.seq, job.place
 
     def within_quota(self) -> set[str]:
-        """Grant quotas by priority, to running jobs first. Jobs that can't start claim nothing."""
+        """Grant quotas by priority, starting with running jobs. Jobs that can't start do not use
+        quotas."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
@@ -152,7 +153,8 @@ class Oracle:
         return (not ours, -coming.priority) <= (not theirs, -running.priority)
 
     def starts_in_s(self, job: WaitingJob) -> float:
-        """Return a blocked job's earliest start, when enough of the jobs in its way have left."""
+        """Return the earliest start of a blocked job, at which enough of the jobs in its way have
+        left."""
         if self.room(job.request, self.soon_free) >= job.request.least:
             return 0.0
         leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
@@ -175,12 +177,12 @@ class Oracle:
         return running.left_s / 2
 
     def may_backfill(self, job: WaitingJob) -> bool:
-        """Whether the job surely ends before any job ahead can start, with a margin."""
+        """Whether the job is certain to end before any job ahead can start, with a margin."""
         if job.ends_within_s is None or self.stand_by:
             return False
         return all(job.ends_within_s + order.SETTLING_S <= at for at in self.start_in_s)
 
-    # The resources.
+    # Resources.
 
     def copy(self) -> Free:
         return {node.id: dict(node.available_to_us) for node in self.nodes}
@@ -192,7 +194,8 @@ class Oracle:
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
 
     def less_aside(self, free: Free, *, passes: bool) -> Free:
-        """Return the remaining free resources for a job that may, or may not, use reserved ones."""
+        """Return the remaining free resources for a job, depending on whether it may use reserved
+        ones."""
         left = {name: dict(there) for name, there in free.items()}
         for node in self.nodes:
             taken: Counter[object] = Counter()
@@ -208,21 +211,21 @@ class Oracle:
         return left
 
     def room(self, request: Request, free: Free) -> int:
-        """The parts of the cluster where the workers may be together."""
+        """Return the parts of the cluster in which the workers can be placed together."""
         if request.required_level is None:
             return sum(fits(request.bundle, there) for there in free.values())
         return max(self.rooms(request, free, request.required_level).values(), default=0)
 
     def rooms(self, request: Request, free: Free, level: str) -> Counter[object]:
-        """The nodes by domain of a level."""
+        """Return the nodes in each domain of a level."""
         found: Counter[object] = Counter()
         for node in self.nodes:
             found[self.place(node.id, level)] += fits(request.bundle, free[node.id])
         return found
 
     def place(self, node_id: str, level: str) -> object:
-        """Return a node's domain of a level by its labels. If the label is missing, the domain of
-        the next narrower level counts."""
+        """Return a node's domain at a level according to its labels. If the label is missing, use
+        the domain at the next narrower level."""
         labels = labels_in(next(node.total for node in self.nodes if node.id == node_id))
         names = self.snapshot.topology
         for number in range(self.levels.index(level), len(names)):
@@ -234,17 +237,18 @@ class Oracle:
         return {self.place(part.node_id, level) for part in slices if part.node_id in self.free}
 
     def is_usable(self, request: Request, node: Node) -> bool:
-        """Whether the node is in a domain that could hold the gang."""
+        """Whether the node is in a domain with room for the gang."""
         level = request.required_level
         if level is None:
             return True
         rooms = self.rooms(request, self.empty(), level)
         return rooms[self.place(node.id, level)] >= request.least
 
-    # The limits.
+    # Limits.
 
     def left_under(self, job: WaitingJob | Growing, *, of_user: bool) -> int:
-        """Workers that the limits of its queue, or of its user there, allow the job."""
+        """Return the number of workers that the limits of the queue, or of the user in this queue,
+        allow for the job."""
         queue = self.queues.get(job.queue, Queue(job.queue))
         limit = queue.user_limit if of_user else queue.limit
         most = queue.max_running_per_user if of_user else queue.max_running
@@ -271,12 +275,12 @@ class Oracle:
         return left
 
     def holds(self, job: WaitingJob | Growing, number: int) -> None:
-        """Count more workers of a job."""
+        """Count additional workers of a job."""
         _, _, _, before = self.holding.get(job.job_id, ("", "", {}, 0))
         held = (job.queue, job.owner, job.request.bundle, before + number)
         self.holding[job.job_id] = held
 
-    # The decisions.
+    # Decisions.
 
     def check(self, decisions: Sequence[Decision]) -> None:
         jobs = {job.job_id: job for job in self.snapshot.queue}
@@ -392,7 +396,8 @@ class Oracle:
             assert len(self.places(slices, request.required_level)) == 1
 
     def is_near_together(self, request: Request, slices: Sequence[Slice], free: Free) -> None:
-        """The gang is on one node or in the narrowest domain with room; of several, the fullest."""
+        """Check that the gang is on one node or in the narrowest domain with room, and if there are
+        several, in the fullest one."""
         number = count(slices)
         for level in reversed(self.levels):
             rooms = self.rooms(request, free, level)
@@ -452,7 +457,7 @@ class Oracle:
     def nobody_leaves_where_others_can_shrink(
         self, job: WaitingJob, soon: Free, parts: Sequence[tuple[Request, Sequence[Slice]]]
     ) -> None:
-        """soon: with all parts returned."""
+        """soon: the free resources after all parts have been returned."""
         soon = {name: dict(there) for name, there in soon.items()}
         for request, slices in parts:
             self.change(soon, request, slices, -1)
@@ -491,7 +496,7 @@ class Oracle:
             assert not min(most, room), "idle slots are given to groups that can use them"
 
     def room_near(self, group: Growing, free: Free) -> int:
-        """The parts of the cluster where workers may join the group."""
+        """Return the parts of the cluster in which workers can join the group."""
         level = group.request.required_level
         if level is None:
             return self.room(group.request, free)

@@ -1,4 +1,4 @@
-"""Elastic groups in the plan: they start with the free slots, and grow into remaining slots."""
+"""Elastic groups in the plan: they start with the free slots, and grow into the remaining ones."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_group_that_has_all_there_is_says_so() -> None:
 
 
 def test_who_lost_slots_and_stands_by_is_served_before_the_queue() -> None:
-    """A group that keeps its size is served, too, even before more urgent jobs."""
+    """A group that keeps its size also gets slots, even before more urgent jobs."""
     lost = group("a", 2, Slice("n1", 1), lacking=1, least=None)
     nodes = [node("n1", 0, CPU=1.0), node("n2", 1, CPU=1.0)]
     wait, grow = planned(job("b", 1, priority=90), nodes=nodes, growing=(lost,))
@@ -305,7 +305,8 @@ def test_starts_and_growth_together_never_take_more_than_there_is() -> None:
 
 
 def test_no_growth_and_no_elastic_start_delays_who_waits_ahead() -> None:
-    """When all earlier jobs have ended, the first job of the queue starts, whatever has grown."""
+    """When all earlier jobs have ended, the first job in the queue starts, regardless of which
+    groups have grown."""
     for seed in range(300):
         nodes, queue, growing = _storm(seed)
         calm = tuple(g for g in growing if not g.lacking)

@@ -1,4 +1,5 @@
-"""The scheduling plan: all of a gang or nothing, priority, then first come, and reasons."""
+"""The scheduling plan: gangs start completely or not at all, in order of priority and submission;
+and the reasons."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def job(
 
 
 def node(name: str, free: float | None = None, **total: float) -> Node:
-    """A node with CPUs of which `free` are; other resources are free."""
+    """Return a node with CPUs, of which `free` are free; all other resources are free."""
     available = dict(total)
     if free is not None:
         available["CPU"] = free
@@ -151,7 +152,7 @@ def test_a_job_that_is_tried_again_soon_keeps_its_place() -> None:
     assert started(decisions) == []
     decisions = decide(again, job("small", seq=2), nodes=[node("n", CPU=3.0)])
     assert started(decisions) == ["small"]
-    # A node was lost: the other slots are too few for the job, but no other job gets them.
+    # A node was lost: the remaining slots are not enough for the job, but no other job gets them.
     decisions = decide(again, job("small", seq=2), nodes=[node("n", 1, CPU=2.0)])
     assert started(decisions) == []
 
@@ -257,7 +258,7 @@ def test_a_plan_never_gives_more_than_there_is() -> None:
 
 
 def test_a_blocked_job_starts_as_soon_as_those_that_ran_before_it_are_gone() -> None:
-    """This holds whatever jobs overtook it: that is what 'never delays' means."""
+    """This holds regardless of which jobs overtook it; that is the meaning of 'never delays'."""
     for seed in range(200):
         chance = random.Random(seed)
         totals = {

@@ -1,5 +1,5 @@
-"""Jobs are submitted, held, ended and evicted at random on a changing cluster, and a slow check
-verifies the promises of each plan."""
+"""Jobs are randomly submitted, held, ended, and evicted on a changing cluster, and a slow check
+verifies the guarantees of each plan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SILOS = tuple(
     Node.labelled(f"silo-{name}", total, total, {"dray.io/silo": "true"})
     for name, total in NODES.items()
 )
-"""Nodes that no job may use, as if they did not exist."""
+"""Nodes that no job can use, as if they did not exist."""
 BUNDLES = (
     {"CPU": 1.0, "GPU": 1.0},
     {"CPU": 1.0},
@@ -89,7 +89,7 @@ SUBMITS = st.fixed_dictionaries(
 
 @dataclass
 class Modelled:
-    """A job as the model of the cluster knows it."""
+    """A job in the model of the cluster."""
 
     waiting: WaitingJob
     slices: tuple[Slice, ...] = ()
@@ -100,7 +100,7 @@ class Modelled:
 
 
 class Cluster(RuleBasedStateMachine):
-    """Choose a job by number."""
+    """A model of the cluster. Rules choose jobs by number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,8 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(submits=st.lists(SUBMITS, min_size=1, max_size=3), priority=st.sampled_from([50, 70]))
     def rush(self, submits: list[dict[str, Any]], priority: int) -> None:
-        """Jobs that may start at once, while running jobs have held their slots for long."""
+        """Submit jobs that can start immediately, after running jobs have held their slots for a
+        long time."""
         self.at_s += MIN_RUN_S
         for submit in submits:
             self.submit({**submit, "after": None, "array": None, "priority": priority})
@@ -175,7 +176,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def lose_a_worker(self, number: int) -> None:
-        """The group waits for another worker."""
+        """Make a group wait for another worker."""
         job = self.one_of(number, runs=True)
         stays = job is not None and not job.is_leaving and not job.recalled
         if job is not None and stays and count(job.slices) > 1:
@@ -203,7 +204,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1.0, MIN_RUN_S, MIN_RUN_S, 3600.0]))
     def tick(self, seconds: float) -> None:
-        """Let jobs leave that were asked to, advance the time, and make and apply a plan."""
+        """Let the jobs leave that were asked to, advance the time, and make and apply a plan."""
         self.at_s += seconds
         for job in self.jobs.values():
             if job.is_leaving:
@@ -251,7 +252,7 @@ class Cluster(RuleBasedStateMachine):
             held = held_on(name, [self.holder(job) for job in self.running()])
             assert all(amount <= total.get(each, 0.0) for each, amount in held.items())
 
-    # The cluster as the plan sees it.
+    # The cluster as seen by the plan.
 
     def one_of(self, number: int, *, runs: bool) -> Modelled | None:
         found = [job for job in self.jobs.values() if bool(job.slices) == runs]
@@ -336,7 +337,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 def without_words(decision: Decision) -> Decision:
-    """A decision with only the code of its reason."""
+    """Return a decision, with its reason reduced to the code."""
     if isinstance(decision, Start | Grow):
         return decision
     return replace(decision, reason=replace(decision.reason, message=""))

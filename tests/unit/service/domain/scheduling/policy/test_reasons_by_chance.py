@@ -1,4 +1,4 @@
-"""Each sentence of a plan is true: random snapshots, compared with a slow check."""
+"""Every sentence in a plan is true, as verified by a slow check on random snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Parts of GPUs in the plan: workers of several jobs may share a GPU, but not of one job."""
+"""Parts of GPUs in the plan: workers of different jobs can share a GPU, but workers of the same job
+can't."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_parts_that_start_together_are_counted_on_one_gpu(first: float) -> None:
 
 
 def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> None:
-    """Packed on the fullest GPUs, the largest first, they would need four GPUs."""
+    """If they were packed on the fullest GPUs in order of decreasing size, they would need four
+    GPUs."""
     sizes = [(0.45, 1), (0.45, 1), (0.2, 3), (0.2, 2)]
     held = [holder(f"h{at}", number, {"GPU": size}) for at, (size, number) in enumerate(sizes)]
     assert started(decide(job("a", 1, {"GPU": 0.1}), gpus=3, holders=held)) == ["a"]
@@ -84,8 +86,8 @@ def test_parts_that_fit_only_when_they_are_spread_leave_room_for_another() -> No
 
 
 def running(name: str, part: float, nodes: str, least: int | None = None) -> RunningJob:
-    """A job with a slice of one worker on each of these nodes, which may be asked to leave, or for
-    slots down to `least` workers."""
+    """Return a job with a slice of one worker on each of these nodes, which can be asked to leave,
+    or to release slots down to `least` workers."""
     slices = tuple(Slice(node, 1) for node in nodes)
     spares = () if least is None else spare(slices, least)
     request = Request(len(nodes), {"GPU": part}, least)
@@ -95,7 +97,8 @@ def running(name: str, part: float, nodes: str, least: int | None = None) -> Run
 def decide_for_two(
     gpus: Mapping[str, int], there: Sequence[RunningJob], others: Sequence[RunningJob] = ()
 ) -> list[Decision]:
-    """For a job of priority 60 that needs two whole GPUs. others: they may not be asked."""
+    """Make a plan for a job of priority 60 that needs two whole GPUs. others: jobs that must not be
+    asked."""
     holders = [Holder(j.job_id, j.slices, j.request.bundle) for j in (*there, *others)]
     nodes = []
     for name, number in gpus.items():
@@ -107,8 +110,8 @@ def decide_for_two(
 
 
 def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
-    """The group keeps one GPU, and the other job has two of the three, so that asking only the
-    group does not help."""
+    """The group keeps one GPU, and the other job has two of the three, so asking only the group
+    does not help."""
     jobs = [running("a", 0.2, "nn"), running("group", 0.25, "nnn", least=1)]
     _, *asked = decide_for_two({"n": 3}, jobs)
     assert [(type(each), each.job_id) for each in asked] == [(Shrink, "group"), (Preempt, "a")]
@@ -117,7 +120,7 @@ def test_slots_that_are_given_back_one_by_one_are_those_of_one_job() -> None:
 
 
 def test_a_group_leaves_where_its_spare_slots_are_too_few() -> None:
-    """After slots were returned on trial and taken again, the parts are packed as before."""
+    """After slots were tentatively returned and taken again, the parts are packed as before."""
     others = [running("a", 0.45, "n"), running("b", 0.3, "nnn")]
     group = running("group", 0.5, "nm", least=1)
     wait, *asked = decide_for_two({"n": 4, "m": 1}, [group], others)

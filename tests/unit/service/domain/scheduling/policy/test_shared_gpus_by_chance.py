@@ -1,6 +1,6 @@
 """Random queues and holders of parts of GPUs, compared with a search for a GPU for each worker.
 
-The search shares no code with the policy. It tries GPUs one after the other, in exact fractions.
+The search shares no code with the policy. It tries one GPU after another, using exact fractions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 SIZES = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.9, 1.0, 1.0, 2.0)
 Worker = tuple[str, Fraction]
-"""A job, and what a worker of it has of GPUs."""
+"""A job, and the part of a GPU or the number of GPUs that each worker has."""
 
 
 def fits_on(gpus: int, workers: Sequence[Worker]) -> bool:
@@ -84,7 +84,7 @@ def workers_on(node: str, jobs: Sequence[tuple[str, float, Sequence[Slice]]]) ->
 
 
 class Case:
-    """Holders that fit on their GPUs, and a queue."""
+    """Return holders that fit on their GPUs, and a queue."""
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Elastic groups release slots before any job leaves, and only for jobs of no lower standing."""
+"""Elastic groups release slots before any job leaves, and only for jobs that do not rank lower."""
 
 from __future__ import annotations
 

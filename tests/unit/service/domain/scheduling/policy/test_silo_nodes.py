@@ -1,4 +1,4 @@
-"""Nodes with a silo's data: only ranks of silos run there, and every message explains this."""
+"""Nodes with a silo's data: only ranks of silos run on them, and all messages explain this."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EVERY_KIND = (
     Request(1, {**CPU, NORTH: 0.001}),
     Request(1, {**CPU, f"label:{SILO_LABEL}=true": 0.001}),
 )
-"""Requests: plain, elastic, within a domain, with servers, and by labels."""
+"""Requests: plain, elastic, within a domain, with servers, and with labels."""
 
 
 @pytest.mark.parametrize("request_", EVERY_KIND)
@@ -116,7 +116,7 @@ def test_silos_go_home_and_who_aggregates_to_an_open_node() -> None:
 
 
 def test_a_silo_gives_the_only_open_node_to_who_aggregates() -> None:
-    """Its own node is the second in the order of names."""
+    """Its own node is the second one, sorted by name."""
     there = [
         Node.labelled("a", CPU, CPU, {"hospital": "north"}),
         Node.labelled("b", CPU, CPU, {"hospital": "north", SILO_LABEL: "true"}),
@@ -127,7 +127,8 @@ def test_a_silo_gives_the_only_open_node_to_who_aggregates() -> None:
 
 
 def test_closed_nodes_do_not_change_the_order_of_others() -> None:
-    """On the open nodes the first job has the larger share, on all of them the smaller one."""
+    """Relative to the open nodes, the first job has the larger share; relative to all nodes, the
+    smaller one."""
     there = [Node.labelled("open", {"CPU": 4.0, "GPU": 8.0}, {"CPU": 0.0, "GPU": 8.0}, {})]
     many = Node.labelled("s", {"CPU": 96.0}, {"CPU": 96.0}, {SILO_LABEL: "true"})
     queue = (

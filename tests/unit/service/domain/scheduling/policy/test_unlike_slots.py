@@ -1,4 +1,4 @@
-"""Gangs whose roles have resources of their own: all ranks start together or none."""
+"""Gangs whose roles have their own resources: either all ranks start or none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from service.domain.scheduling.rules.queues import Queue
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ON_GPUS = {"CPU": 1.0, "GPU": 1.0}
 OF_SERVER = {"CPU": 4.0}
-"""One server of 4 CPUs and two workers on GPUs."""
+"""One server with 4 CPUs and two workers with GPUs."""
 REQUEST = Request(3, ON_GPUS, roles=(RoleSlots("server", 2, 1, OF_SERVER),))
 
 
@@ -98,7 +98,7 @@ def test_a_script_asks_for_the_slots_of_its_roles() -> None:
         # Next to the workers, if there is room.
         ((node("n", CPU=8.0, GPU=2.0), node("m", CPU=8.0)), (Slice("n", 2), Slice("n", 1))),
         ((node("n", CPU=2.0, GPU=2.0), node("m", CPU=4.0)), (Slice("n", 2), Slice("m", 1))),
-        # The workers don't use the only node that has room for the server.
+        # The workers do not use the only node with room for the server.
         (
             (node("a", CPU=4.0, GPU=2.0), node("b", CPU=2.0, GPU=2.0)),
             (Slice("b", 2), Slice("a", 1)),

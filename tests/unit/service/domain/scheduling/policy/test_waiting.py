@@ -1,4 +1,4 @@
-"""Jobs that can't use slots: they wait for other jobs, or their array is full."""
+"""Jobs that can't use slots because they wait for other jobs, or because their array is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose end is known uses reserved slots only if it delays no other job."""
+"""A job whose end is known uses reserved slots only if it does not delay other jobs."""
 
 from __future__ import annotations
 

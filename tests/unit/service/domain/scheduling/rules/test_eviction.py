@@ -1,4 +1,5 @@
-"""Making room: the least work left comes first, and no more jobs leave than needed."""
+"""Making room: jobs with the least remaining work come first, and no more jobs leave than
+necessary."""
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ GANGS = st.tuples(st.integers(1, 6), st.none() | st.floats(0, 10 * HOUR), st.int
 
 @st.composite
 def crowded(draw: st.DrawFn) -> Snapshot:
-    """Jobs that hold slots of three nodes, and waiting jobs."""
+    """Jobs that hold slots on three nodes, and waiting jobs."""
     totals = {name: float(draw(st.integers(1, 8))) for name in "abc"}
     free = {name: int(gpus) for name, gpus in totals.items()}
     there = []
@@ -208,7 +209,7 @@ def test_those_that_leave_are_enough_and_were_allowed_to_be_asked(seen: Snapshot
 
 @given(crowded())
 def test_who_was_made_room_for_starts_once_the_others_have_left(seen: Snapshot) -> None:
-    # A job that yields may have to wait again, for a blocked job ahead that fits now.
+    # A job that yields might have to wait again, for a blocked job ahead that now fits.
     queue = tuple(dataclasses.replace(job, yields=False) for job in seen.queue)
     seen = dataclasses.replace(seen, queue=queue)
     decisions = plan(seen, NOW)

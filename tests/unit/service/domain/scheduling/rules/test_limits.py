@@ -1,4 +1,5 @@
-"""Limits of queues are never exceeded and are explained. A job blocked by one reserves no slots."""
+"""Limits of queues are never exceeded, and are explained. A job that is blocked by a limit does not
+reserve slots."""
 
 from __future__ import annotations
 
@@ -315,7 +316,7 @@ def situations(draw: st.DrawFn) -> Snapshot:
 
 
 Member = tuple[str, str, str, int]
-"""Job, queue, owner and workers."""
+"""Job, queue, owner, and number of workers."""
 
 
 def running(snapshot: Snapshot) -> list[Member]:
@@ -325,7 +326,7 @@ def running(snapshot: Snapshot) -> list[Member]:
 
 
 def after(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Member]:
-    """All jobs that hold slots once the plan is applied."""
+    """Return all jobs that hold slots after the plan is applied."""
     there: list[WaitingJob | Growing] = [*snapshot.queue, *snapshot.growing]
     known = {job.job_id: (job.queue, job.owner) for job in there}
     given = [
@@ -337,7 +338,7 @@ def after(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Member]:
 
 
 def over(members: Sequence[Member], queue: Queue) -> dict[str, float]:
-    """The excess of the members over each limit."""
+    """Return the amount by which the members exceed each limit."""
     inside = [m for m in members if m[1] == queue.name]
     users = {m[2]: [n for n in inside if n[2] == m[2]] for m in inside}
     found: dict[str, float] = {}

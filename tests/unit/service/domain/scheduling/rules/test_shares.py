@@ -1,4 +1,5 @@
-"""Queues get their quotas and weights, and users their shares, also over a simulated month."""
+"""Queues get their quotas and weighted shares, and users their shares, including over a simulated
+month."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def snapshot(
 
 
 def leaving(seen: Snapshot) -> dict[str, str]:
-    """Jobs that are asked to leave, and why the coming job ranks higher."""
+    """Return the jobs that are asked to leave, and why the new job ranks higher."""
     return {
         decision.job_id: decision.reason.message.split(", ")[1]
         for decision in plan(seen, NOW)
@@ -106,7 +107,7 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     used = Used()
     used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
     there = [running("greedy", "one", gpus=8)]
-    # With equal work left, so that it does not rank higher by its work.
+    # With the same remaining work, so that it does not rank higher because of its work.
     job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
     found = leaving(snapshot([job], there, [Queue("one"), Queue("two")], used))
     assert list(found) == ["greedy"]
@@ -169,8 +170,8 @@ def test_half_of_the_use_is_forgotten_each_half_life() -> None:
 
 @SOAK
 def test_over_a_month_queues_and_users_get_their_weights() -> None:
-    """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
-    user's are three times as long."""
+    """Three queues with two users each that always have work. Jobs take 2 to 9 hours, and the jobs
+    of one user three times as long."""
     queues = [
         Queue("a", weight=2.0, user_weights={"ann": 3.0}),
         Queue("b"),

@@ -1,4 +1,5 @@
-"""Updates become one: exact sums in any order, and means that bear what some clients make up."""
+"""Aggregating updates: sums that are exact in any order, and means that are robust against
+malicious clients."""
 
 from __future__ import annotations
 

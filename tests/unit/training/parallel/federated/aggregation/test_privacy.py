@@ -1,4 +1,5 @@
-"""Clipping, noise and spent privacy: by the papers' formulas, and by the library's accountant."""
+"""Clipping, noise, and spent privacy, compared with the formulas in the papers and the library's
+accountant."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_noise_is_as_large_as_the_document_says_and_the_same_when_it_is_drawn_ag
 
 def test_the_norm_follows_the_quantile_that_was_asked_for() -> None:
     norm = clipping(federated(clip_norm=1.0, adaptive={"quantile": 0.5, "lr": 0.2}))
-    # Updates have the norms 0.1, 0.2 ... 5.0: half of them are below 2.5.
+    # The norms of the updates are 0.1, 0.2, ..., 5.0; half of them are below 2.5.
     for number in range(1, 200):
         within = sum(0.1 * one <= norm.value for one in range(1, 51))
         norm.value = norm.after(number, within, 50)
@@ -89,7 +90,8 @@ def test_the_norm_follows_the_quantile_that_was_asked_for() -> None:
 
 
 def test_one_client_more_moves_the_count_by_a_half_whether_it_is_clipped_or_not() -> None:
-    """The accountant's share of the noise is that of a count that one client moves by a half."""
+    """The accountant's share of the noise corresponds to a count that a single client changes by
+    one half."""
     norm = clipping(federated(adaptive={"lr": 1.0}))
     counts = [-50 * math.log(norm.after(1, *came)) for came in ((20, 50), (20, 51), (21, 51))]
     assert counts[1] - counts[0] == pytest.approx(-0.5)

@@ -1,4 +1,4 @@
-"""The rules by which a round of silos ends, and counts each update once."""
+"""The rules for ending a round of silos, and for counting each update once."""
 
 from __future__ import annotations
 

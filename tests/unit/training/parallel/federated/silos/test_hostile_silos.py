@@ -1,4 +1,4 @@
-"""One silo that lies neither ends a job nor has all the weight, nor spoils what the job reports."""
+"""A lying silo can't end a job, take over all of the weight, or corrupt the job's reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.training.jobs import assert_same, series, weights
 from tests.unit.training.parallel.federated.silos.test_silos import document, run_silos
 
 ROUNDS = 11
-"""More than the steps in a row without a finite loss that end a job."""
+"""More than the number of consecutive steps with a non-finite loss after which a job ends."""
 LIES: dict[str, dict[str, Any]] = {
     "nan": {"metrics": {"train/loss": math.nan, "val/loss": math.nan}},
     "1e308": {"metrics": {"train/loss": 1e308, "val/loss": -1e308, "x": 1.0}},
@@ -26,7 +26,7 @@ LIES: dict[str, dict[str, Any]] = {
 
 
 def lie(header: dict[str, Any], task: RankTask) -> None:
-    """The silo south changes what it states of each update."""
+    """Make the silo south change what it states about each update."""
     if task.rank != 2:
         return
     send = TensorConnection.send
@@ -68,7 +68,8 @@ def test_a_silo_weighs_no_more_than_the_document_allows(tmp_path: Path) -> None:
 
 
 def test_an_update_that_is_refused_makes_no_quorum() -> None:
-    """Or a silo that sends NaN at once could end every round before the others answer."""
+    """Otherwise a silo that immediately sends NaN could end every round before the others
+    respond."""
     rules = RoundCollector(3, least=1, deadline_s=10.0)
     rules.begin(1, now=0.0)
     rules.take(1, 1, SiloUpdate(1, 1, torch.tensor([math.nan]), {}, is_refused=True))

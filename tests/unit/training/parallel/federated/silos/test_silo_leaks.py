@@ -1,10 +1,11 @@
-"""Everything that leaves a silo's node is searched for what must stay there.
+"""Searches everything that leaves a silo's node for data that must not leave it.
 
-Canaries are planted in names and values of the data, in lines that the rank prints, in metrics that
-it reports, in files that it saves and in the message of an exception. What leaves is collected: the
-bytes of its connections, all that the node's agent answers, the files under the job's storage, and
-the tasks, environment and arguments of the other ranks. (`tests/unit/service/jobs/test_silos.py`
-searches what the service stores, launches and shows.)
+Canaries are placed in names and values of the data, in lines printed by the rank, in metrics that
+it reports, in files that it saves, and in the message of an exception. The test collects all
+outgoing data: the bytes sent over its connections, all responses of the node's agent, the files in
+the job's storage, and the tasks, environment, and arguments of the other ranks.
+(`tests/unit/service/jobs/test_silos.py` searches everything that the service stores, launches, and
+shows.)
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from tests.unit.workers.node.test_agent import node_agent
 
 CANARY = "Kanarie"
 NUMBER = 7.125e-3
-"""A value of the data; exact in fp32 and fp64."""
+"""A value in the data that is exact in fp32 and fp64."""
 NODE = "0" * 56
 
 
 def canaries() -> Iterator[tuple[str, bytes]]:
-    """The texts to search for, plain and encoded."""
+    """Yield the texts to search for, as plain text and encoded."""
     for text in (CANARY, repr(NUMBER), f"{NUMBER:.4f}"):
         raw = text.encode()
         yield text, raw
@@ -51,7 +52,7 @@ def canaries() -> Iterator[tuple[str, bytes]]:
         yield f"{text} backwards", raw[::-1]
         yield f"{text} in UTF-16", text.encode("utf-16-le")
         yield f"{text} in a URL", quote("".join(f"%{byte:02X}" for byte in raw)).encode()
-        for shift in range(3):  # of its place among other bytes
+        for shift in range(3):  # of its position among other bytes
             code = base64.b64encode(bytes(shift) + raw)
             yield f"{text} in base64", code[4 if shift else 0 : len(code) // 4 * 4 - 4]
     for kind in (torch.float32, torch.float64):
@@ -77,7 +78,7 @@ def test_the_search_finds_what_it_is_to_find() -> None:
 
 
 def write_data(folder: Path, name: str, *, is_broken: bool) -> str:
-    """A table with canaries in its name and its cells."""
+    """Write a table with canaries in its name and its cells, and return its path."""
     path = folder / f"{CANARY}-{name}.csv"
     rows = [f"{number % 7}.5,{number % 5},{number % 2}" for number in range(60)]
     rows += [f"{NUMBER!r},1,1"] * 3
@@ -88,7 +89,7 @@ def write_data(folder: Path, name: str, *, is_broken: bool) -> str:
 
 
 def careless(task: RankTask) -> None:
-    """The code of a silo that leaks all it can, by all means that dray offers."""
+    """The code of a silo that leaks as much as possible in all ways that dray provides."""
     folder = Path(task.temp_dir)
     output = os.open(folder / f"output-{task.rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -137,13 +138,14 @@ def job(folder: Path, rounds: int) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Home:
-    """A machine with one node, on which all ranks run."""
+    """A machine with one node on which all ranks run."""
 
     path: Path
     node: Any
 
     def run(self, spec: dict[str, Any], *, is_broken: bool) -> tuple[list[int | None], list[bytes]]:
-        """(exit codes, what has left the silos' part of the node but by the agent)."""
+        """Return (exit codes, everything that has left the silos' part of the node other than
+        through the agent)."""
         store = loopback_store()
         told: list[bytes] = []
         sources = [write_data(self.path, n, is_broken=is_broken) for n in ("north", "south")]
@@ -175,7 +177,7 @@ class Home:
                 gang.processes[0].join(DEADLINE_S)
             deadline = time.monotonic() + DEADLINE_S
             while not (self.path / "tmp" / "others").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)  # the aggregator may begin after the silos have ended
+                time.sleep(0.01)  # the aggregator can start after the silos have ended
         finally:
             gang.kill()
         told += [path.read_bytes() for path in (self.path / "tmp").glob("sent-*")]

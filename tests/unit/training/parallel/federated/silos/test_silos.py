@@ -1,5 +1,5 @@
-"""Silos: ranks with their own data, an aggregator without, and rounds that count each update once,
-regardless of which rank dies."""
+"""Silos: ranks with their own data, an aggregator without data, and rounds that count each update
+once regardless of which rank dies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ ROUNDS, EPOCHS, LR = 4, 3, 0.3
 
 
 def document(folder: Path, **federated: Any) -> dict[str, Any]:
-    """A job of three silos, each with digits of its own, some without some of the classes."""
+    """Return a job with three silos that have their own digits; some of them lack some of the
+    classes."""
     digits = load_digits()
     images = digits.images.astype(np.float32) / 16
     silos = []
@@ -86,7 +87,8 @@ def run_silos(
     attempt: int = 1,
     resume_from: Any = (),
 ) -> list[int | None]:
-    """Exit codes of the aggregator and the silos; each gets only its own source."""
+    """Run the aggregator and the silos, each of which gets only its own source; return their exit
+    codes."""
     sources = [silo["source"] for silo in spec["federated"]["silos"]]
     told = [{**silo, "source": None} for silo in spec["federated"]["silos"]]
     spec = {**spec, "federated": {**spec["federated"], "silos": told}}
@@ -116,7 +118,7 @@ def run_silos(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which nothing happened; its folder has the data of all."""
+    """A run without faults; its folder contains the data of all silos."""
     home = tmp_path_factory.mktemp("undisturbed")
     assert run_silos(home, document(home)) == [0] * 4
     return home
@@ -132,7 +134,7 @@ def test_silos_train_a_model_that_no_rank_has_the_data_of(undisturbed: Path) -> 
 
 
 def test_the_weights_are_those_of_a_plain_loop(undisturbed: Path) -> None:
-    """FedAvg by its equation, over the silos' own samples."""
+    """FedAvg computed from its equation, over the silos' own samples."""
     spec = document(undisturbed)
     parsed = JobSpec.model_validate(spec)
     options = parsed.federated
@@ -174,7 +176,7 @@ def test_the_weights_are_those_of_a_plain_loop(undisturbed: Path) -> None:
 
 
 def die_once_its_update_is_sent(task: RankTask) -> None:
-    """The silo south, in round 2."""
+    """Kill the silo south in round 2."""
     if task.rank != 2 or task.incarnation:
         return
     send = TensorConnection.send
@@ -197,7 +199,7 @@ def test_an_update_counts_once_if_its_silo_dies_and_comes_back(
     assert replaced(tmp_path) == [2]
     updates = series(tmp_path, "federated/updates")
     assert sorted(updates) == list(range(1, ROUNDS + 1))
-    # It has sent its update of round 2, and computes that of round 3 if it is back in time.
+    # It has sent its update for round 2, and computes its update for round 3 if it returns in time.
     assert updates[2] == 3
     assert min(updates.values()) >= 2
 
@@ -213,7 +215,7 @@ def test_a_silo_that_comes_back_shows_that_it_begins_with_the_open_round(
 
 
 def come_back_too_late(task: RankTask) -> None:
-    """The silo south dies in round 2, and its replacement comes when the result is stored."""
+    """Make the silo south die in round 2, and its replacement arrive when the result is stored."""
     die_once_its_update_is_sent(task)
     if task.rank == 2 and task.incarnation:
         connect = silo_client.SiloClient.of
@@ -235,7 +237,7 @@ def test_a_silo_that_comes_back_too_late_shows_the_end(undisturbed: Path, tmp_pa
 
 
 def die_in_round_2(task: RankTask) -> None:
-    """The silo south, before it has sent anything."""
+    """Kill the silo south before it has sent anything."""
     if task.rank == 2:
         played = []
 
@@ -279,7 +281,7 @@ def test_an_aggregator_that_dies_resumes_and_no_update_counts_twice(
 
 
 def leave_in_round_3(task: RankTask) -> None:
-    """Silos send nothing from round 3 on; the aggregator is asked to leave meanwhile."""
+    """Make silos send nothing from round 3 on, while the aggregator is asked to leave."""
     if task.rank == 0:
 
         def ask() -> None:

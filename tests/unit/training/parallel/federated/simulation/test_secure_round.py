@@ -1,4 +1,5 @@
-"""A simulated job with secure aggregation: the plain sum of the remaining clients' updates."""
+"""A simulated job with secure aggregation computes the plain sum of the remaining clients'
+updates."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SECURE = {"secure_aggregation": {}}
 
 
 def both(**federated: Any) -> tuple[Server, Server]:
-    """A job without secure aggregation, and the same one with it."""
+    """Return a job without secure aggregation, and the same job with it."""
     return Server(job(1, **federated)), Server(job(1, **federated, **SECURE))
 
 
@@ -64,7 +65,7 @@ def test_with_privacy_it_is_the_job_without_masks() -> None:
 
 
 class Sent:
-    """Notes the updates that clients hand to the protocol."""
+    """Records the updates that clients pass to the protocol."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updates: list[tuple[Tensor, int]] = []

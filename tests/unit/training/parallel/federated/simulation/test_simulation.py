@@ -1,4 +1,5 @@
-"""Federated jobs on real ranks: the algorithms by their equations, and the faults of a round."""
+"""Federated jobs on real ranks: the algorithms compared with their equations, and faults in a
+round."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ ROUNDS = 4
 
 
 def job(num_workers: int, train: dict[str, Any] | None = None, **federated: Any) -> dict[str, Any]:
-    """Some clients of digits with unlike data, of which some drop out and some straggle."""
+    """Return a job with clients that have different digits; some of them drop out and some are
+    slow."""
     return {
         "recipe": "image_classification",
         "model": {"name": "mlp", "width": 16},
@@ -56,7 +58,7 @@ def job(num_workers: int, train: dict[str, Any] | None = None, **federated: Any)
 
 
 class Reference:
-    """All clients one after the other in plain tensor code."""
+    """All clients, one after another, in plain tensor code."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         spec = JobSpec.model_validate(document)
@@ -89,7 +91,7 @@ class Reference:
         return self.model
 
     def _train(self, plan: RoundPlan, place: int) -> list[Tensor]:
-        """The weights of a client after its steps."""
+        """Return the weights of a client after its steps."""
         one = plan.participants[place]
         client = copy.deepcopy(self.model)
         for inputs, targets in self.feed.batches(plan.number, one):
@@ -160,7 +162,7 @@ def test_the_equations_hold(algorithm: str) -> None:
 
 
 EVERYTHING: dict[str, Any] = {"algorithm": "scaffold", "evaluate_every": 2}
-"""A job with state of every kind: of the server, and of each client."""
+"""A job with all kinds of state, of the server and of each client."""
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +215,7 @@ def die_after_round_3(task: RankTask) -> None:
 
 
 def _assert_same_end(home: Path, other: Path, attempt: int = 1) -> None:
-    """Weights, the server's state and that of every client."""
+    """Compare the weights, and the states of the server and of every client."""
     one = checkpoint_files.load(checkpoint_refs(home, attempt=attempt)[0])
     two = checkpoint_files.load(checkpoint_refs(other)[0])
     assert one.saved.step == two.saved.step == ROUNDS

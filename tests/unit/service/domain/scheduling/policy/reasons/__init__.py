@@ -1,1 +1,1 @@
-"""The claims of the sentences of a plan, and slow checks of whether they are true."""
+"""The statements in the messages of a plan, and slow checks that they are true."""

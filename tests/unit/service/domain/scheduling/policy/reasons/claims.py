@@ -1,7 +1,7 @@
-"""A slow check of the reasons of a plan: each sentence is parsed, and its claims are computed again
-from the snapshot after all starts of the plan.
+"""A slow check of the reasons in a plan: each sentence is parsed, and its statements are verified
+by computing them from the snapshot after all starts in the plan.
 
-It shares no code with the policy. A sentence of an unknown form is an error.
+It shares no code with the policy. A sentence that matches no known pattern is an error.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from tests.unit.service.domain.scheduling.policy.reasons.words import bundle_mat
 Amounts = Mapping[str, float]
 Checked = Callable[..., None]
 FORMS: list[tuple[re.Pattern[str], Checked]] = []
-"""The form of each sentence, and the check of its claims."""
+"""The pattern of each sentence, and the check of its statements."""
 OPEN = "open to all jobs"
 
 
 def says(pattern: str) -> Callable[[Checked], Checked]:
-    """Register the check of a form. Its groups are the arguments of the check."""
+    """Register the check for a pattern. The groups of the pattern are the arguments of the
+    check."""
 
     def register(check: Checked) -> Checked:
         FORMS.append((re.compile(pattern), check))
@@ -53,7 +54,7 @@ def says(pattern: str) -> Callable[[Checked], Checked]:
 
 
 class Claims:
-    """The cluster after the starts of a plan."""
+    """The cluster after all starts in a plan."""
 
     def __init__(self, snapshot: Snapshot, now: datetime, decisions: Sequence[Decision]) -> None:
         self.snapshot, self.now, self.decisions = snapshot, now, decisions
@@ -67,7 +68,7 @@ class Claims:
             d.job_id: d for d in decisions if not isinstance(d, Preempt | Shrink | Grow | Stay)
         }
         self.holding: dict[str, list[tuple[str, Amounts, int]]] = defaultdict(list)
-        """The slots of each job: (node, bundle, number)."""
+        """The slots of each job as (node, bundle, number)."""
         self.account: dict[str, tuple[str, str]] = {}
         self.free = {name: dict(node.available_to_us) for name, node in self.nodes.items()}
         for holder in snapshot.holders:
@@ -89,12 +90,13 @@ class Claims:
             for name, amount in bundle.items():
                 self.free[node][name] -= number * amount
 
-    # What fits where.
+    # Room for workers.
 
     def fits(
         self, node: Node, bundle: Amounts, free: Amounts, parts: Any = (), *, spread: bool = False
     ) -> int:
-        """Workers of one job that fit on a node. parts: (size, number) of the GPU parts there."""
+        """Return how many workers of one job fit on a node. parts: (size, number) of the GPU parts
+        in use on it."""
         gpus = bundle.get("GPU", 0.0)
         most = 10**6
         for name, amount in bundle.items():
@@ -121,7 +123,7 @@ class Claims:
         return bool(request.homes) or node.total.get(OPEN, 1.0) > 0
 
     def place(self, node: Node, level: str) -> object:
-        """The domain of a level that a node is in."""
+        """Return a node's domain at a level."""
         labels = dict(
             name.removeprefix("label:").split("=")
             for name in node.total
@@ -137,7 +139,7 @@ class Claims:
         return level in (*self.snapshot.topology, "node")
 
     def rooms(self, request: Request, sizes: Mapping[str, int], nodes: Mapping[str, Node]) -> Any:
-        """Workers by domain of the required level, or in total."""
+        """Return how many workers fit in each domain of the required level, or in total."""
         level = request.required_level
         found: Counter[object] = Counter()
         for name, size in sizes.items():
@@ -154,7 +156,7 @@ class Claims:
         }
 
     def whole_free(self) -> dict[str, dict[str, float]]:
-        """The free resources, with only the GPUs of which no job has a part."""
+        """Return the free resources, excluding GPUs of which any job has a part."""
         one = Request(1, {"GPU": 1.0})
         return {
             name: {
@@ -167,7 +169,8 @@ class Claims:
     def free_sizes(
         self, request: Request, *, opened: bool = False, spread: bool = False
     ) -> dict[str, int]:
-        """opened: also on nodes for ranks of silos only. spread: if no GPU had two parts."""
+        """opened: include nodes that accept only ranks of silos. spread: assume that no GPU has two
+        parts."""
         return {
             name: self.fits(
                 node,
@@ -181,7 +184,7 @@ class Claims:
         }
 
     def suitable(self, request: Request) -> set[str]:
-        """Nodes on which some worker could run if they were empty."""
+        """Return the nodes on which some worker could run if they were empty."""
         bundles = [bundle for _, bundle in runs_of(request)]
         sizes = self.empty_sizes(request, self.nodes)
         rooms = self.rooms(request, sizes, self.nodes)
@@ -197,7 +200,7 @@ class Claims:
         }
 
     def all_fit(self, request: Request, there: Mapping[str, Amounts]) -> bool:
-        """Whether all ranks of a gang of roles, or of silos, have room at once (a search)."""
+        """Whether all ranks of a gang with roles or silos fit at the same time, by search."""
         ranks: list[tuple[Amounts, tuple[str, ...], bool]] = []
         for at, (bundle, labels) in enumerate(
             zip(bundles_of(request), ((), *request.homes), strict=False)
@@ -233,7 +236,7 @@ class Claims:
 
         return search(0)
 
-    # The sentences.
+    # Sentences.
 
     def check(self) -> None:
         for decision in self.decisions:
@@ -261,12 +264,12 @@ class Claims:
         return self.job(decision).request
 
     def least(self, decision: Decision) -> int:
-        """Workers that the job needs to start, or that the group needs to grow."""
+        """Return the number of workers that the job needs to start, or the group needs to grow."""
         job = self.job(decision)
         return max(1, job.lacking) if isinstance(job, Growing) else job.request.least
 
     def check_opening(self, decision: Decision, words: str) -> None:
-        """The beginning of a sentence: what the job needs."""
+        """Check the beginning of a sentence, which states what the job needs."""
         request, job = self.request(decision), self.job(decision)
         if isinstance(job, Growing):
             pattern = r"(could use|continues without|waits for) (\d+) workers?( more)? of (.*)"
@@ -315,7 +318,7 @@ class Claims:
             assert number == rooms[place], (number, rooms)
         else:
             assert number <= max(rooms.values(), default=0), (number, rooms)
-            # It is unknown which parts share a GPU. At worst, each part has its own GPU.
+            # It is unknown which parts share a GPU. In the worst case, each part has its own GPU.
             spread = self.rooms(request, self.free_sizes(request, spread=True), self.nodes)
             assert number >= max(spread.values(), default=0), (number, spread)
 
@@ -333,8 +336,8 @@ class Claims:
         assert number == sum(there.values()), (number, there)
 
     def blocked_ahead(self, decision: Decision) -> tuple[set[str], set[str]]:
-        """Jobs that come before it and wait for slots, if some node could run workers of both, and
-        jobs that back off, of which only some keep their position."""
+        """Return the jobs ahead of it that wait for slots, if some node could run workers of both,
+        and the jobs that are backing off, of which only some keep their position."""
         mine = self.suitable(self.request(decision))
         found: set[str] = set()
         back_off: set[str] = set()
@@ -360,7 +363,8 @@ class Claims:
         return found, back_off
 
     def work(self, job: WaitingJob | RunningJob) -> float:
-        """The work left of the manual: (seconds left + 300) * cluster share ** 0.7."""
+        """Return the remaining work as defined in the manual: (remaining seconds + 300) * cluster
+        share ** 0.7."""
         total: Counter[str] = Counter()
         for node in self.snapshot.nodes:
             if node.accepted:

@@ -1,4 +1,4 @@
-"""Random snapshots: nodes of all sorts, queues with rules, and jobs of all states."""
+"""Random snapshots: all kinds of nodes, queues with rules, and jobs in all states."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OWNERS = ("ann", "ben")
 
 
 class Drawn:
-    """One snapshot."""
+    """A random snapshot."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -117,7 +117,7 @@ class Drawn:
         if holders is None:
             return Node(name, total, dict(total))
         left, stuck = self._left[name], {}
-        if self._chance(0.15):  # another user of Ray
+        if self._chance(0.15):  # used by another Ray application
             left["CPU"] = max(0.0, left["CPU"] - self._dice.choice((1, 2)))
         if self._chance(0.1):
             stuck = {each: 1.0 for each in ("CPU", "GPU") if left.get(each, 0.0) >= 1.0}
@@ -219,7 +219,7 @@ class Drawn:
             left, number = self._left[name], 0
             if not self._totals[name].get("open to all jobs", 1.0):
                 continue
-            gpus = math.ceil(bundle.get("GPU", 0.0))  # each part has its own GPU here
+            gpus = math.ceil(bundle.get("GPU", 0.0))  # here, each part has its own GPU
             taken = {**bundle, **({"GPU": float(gpus)} if gpus else {})}
             while number < most and all(left.get(n, 0.0) >= each for n, each in taken.items()):
                 number += 1

@@ -1,4 +1,4 @@
-"""The sentences on jobs that leave slots to other jobs."""
+"""The sentences about jobs that leave slots to other jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences on the limits of queues."""
+"""The sentences about limits of queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences on gangs that the nodes could not run if they were empty."""
+"""The sentences about gangs that the nodes could not run even if they were empty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def for_nodes(claims: Claims, decision: Decision, needs: str, why: str) -> None:
 
 
 def nodes_for(claims: Claims, decision: Decision) -> dict[str, Node]:
-    """Nodes that the sentence is about, with nodes that may come if the job can never start."""
+    """Return the nodes to which the sentence refers, including nodes that can be added if the job
+    can never start."""
     return dict(claims.all_nodes if isinstance(decision, Impossible) else claims.nodes)
 
 
@@ -48,7 +49,7 @@ def too_few(claims: Claims, decision: Decision, needs: str, number: str) -> None
 
 
 def of_kind(request: Request) -> int:
-    """Number of workers with the request's bundle that must run at once."""
+    """Return the number of workers with the request's bundle that must run at the same time."""
     return request.num_workers - request.roles[0].number if request.roles else request.least
 
 
@@ -141,7 +142,7 @@ def no_home(claims: Claims, decision: Decision, label: str, at: str, _: str) -> 
     nodes = {name: node.total for name, node in nodes_for(claims, decision).items()}
     bundle = claims.request(decision).bundle
     some = Request(int(at) + 2, bundle, homes=homes[: int(at) + 1])
-    # The first worker needs nothing here.
+    # The first worker needs no resources here.
     anywhere = {**nodes, "anywhere": dict(bundle)}
     claims.all_nodes["anywhere"] = type(next(iter(claims.snapshot.nodes)))(
         "anywhere", bundle, bundle

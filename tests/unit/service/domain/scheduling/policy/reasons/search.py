@@ -1,4 +1,4 @@
-"""The slots of gangs, and whether workers fit on GPUs, by search."""
+"""Finds slots for gangs, and checks whether workers fit on GPUs, by search."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Amounts = Mapping[str, float]
 
 
 def runs_of(request: Request) -> list[tuple[int, Amounts]]:
-    """Ranks with equal slots, in the order of ranks."""
+    """Return groups of ranks with equal slots, in rank order."""
     return [(len(list(same)), b) for b, same in itertools.groupby(bundles_of(request), key=dict)]
 
 
 def bundles_of(request: Request) -> list[Amounts]:
-    """The slot of each rank."""
+    """Return the slot of each rank."""
     found: list[Amounts] = [request.bundle] * request.num_workers
     for role in request.roles:
         found[role.first_rank : role.first_rank + role.number] = [role.bundle] * role.number
@@ -25,7 +25,7 @@ def bundles_of(request: Request) -> list[Amounts]:
 
 
 def slots_of(request: Request, slices: Iterable[Slice]) -> list[tuple[str, Amounts, int]]:
-    """(node, bundle, number) of the slots of a gang. Grown slots come last."""
+    """Return (node, bundle, number) of the slots of a gang. Slots added by growth come last."""
     found, rank = [], 0
     bundles = bundles_of(request)
     for part in slices:
@@ -36,7 +36,8 @@ def slots_of(request: Request, slices: Iterable[Slice]) -> list[tuple[str, Amoun
 
 
 def packs(gpus: int, parts: Sequence[tuple[float, int]] | None) -> bool:
-    """Whether the workers fit on this number of GPUs, no two of a job on one (a search)."""
+    """Whether the workers fit on this number of GPUs without two workers of a job on the same GPU,
+    by search."""
     if parts is None:
         return False
     workers = sorted(

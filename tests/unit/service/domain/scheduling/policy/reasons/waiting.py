@@ -1,4 +1,4 @@
-"""The sentences on jobs that wait, and on groups that don't grow."""
+"""The sentences about jobs that wait, and about groups that do not grow."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def gains_nothing(claims: Claims, decision: Decision, number: str) -> None:
     assert int(number) == sum(part.num_workers for part in group.slices)
     choice = claims.snapshot.elastic[decision.job_id]
     assert int(number) < choice.most
-    if choice.in_place:  # then it takes whatever is free
+    if choice.in_place:  # then it uses all free slots
         raise AssertionError("a group that grows in place gains by more")
 
 

@@ -10,7 +10,8 @@ UNITS = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def quantity(words: str) -> tuple[str, float]:
-    """Return the resource and the amount in words such as `8 GPU` or `15.5 GiB of memory`."""
+    """Parse text such as `8 GPU` or `15.5 GiB of memory`, and return the resource and the
+    amount."""
     found = re.fullmatch(r"([\d.]+) (?:(\w+) of memory|(\S+))", words)
     assert found, words
     number, unit, name = found.groups()
@@ -19,13 +20,14 @@ def quantity(words: str) -> tuple[str, float]:
 
 
 def is_about(words: str, amount: float) -> bool:
-    """Whether a quantity in words is this amount, except for its last digits."""
+    """Whether a quantity in text equals this amount, up to rounding."""
     value = quantity(words)[1]
     return abs(value - amount) <= 0.006 * max(abs(value), abs(amount)) + 1e-9
 
 
 def some_jobs(words: str) -> tuple[list[str], int]:
-    """Return the named jobs and the total number in words such as `jobs a, b, c and 7 more`."""
+    """Parse text such as `jobs a, b, c and 7 more`, and return the named jobs and the total
+    number."""
     found = re.fullmatch(r"(jobs?) (\S+(?:, \S+)*)(?: and (\d+) more)?", words)
     assert found, words
     names = found[2].split(", ")
@@ -35,7 +37,7 @@ def some_jobs(words: str) -> tuple[list[str], int]:
 
 
 def bundle_matches(words: str, bundle: Amounts) -> bool:
-    """Whether the words for one worker name all the resources that it requests."""
+    """Whether the text for one worker names all resources that it requests."""
     words, _, labels = words.partition(" on nodes with ")
     words, _, kind = words.partition(" on ")
     asked = dict(bundle)
