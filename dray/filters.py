@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from dray.views import JobState
 
 MAX_INDEX = 2**63 - 1
+MAX_POINTS = 100_000
+"""Maximum number of points per series in one response of the server."""
 
 States: TypeAlias = JobState | str | Iterable[JobState | str]
 """One or more states."""

@@ -28,6 +28,7 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle.claims import Deployment, Wanted, claim
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 
 BATCH_POINTS = 1000
 BATCHES_PER_BLOCK = 10
@@ -114,7 +115,9 @@ class Service:
         """Return the seconds, and the values of the response."""
         began = time.perf_counter()
         found = asyncio.run(
-            self.reading.metrics(job_id, after_step=after_step, max_points=ANSWER_POINTS)
+            self.reading.metrics(
+                job_id, MetricsFilter(after_step=after_step, max_points=ANSWER_POINTS)
+            )
         )
         found.model_dump_json()
         took = time.perf_counter() - began

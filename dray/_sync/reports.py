@@ -25,8 +25,8 @@ RESET = "reset"
 """Event that a server sends if it can't resume after the given id. All events follow, from the
 first."""
 METRIC_TICK_S = 1.0
-MOST_POINTS = 5000
-"""Maximum number of points per series in one response of the server."""
+POINTS_AT_ONCE = 5000
+"""Number of points per series that an iteration requests at once."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class ReportCalls(JobCalls):
                 keys=keys,
                 rank=rank,
                 after_step=yielded.after_step,
-                max_points=MOST_POINTS,
+                max_points=POINTS_AT_ONCE,
                 in_order=True,
                 times=True,
             )
@@ -196,7 +196,7 @@ class ReportCalls(JobCalls):
                 yielded.steps[point.key] = point.step
                 yield point
             yielded.after_step = found.next_step
-            is_more = any(len(series.steps) >= MOST_POINTS for series in found.series.values())
+            is_more = any(len(series.steps) >= POINTS_AT_ONCE for series in found.series.values())
 
     def system_metrics(
         self,

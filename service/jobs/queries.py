@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray import views
+from dray.filters import MAX_POINTS
 from dray.views import JobState
 from service.checkpoints import catalog
 from service.config.settings import Settings
@@ -31,8 +32,8 @@ from service.lifecycle import resizing
 from service.outlook import answers, decisions, forecasts
 from service.storage.storage import Storage, in_storage_thread
 from service.telemetry import log_reader, metric_reader, system_metrics
+from service.telemetry.series_filters import MetricsFilter, SystemMetricsFilter
 
-MAX_POINTS = 100_000
 MAX_LINES = 10_000
 MAX_EVENTS = 1000
 MAX_NAMED = 20
@@ -51,47 +52,32 @@ class Queries:
         self._settings = settings
         self._answers = answers.Answers()
 
-    async def metrics(
-        self,
-        job_id: str,
-        *,
-        keys: Sequence[str] | None = None,
-        rank: int = 0,
-        after_step: int | None = None,
-        until_step: int | None = None,
-        max_points: int = 2000,
-        in_order: bool = False,
-        times: bool = False,
-    ) -> views.Metrics:
-        """Return the series of a job, with each step once over all attempts: the steps above
-        `after_step`, up to `until_step`. An entry of `keys` that is not the name of a series is
-        split at commas.
-
-        Each series has at most `max_points` points: its first and last points and its extremes, or
-        the first points without a gap if `in_order`. `times` adds the times of the reports.
-        """
-        after = -1 if after_step is None else after_step
-        points = max(1, min(max_points, MAX_POINTS))
+    async def metrics(self, job_id: str, query: MetricsFilter | None = None) -> views.Metrics:
+        """Return the series of a job, with each step once over all attempts."""
+        wanted = query or MetricsFilter()
+        after = -1 if wanted.after_step is None else wanted.after_step
 
         def work(session: Session) -> views.Metrics:
             state = _must_exist(session, job_id)
-            wanted = None if keys is None else metric_reader.asked_keys(session, job_id, keys)
-            steps = {
+            keys = None
+            if any(text.strip(",") for text in wanted.keys):
+                keys = metric_reader.asked_keys(session, job_id, wanted.keys)
+            until = NO_END if wanted.until_step is None else wanted.until_step
+            part: dict[str, Any] = {
+                "keys": keys,
+                "rank": wanted.rank,
+                "max_points": wanted.max_points,
                 "after_step": after,
-                "until_step": NO_END if until_step is None else until_step,
+                "until_step": until,
             }
             end: int | None = None
-            if in_order:
-                series, end = metric_reader.read_in_order(
-                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
-                )
+            if wanted.in_order:
+                series, end = metric_reader.read_in_order(session, job_id, **part)
             else:
-                series = metric_reader.read(
-                    session, job_id, keys=wanted, rank=rank, max_points=points, **steps
-                )
+                series = metric_reader.read(session, job_id, **part)
             at = None
-            if times:
-                most = MAX_POINTS if in_order else points
+            if wanted.times:
+                most = MAX_POINTS if wanted.in_order else wanted.max_points
                 at = metric_reader.read_times(session, job_id, series, max_points=most)
             live = not state.is_terminal
             return metric_reader.as_view(series, at, after_step=max(after, 0), end=end, live=live)
@@ -99,26 +85,20 @@ class Queries:
         return await self._database.read(work)
 
     async def system_metrics(
-        self,
-        job_id: str,
-        *,
-        keys: Sequence[str] | None = None,
-        rank: int = 0,
-        after_time: int = 0,
-        max_points: int = 2000,
+        self, job_id: str, query: SystemMetricsFilter | None = None
     ) -> views.SystemMetrics:
-        """Return a rank's use of processors, memory and more after `after_time` (Unix seconds), at
-        most `max_points` points of each series."""
+        """Return a rank's use of processors, memory and more."""
+        wanted = query or SystemMetricsFilter()
 
         def work(session: Session) -> views.SystemMetrics:
             _must_exist(session, job_id)
             return system_metrics.read(
                 session,
                 job_id,
-                keys=keys,
-                rank=rank,
-                after_time=after_time,
-                max_points=max(1, min(max_points, MAX_POINTS)),
+                keys=[key for text in wanted.keys for key in text.split(",") if key] or None,
+                rank=wanted.rank,
+                after_time=wanted.after_time,
+                max_points=wanted.max_points,
             )
 
         return await self._database.read(work)

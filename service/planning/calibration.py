@@ -19,7 +19,7 @@ LOOKED_AT, COUNTED = 50, 5
 """Number of latest succeeded jobs to examine, and number of jobs whose steps are read."""
 LEAST_STEPS = 20
 """Shorter jobs are ignored, because half of their steps would be warm-up."""
-MOST_POINTS = 500
+SAMPLED_STEPS = 500
 COMPARABLE = 0.1
 """A measured step is used if it has at least this fraction of the planned step's operations. A much
 smaller step is mostly launch overhead, which would make an H100 seem hundreds of times slower."""
@@ -84,7 +84,7 @@ def _speed(
     except Unknown:
         return None
     series = metric_reader.read(
-        session, job_id, keys=[STEP_TIME], rank=0, after_step=-1, max_points=MOST_POINTS
+        session, job_id, keys=[STEP_TIME], rank=0, after_step=-1, max_points=SAMPLED_STEPS
     )
     seconds: Sequence[float] = series[STEP_TIME][1] if STEP_TIME in series else ()
     if len(seconds) < LEAST_STEPS:

@@ -27,7 +27,7 @@ LOOKED_AT, COUNTED = 50, 3
 MOST_RANKS = 64
 """Maximum number of ranks of a job whose paces are read."""
 LEAST_STEPS = 10
-MOST_POINTS = 100
+SAMPLED_STEPS = 100
 LEAST_COMPUTE_S = 1e-3
 """Minimum computing time of a step, which even the smallest models spend in Python and the
 optimizer."""
@@ -119,7 +119,7 @@ def _measured(session: Session, job_id: str, num_ranks: int) -> RankPaces | None
     seconds = []
     for rank in range(min(num_ranks, MOST_RANKS)):
         series = metric_reader.read(
-            session, job_id, keys=[COMPUTE_TIME], rank=rank, after_step=-1, max_points=MOST_POINTS
+            session, job_id, keys=[COMPUTE_TIME], rank=rank, after_step=-1, max_points=SAMPLED_STEPS
         )
         values = series[COMPUTE_TIME][1] if COMPUTE_TIME in series else ()
         if len(values) >= LEAST_STEPS:

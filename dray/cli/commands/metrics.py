@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dray.client import Client
     from dray.views import Metrics, Point, Series, SystemMetrics, SystemSample
 
-MOST_POINTS = 100_000
 _CSV_HEAD = ("key", "step", "value")
 
 
@@ -50,8 +49,7 @@ def metrics(
         int | None, typer.Option(metavar="STEP", help="Only steps up to this one.", min=0)
     ] = None,
     max_points: Annotated[
-        int | None,
-        typer.Option(help="Maximum number of points per series.", min=2, max=MOST_POINTS),
+        int | None, typer.Option(help="Maximum number of points per series.", min=2)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,6 +69,8 @@ def metrics(
         raise typer.BadParameter(wrong, param_hint="--after-step, --until-step")
     if system and (follow or len(jobs) > 1):
         raise typer.BadParameter("takes only one job, without --follow", param_hint="--system")
+    from dray.filters import MAX_POINTS
+
     with connect() as client:
         if system:
             from dray.ranks import role_names
@@ -92,7 +92,7 @@ def metrics(
             _follow(client, ids[0], key, rank, as_json=as_json, as_csv=as_csv)
             return
         if as_csv and max_points is None:
-            max_points = MOST_POINTS
+            max_points = MAX_POINTS
         answers = {
             one: client.metrics(
                 one,

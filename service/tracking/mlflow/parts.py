@@ -27,7 +27,7 @@ from service.tracking.mlflow.runs import (
     tags_of,
 )
 
-MOST_POINTS = 10_000
+POINTS_OF_A_PART = 10_000
 """Maximum number of points of all metrics in one part."""
 
 Metric = tuple[str, float, int, int]
@@ -90,7 +90,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
     view, annotation = serializers.job(session, job), tracking.annotation(session, job_id)
     revision = 0 if annotation is None else annotation.revision
     series, after_step, has_more = _new_points(session, job, row)
-    times = metric_reader.read_times(session, job_id, series, max_points=MOST_POINTS) or {}
+    times = metric_reader.read_times(session, job_id, series, max_points=POINTS_OF_A_PART) or {}
     fallback = (job.started_at or job.created_at).timestamp()
     metrics = [
         (key_of(key), value, int(1000 * at), step)
@@ -139,7 +139,7 @@ def _new_points(
     A step that a later attempt repeats keeps its first value, because MLflow can't replace values.
     """
     known: Mapping[str, int] = row.last_steps
-    most = max(2, MOST_POINTS // max(1, job.num_metric_keys))
+    most = max(2, POINTS_OF_A_PART // max(1, job.num_metric_keys))
 
     def read(keys: list[str] | None, after_step: int) -> tuple[dict[str, Points], int | None]:
         series, end = metric_reader.read_in_order(

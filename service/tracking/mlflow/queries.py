@@ -15,13 +15,13 @@ from dray.views import JobState
 from service.db.repositories.catalog import mlflow_search as repository
 from service.db.repositories.catalog import tracking
 from service.db.session import Database
-from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
 from service.domain.tracking import mlflow_search as search
 from service.domain.tracking.search_tree import EXPERIMENT
 from service.jobs import serializers
 from service.jobs.queries import Queries
+from service.telemetry.series_filters import MetricsFilter
 from service.tracking.mlflow.runs import (
     DEFAULT_EXPERIMENT,
     JOB_TAG,
@@ -33,7 +33,7 @@ from service.tracking.mlflow.runs import (
 DEFAULT_ID = "0"
 MAX_RUNS = 1000
 """Maximum number of runs on a page, whatever the caller requests."""
-MAX_POINTS = 25_000
+MAX_RESULTS = 25_000
 """Maximum number of points on a page of a history, which is also what MLflow's client requests."""
 _SCOPE = "mlflow"
 
@@ -156,7 +156,7 @@ class MlflowQueries:
 
     async def last_metrics(self, job_id: str) -> Mapping[str, views.Series]:
         """Return the series of rank 0, reduced to a few points, of which the last is exact."""
-        found = await self._reading.metrics(job_id, max_points=2, times=True)
+        found = await self._reading.metrics(job_id, MetricsFilter(max_points=2, times=True))
         return found.series
 
     async def history(
@@ -167,16 +167,11 @@ class MlflowQueries:
         after_step = -1 if token is None else decode_cursor(scope, token)
         if not _is_position(after_step, -1):
             raise BadCursor("the page token does not belong to this history")
-        limit = max(1, min(max_results, MAX_POINTS))
-        keys = [key] if storable(key) else []
-        found = await self._reading.metrics(
-            job_id,
-            keys=keys,
-            after_step=after_step,
-            max_points=limit,
-            in_order=True,
-            times=True,
+        limit = max(1, min(max_results, MAX_RESULTS))
+        query = MetricsFilter.model_construct(
+            keys=(key,), after_step=after_step, max_points=limit, in_order=True, times=True
         )
+        found = await self._reading.metrics(job_id, query)
         series = found.series.get(key)
         if series is None:
             return HistoryPage([], [], [], None)

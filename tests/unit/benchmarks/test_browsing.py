@@ -22,6 +22,7 @@ from service.db.session import Database
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 
 
 def turns(step_s: float) -> list[open_pages.Turn]:
@@ -44,7 +45,7 @@ async def test_what_is_written_is_what_the_page_reads(tmp_path: Path) -> None:
         jobs = Jobs(database, storage, database.signals, settings)
         assert (await jobs.get(job_id)).state.is_terminal
         queries = Queries(database, storage, database.signals, settings)
-        found = (await queries.metrics(job_id, max_points=5000, times=True)).series
+        found = (await queries.metrics(job_id, MetricsFilter(max_points=5000, times=True))).series
         assert set(found) == set(stores.KEYS)
         for points in found.values():
             assert points.steps == list(range(1, 1101))

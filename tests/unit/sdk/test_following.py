@@ -253,7 +253,7 @@ def test_points_that_come_late_or_in_many_pages_are_followed_too(
 ) -> None:
     """The series is behind others, is read in pages of two steps, and also from a given
     position."""
-    monkeypatch.setattr("dray._sync.reports.MOST_POINTS", 2)
+    monkeypatch.setattr("dray._sync.reports.POINTS_AT_ONCE", 2)
     job_id = server.submit()
     server.train(job_id, *(metrics(n, {"loss": 1.0}) for n in range(7)))
     found: list[Any] = []

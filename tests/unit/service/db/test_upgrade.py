@@ -23,6 +23,7 @@ from service.db.repositories.scheduling import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS
 from service.storage.storage import Storage
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed
@@ -126,11 +127,11 @@ async def test_everything_reads_as_it_did(empty: Database, tmp_path: Path, revis
     assert [c.step for c in (await reading.checkpoints(JOB)).items] == [5]
     assert [a.path for a in (await reading.artifacts(JOB)).items] == ["model"]
     assert [a.state for a in (await reading.attempts(JOB)).items] == ["ended"]
-    series = (await reading.metrics(JOB, max_points=10_000)).series["loss"]
+    series = (await reading.metrics(JOB, MetricsFilter(max_points=10_000))).series["loss"]
     last = 2 * CHUNK_POINTS + 1
     assert series.steps == list(range(1, last + 1))
     assert series.values == [1.0 / step for step in series.steps]
-    few = (await reading.metrics(JOB, max_points=10)).series["loss"]
+    few = (await reading.metrics(JOB, MetricsFilter(max_points=10))).series["loss"]
     assert (few.values[0], few.steps[-1]) == (1.0, last)
 
 
@@ -172,7 +173,8 @@ async def test_what_ran_goes_on(empty: Database, tmp_path: Path, revision: str) 
         service.report(JOB, 1, [metrics(step, {"loss": 1.0 / step}), log(number, f"line {number}")])
     lines = ["hello", "line 1", "line 2", "line 3"]
     for _ in range(2):
-        series = (await service.reading.metrics(JOB, max_points=10_000)).series["loss"]
+        found = await service.reading.metrics(JOB, MetricsFilter(max_points=10_000))
+        series = found.series["loss"]
         assert series.steps == list(range(1, last + 4))
         assert series.values == [1.0 / step for step in series.steps]
         assert [line.text for line in (await service.reading.logs(JOB)).items] == lines

@@ -28,6 +28,7 @@ from service.domain.errors import (
 from service.jobs.idempotency import IdempotencyKey
 from service.loops.shared import queue_view
 from service.nodes import node_table
+from service.telemetry.series_filters import MetricsFilter
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 from tests.wire import cluster_node
 
@@ -452,4 +453,5 @@ async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: s
     for given in texts:
         query = JobFilter.model_construct(None, **given)
         assert (await service.jobs.list(query)).items == []
-    assert (await service.reading.metrics(job_id, keys=[text])).series == {}
+    series = MetricsFilter.model_construct(None, keys=(text,))
+    assert (await service.reading.metrics(job_id, series)).series == {}

@@ -248,7 +248,7 @@ async def test_nothing_is_lost_or_doubled_whichever_calls_fail(
     frames = [metrics(n, {"loss": 1.0, **({"val": 2.0} if n % 7 == 0 else {})}) for n in range(100)]
     service.report(job_id, 1, [*frames[:60], service.artifact(job_id, 1, "a.bin")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MOST_POINTS", 30)
+        patch.setattr(parts, "POINTS_OF_A_PART", 30)
         kinds = ("before", "after", None, "after", None, None)
         away = MlflowAway("gone")
         mlflow.failures = iter([when and (when, away) for when in kinds * 20])

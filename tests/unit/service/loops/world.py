@@ -18,6 +18,7 @@ from service.config.settings import Settings
 from service.db.session import utc_now
 from service.loops.shared.timings import LoopTimings
 from service.runtime import Runtime
+from service.telemetry.series_filters import MetricsFilter
 from tests.fakes.attempt import Failed, FakeRank, Play
 from tests.fakes.cluster import FakeCluster
 
@@ -183,7 +184,7 @@ async def charges(runtime: Runtime, job_id: str) -> list[str]:
 
 
 async def steps_of(runtime: Runtime, job_id: str, rank: int = 0) -> list[int]:
-    metrics = await runtime.reading.metrics(job_id, rank=rank)
+    metrics = await runtime.reading.metrics(job_id, MetricsFilter(rank=rank))
     return metrics.series["train/loss"].steps
 
 

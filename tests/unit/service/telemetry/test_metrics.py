@@ -18,6 +18,7 @@ from service.db.repositories.telemetry.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, TIMES, outline, summarise, unpack
 from service.telemetry.chunk_columns import summary_of
 from service.telemetry.metric_writer import MAX_KEYS
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import START, Service, events_of, metrics, resumed
 
@@ -27,7 +28,7 @@ def losses(steps: Sequence[int], value: float = 1.0, **more: int) -> list[Frame]
 
 
 async def series(service: Service, job_id: str, key: str = "loss", **more: int) -> dict[int, float]:
-    found = await service.reading.metrics(job_id, max_points=100_000, **more)
+    found = await service.reading.metrics(job_id, MetricsFilter(max_points=100_000, **more))
     if key not in found.series:
         return {}
     steps, values = found.series[key].steps, found.series[key].values
@@ -133,7 +134,7 @@ async def test_no_value_is_lost_or_changed(service: Service) -> None:
 async def test_keys_can_be_chosen(service: Service) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [metrics(1, {"a": 1.0, "b": 2.0, "c": 3.0})])
-    found = await service.reading.metrics(job_id, keys=["c", "a", "none"])
+    found = await service.reading.metrics(job_id, MetricsFilter(keys=("c", "a", "none")))
     assert list(found.series) == ["a", "c"]
 
 
@@ -169,7 +170,8 @@ async def test_a_long_series_keeps_ends_spikes_and_its_nan(
     values = dict.fromkeys(range(1, count + 1), 1.0)
     values[20_001], values[30_002], values[10_003] = 1e9, -1e9, math.nan
     service.report(job_id, 1, [metrics(step, {"loss": v}) for step, v in values.items()])
-    found = (await service.reading.metrics(job_id, max_points=max_points)).series["loss"]
+    answer = await service.reading.metrics(job_id, MetricsFilter(max_points=max_points))
+    found = answer.series["loss"]
     assert len(found.steps) <= max_points
     assert (found.steps[0], found.steps[-1]) == (1, count)
     if max_points >= 5:
@@ -183,7 +185,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
 
     async def poll() -> None:
         nonlocal after
-        found = await service.reading.metrics(job_id, after_step=after)
+        found = await service.reading.metrics(job_id, MetricsFilter(after_step=after))
         for key, part in found.series.items():
             gathered[key].update(zip(part.steps, part.values, strict=True))
         after = found.next_step
@@ -200,7 +202,7 @@ async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -
     assert gathered["val"] == {5: 5.0, 10: 10.0}
     assert after == 10
     await poll()
-    assert (await service.reading.metrics(job_id, after_step=after)).series == {}
+    assert (await service.reading.metrics(job_id, MetricsFilter(after_step=after))).series == {}
 
 
 async def test_only_steps_after_the_given_one_are_served(service: Service) -> None:
@@ -208,7 +210,7 @@ async def test_only_steps_after_the_given_one_are_served(service: Service) -> No
     service.report(job_id, 1, losses(range(3000)))
     assert sorted(await series(service, job_id, after_step=2990)) == list(range(2991, 3000))
     assert await series(service, job_id, after_step=5000) == {}
-    assert (await service.reading.metrics(job_id, after_step=5000)).next_step == 5000
+    assert (await service.reading.metrics(job_id, MetricsFilter(after_step=5000))).next_step == 5000
     assert min(await series(service, job_id)) == 0
 
 
@@ -274,7 +276,7 @@ async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
         frames[0] = metrics(begin, {"loss": math.sin(begin / 100), "holed": math.nan})
         service.report(job_id, 1, frames)
     for max_points in (100, 1000, 20_000):
-        found = await service.reading.metrics(job_id, max_points=max_points)
+        found = await service.reading.metrics(job_id, MetricsFilter(max_points=max_points))
         series = found.series["loss"]
         assert len(series.steps) <= max_points
         assert (series.steps[0], series.steps[-1]) == (1, count)
@@ -341,7 +343,7 @@ async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
 
 async def times(service: Service, job_id: str, **more: Any) -> dict[str, list[float]]:
     """Return the times of points by key, in seconds after `START`."""
-    found = await service.reading.metrics(job_id, times=True, **more)
+    found = await service.reading.metrics(job_id, MetricsFilter(times=True, **more))
     return {
         key: [time - START.timestamp() for time in one.times or ()]
         for key, one in found.series.items()
@@ -373,7 +375,7 @@ async def test_points_that_are_thinned_out_have_times_near_theirs(service: Servi
     job_id = await service.running()
     steps = range(1, 3 * CHUNK_POINTS)
     service.report(job_id, 1, [metrics(n, {"loss": math.sin(n)}, at=at(n)) for n in steps])
-    found = await service.reading.metrics(job_id, times=True, max_points=100)
+    found = await service.reading.metrics(job_id, MetricsFilter(times=True, max_points=100))
     (series,) = found.series.values()
     assert len(series.steps) <= 100
     assert [time - START.timestamp() for time in series.times or ()] == pytest.approx(series.steps)
@@ -397,13 +399,13 @@ async def test_read_in_order_no_point_is_left_out(service: Service) -> None:
     await next_attempt(service, job_id, 1)
     service.report(job_id, 2, [resumed(1500), metrics(1501, {"loss": -1.0})])
     service.report(job_id, 2, [metrics(1502, {"loss": -2.0})])
-    whole = await service.reading.metrics(job_id, max_points=100_000)
+    whole = await service.reading.metrics(job_id, MetricsFilter(max_points=100_000))
     for size in (2, 700, CHUNK_POINTS, 100_000):
         read: dict[str, list[int]] = {}
         after_step, num_pages = None, 0
         while True:
             page = await service.reading.metrics(
-                job_id, after_step=after_step, max_points=size, in_order=True
+                job_id, MetricsFilter(after_step=after_step, max_points=size, in_order=True)
             )
             num_pages += 1
             for key, one in page.series.items():
@@ -428,6 +430,6 @@ async def test_a_part_is_read_in_order_up_to_its_last_step(service: Service) -> 
     service.report(job_id, 1, [metrics(n, {"loss": 1.0}, at=at(n)) for n in steps])
     part: dict[str, Any] = {"until_step": 1030, "max_points": 20, "in_order": True}
     assert await times(service, job_id, after_step=1000, **part) == {"loss": [*range(1001, 1021)]}
-    page = await service.reading.metrics(job_id, after_step=1000, **part)
+    page = await service.reading.metrics(job_id, MetricsFilter(after_step=1000, **part))
     assert page.next_step == 1020
     assert await times(service, job_id, after_step=1020, **part) == {"loss": [*range(1021, 1031)]}

@@ -18,6 +18,7 @@ from service.telemetry import known_attempts, metric_writer
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
 from service.telemetry.log_writer import MAX_CHUNKS
 from service.telemetry.metric_writer import MAX_ROWS, MAX_ROWS_BYTES
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ONE_SET, soak
 from tests.unit.service.helpers import Service, events_of, log, metrics, resumed
 
@@ -36,7 +37,7 @@ def forget(service: Service) -> None:
 
 
 async def steps_of(service: Service, job_id: str, key: str = "loss", **asked: Any) -> list[int]:
-    found = await service.reading.metrics(job_id, **{"max_points": 100_000, **asked})
+    found = await service.reading.metrics(job_id, MetricsFilter(**{"max_points": 100_000, **asked}))
     return found.series[key].steps if key in found.series else []
 
 
@@ -58,8 +59,8 @@ async def test_points_of_a_reply_are_one_row_and_read_with_those_of_the_chunks(
     for rank in (0, 1):
         assert await steps_of(service, job_id, rank=rank) == [1, 2, 3, 4, 5]
     assert await steps_of(service, job_id, after_step=3) == [4, 5]
-    assert await steps_of(service, job_id, keys=["other"]) == []
-    found = await service.reading.metrics(job_id, max_points=2)
+    assert await steps_of(service, job_id, keys=("other",)) == []
+    found = await service.reading.metrics(job_id, MetricsFilter(max_points=2))
     assert found.series["loss"] == views.Series(steps=[1, 5], values=[1.0, 0.2])
     assert (await service.jobs.get(job_id)).summary["loss"] == 0.2
 
@@ -283,7 +284,9 @@ async def test_what_is_known_changes_nothing_of_what_is_read(service: Service, s
 
 async def _all_of(service: Service, job_id: str) -> tuple[object, ...]:
     found = [
-        await service.reading.metrics(job_id, rank=rank, after_step=after, max_points=points)
+        await service.reading.metrics(
+            job_id, MetricsFilter(rank=rank, after_step=after, max_points=points)
+        )
         for rank in (0, 1)
         for after, points in ((-1, 100_000), (-1, 7), (40, 100_000))
     ]

@@ -22,6 +22,7 @@ from service.domain.system_metrics import (
 )
 from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt, KnownAttempts
+from service.telemetry.series_filters import SystemMetricsFilter
 from tests.marks import ON_SQLITE, SOAK
 from tests.unit.service.helpers import START, Service, events_of, frame, metrics, told, used
 
@@ -53,15 +54,19 @@ async def test_samples_are_read_by_rank_over_time(service: Service) -> None:
     service.report(job_id, 1, of_ranks[:1])
     service.advance(10)
     service.report(job_id, 1, [*of_ranks[1:], used(service.now, {CPU: 2.5}, ranks=(1,))])
-    one = await service.reading.system_metrics(job_id, rank=1)
+    one = await service.reading.system_metrics(job_id, SystemMetricsFilter(rank=1))
     assert one.series.keys() == {CPU}
     assert one.series[CPU].times == [seconds(1), seconds(2)]
     assert one.series[CPU].values == [0.3, 2.5]
     assert one.next_time == seconds(2)
-    later = await service.reading.system_metrics(job_id, rank=1, after_time=seconds(1))
+    later = await service.reading.system_metrics(
+        job_id, SystemMetricsFilter(rank=1, after_time=seconds(1))
+    )
     assert later.series[CPU].times == [seconds(2)]
-    assert (await service.reading.system_metrics(job_id, rank=1, keys=["other"])).series == {}
-    nothing = await service.reading.system_metrics(job_id, rank=1, after_time=one.next_time)
+    others = SystemMetricsFilter(rank=1, keys=("other",))
+    assert (await service.reading.system_metrics(job_id, others)).series == {}
+    after = SystemMetricsFilter(rank=1, after_time=one.next_time)
+    nothing = await service.reading.system_metrics(job_id, after)
     assert (nothing.series, nothing.next_time) == ({}, one.next_time)
     newest = await service.reading.newest_system_metrics(job_id)
     assert newest.time == seconds(2)
@@ -162,7 +167,8 @@ async def test_ranks_far_apart_are_in_rows_of_their_own(service: Service) -> Non
     service.advance(10)
     service.report(job_id, 1, [used(service.now, {CPU: 1.0}, ranks=range(512))])
     assert num_rows(service) == 512 // RANKS_OF_ROW
-    assert (await service.reading.system_metrics(job_id, rank=511)).series[CPU].values == [1.0]
+    last = await service.reading.system_metrics(job_id, SystemMetricsFilter(rank=511))
+    assert last.series[CPU].values == [1.0]
     newest = await service.reading.newest_system_metrics(job_id)
     assert [one.rank for one in newest.ranks] == list(range(512))
 
@@ -225,6 +231,7 @@ async def test_the_limits_hold_for_a_day_of_samples(service: Service) -> None:
             system_metrics.store(session, job_id, report.time, report, known)
 
     service.database.write_sync(store_all)
-    found = (await service.reading.system_metrics(job_id, max_points=100_000)).series[CPU]
+    every = SystemMetricsFilter(max_points=100_000)
+    found = (await service.reading.system_metrics(job_id, every)).series[CPU]
     assert MAX_SAMPLES / 2 <= len(found.times) <= MAX_SAMPLES + LONE_SAMPLES
     assert num_rows(service) <= 2 * MAX_SAMPLES / SAMPLES_OF_ROW + LONE_SAMPLES

@@ -14,6 +14,7 @@ from service.db.models import JobRow
 from service.db.repositories.catalog import search as searches
 from service.domain.errors import BadCursor, InvalidSearch, NotFound
 from service.domain.tracking.mlflow_search import MAX_PATTERN
+from service.telemetry.series_filters import MetricsFilter
 from service.tracking.mlflow.queries import MlflowQueries, experiment_id
 from service.tracking.service import Tracking
 from tests.unit.service.helpers import Service, metrics
@@ -119,9 +120,9 @@ async def test_names_with_any_letters_and_quotes_are_found(
         order = [f"metrics.`{name}` DESC"]
         page = await mlflow.search([experiment_id("Default")], "", order, 100, None)
         assert [jobs.index(job.id) for job in page.jobs] == [1, 0], name
-    answer = await service.reading.metrics(jobs[1], keys=["precision, recall"])
+    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("precision, recall",)))
     assert answer.series.keys() == {"precision, recall"}
-    answer = await service.reading.metrics(jobs[1], keys=["a.b,it's"])
+    answer = await service.reading.metrics(jobs[1], MetricsFilter(keys=("a.b,it's",)))
     assert answer.series.keys() == {"a.b", "it's"}
 
 

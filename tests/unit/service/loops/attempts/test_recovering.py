@@ -8,6 +8,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
+from service.telemetry.series_filters import MetricsFilter
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     Service,
@@ -166,7 +167,7 @@ async def test_each_step_is_served_once_over_replacements(service: Service) -> N
     service.report(job_id, 1, [regrouping(1), regrouped(1), *again])
     service.report(job_id, 1, [metrics(3, {"x": 3.0}, incarnation=1)])
     for rank in (0, 1):
-        series = (await service.reading.metrics(job_id, rank=rank)).series["x"]
+        series = (await service.reading.metrics(job_id, MetricsFilter(rank=rank))).series["x"]
         assert (series.steps, series.values) == ([1, 2, 3], [1.0, 2.0, 3.0])
     assert await events_of(service, job_id, "metric_steps_repeated") == []
     job = await service.jobs.get(job_id)
