@@ -82,7 +82,7 @@ def test_a_download_that_is_damaged_is_thrown_away(
 ) -> None:
     digest = hashlib.sha256(MODEL).hexdigest()
     (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(b"damaged" * 100)
-    with pytest.raises(errors.IntegrityError, match="sha256"):
+    with pytest.raises(errors.IntegrityError, match="SHA-256"):
         client.download(trained, tmp_path, "model.bin")
     assert list(tmp_path.iterdir()) == []
     assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL

@@ -29,7 +29,7 @@ def test_ranks_are_numbered_role_by_role_and_run_their_roles_command() -> None:
     commands = [spec.script.for_rank(rank) for rank in range(5)]
     assert [one.entrypoint for one in commands] == ["a.py"] * 4 + ["eval.py"]
     assert [one.args for one in commands] == [["x"]] * 3 + [["--serve"]] + [["x"]]
-    with pytest.raises(IndexError, match="no rank 5 among 5"):
+    with pytest.raises(IndexError, match="rank 5 does not exist: there are 5 ranks"):
         role_of(spec.script.roles, 5)
 
 
@@ -56,7 +56,7 @@ def test_the_job_does_not_wait_for_ranks_that_serve(
     ("roles", "framework", "pointer", "words"),
     [
         ({"ps": {}, "server": {}}, "torch", "/script/roles", "would never end"),
-        ({"master": {}}, "tensorflow", "/script/roles/master", "has chief, worker, ps, evaluator"),
+        ({"master": {}}, "tensorflow", "/script/roles/master", "has the roles chief, worker, ps, evaluator"),
         ({"chief": {"num_workers": 2}}, "tensorflow", "/script/roles/chief/num_workers", "1"),
         (
             {"worker": {"resources": {}}, "ps": {"resources": {}}},

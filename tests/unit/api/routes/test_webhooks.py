@@ -170,7 +170,7 @@ def test_bad_fields_are_reported_with_their_pointer(
         ("https://localhost/", "the machine itself"),
         ("https://[::ffff:10.0.0.1]/", "a private address"),
         ("https://0x7f000002/", "the machine itself"),
-        ("http://93.184.216.34/hook", "https:// only"),
+        ("http://93.184.216.34/hook", "only sent over https://"),
     ],
 )
 def test_an_address_that_may_not_be_connected_to_is_403(
