@@ -29,9 +29,8 @@ def reason(daemon_log: Path, temp_dir: Path) -> str | None:
     `daemon_log` is the output of `ray start`, and `temp_dir` is Ray's temp-dir, which contains its
     logs.
     """
-    sessions = temp_dir.glob(
-        "session_2*/logs"
-    )  # there is only one session; session_latest is a link to it
+    # There is only one session; session_latest is a link to it.
+    sessions = temp_dir.glob("session_2*/logs")
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
     # If the GCS failed, the cause is in its own log; `ray start` only reports that the GCS is
     # missing.

@@ -214,9 +214,8 @@ class Reconciler:
         """Return reports of the attempt's checkpoints in the storage, newest first, as far as the
         storage lists them in time. These reports replace reports that were lost with their node
         before they were read."""
-        if (
-            outcome is None or outcome.cause is Cause.SUCCEEDED
-        ):  # in this case, all reports have been read
+        # In this case, all reports have been read.
+        if outcome is None or outcome.cause is Cause.SUCCEEDED:
             return []
         found: list[Frame] = []
 
@@ -264,9 +263,8 @@ class Reconciler:
                 key = (ref.job_id, ref.attempt)
                 if key not in owned:
                     logger.warning("ending %s attempt %d, which no job owns", *key)
-                    with contextlib.suppress(
-                        ClusterUnavailable
-                    ):  # the supervisor might be suspended
+                    # The supervisor might be suspended.
+                    with contextlib.suppress(ClusterUnavailable):
                         await self._cluster.send(ref, Stop())
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:

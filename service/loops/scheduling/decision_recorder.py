@@ -72,9 +72,8 @@ class DecisionRecorder(Stage):
         except DatabaseUnavailable:
             newer = list(self._rounds)
             self._rounds.clear()
-            self._rounds.extend(
-                [*rounds, *newer]
-            )  # these rounds will be stored with the next round
+            # These rounds will be stored with the next round.
+            self._rounds.extend([*rounds, *newer])
             raise
         loop = asyncio.get_running_loop()
         if loop.time() >= self._forget_at:

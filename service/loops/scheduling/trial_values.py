@@ -143,9 +143,8 @@ class TrialValues(Stage):
             if not done:
                 await self._pass_over(job_id, sweep_id, "its sampler has not answered yet")
             await answering
-        except (
-            Exception
-        ) as error:  # for example, Optuna is not installed; another service might have it
+        except Exception as error:
+            # For example, Optuna is not installed; another service might have it.
             logger.warning("no values for the trial %s: %r", job_id, error)
             why = clean(f"its sampler gave no values: {error}")[:MAX_MESSAGE]
             await self._pass_over(job_id, sweep_id, why)

@@ -56,9 +56,8 @@ def page(
             query = query.where(column == value)
     if wanted.name_glob is not None:
         query = query.where(_matches(session, wanted.name_glob))
-    if (
-        wanted.text is not None
-    ):  # the text is not indexed, so jobs are scanned until the page is full
+    # The text is not indexed, so jobs are scanned until the page is full.
+    if wanted.text is not None:
         query = query.where(JobRow.name.icontains(wanted.text, autoescape=True))
     if wanted.id_prefix is not None:
         query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))

@@ -99,9 +99,8 @@ def plan(
         waiting = [(snapshot.queue[at], of_queue[at], ranks[at]) for at in queue]
         try:
             round_.departures.choose_sizes(waiting, now)
-        except (
-            Exception
-        ) as error:  # without chosen sizes, elastic jobs start with any size that fits
+        except Exception as error:
+            # Without chosen sizes, elastic jobs start with any size that fits.
             on_error("elastic jobs", error)
 
     def not_planned(job_id: str, error: Exception) -> Reason:
