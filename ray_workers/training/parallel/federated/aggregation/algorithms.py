@@ -115,9 +115,8 @@ class Scaffold(Algorithm):
         for one, update in zip(sent, updates, strict=True):
             own = self._clients[one.client].to(self._server)
             new = own - self._server - update / (one.num_steps * lr)
-            if not torch.isfinite(
-                new
-            ).all():  # the update is divided by the rate, which can be close to 0
+            # The update was divided by the rate, which can be close to 0.
+            if not torch.isfinite(new).all():
                 continue
             new[self._num_parameters :] = 0.0  # buffers have no gradient to correct
             total += new.double() - own.double()
