@@ -169,7 +169,7 @@ def keep(task: RankTask, text: str) -> None:
             file.write(text)
 
 
-def at_home(task: RankTask, environ: Mapping[str, str]) -> RankTask:
+def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
     """Return a silo's task, restricted to what its node's owner allows. The silo's files remain on
     the node unless they are opened, the silo gets no files of other jobs, and it sends no metrics
     that must not leave the node."""

@@ -100,7 +100,8 @@ class JobRow(Base):
     """Level of the topology. The whole job must be placed in a single domain of this level. Unset
     if there is no such requirement."""
     homes: Mapped[list[Any] | None]
-    """The labels of each worker's node, except for the first worker: `placement.homes.Homes`."""
+    """The labels of each worker's node, except for the first worker:
+    `placement.pinned_nodes.PinnedNodes`."""
     silo_sources: Mapped[list[Any] | None]
     """URLs of the data of federated silos, in the order of the silos; null for a silo whose node
     defines the URL. The URLs are not part of the stored document, and each URL is sent only to the

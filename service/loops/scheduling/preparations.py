@@ -42,7 +42,7 @@ FORGOTTEN_S = 60.0
 often."""
 SELDOM_S = 15.0
 """Seconds between two such less frequent questions. The questions show the node that a queued job
-still needs the preparation, so this interval is much shorter than `environments.turns.WANTED_S`."""
+still needs the preparation, so this interval is much shorter than `shared_work.WANTED_S`."""
 BUILDING_S = 0.1
 """Seconds before a node that is building an environment is asked again, in addition to the time
 that the answer itself takes."""
